@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from dtfm.coordinator.log.store import Store
 from dtfm.protos.credentials import is_key, make_key
 from dtfm.protos.private_files import read_private, state_folder, write_private
-
-log = logging.getLogger(__name__)
 
 STORE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
@@ -27,24 +23,13 @@ def authority_file(store_url: str, run_id: str) -> Path:
     return state_folder() / "authorities" / f"{run_id}.pem"
 
 
-def authority_key(path: Path, store: Store) -> bytes:
-    """The key in ``path`` (PEM), made if there is none. One that an older dtfm kept in the store is moved there, and
-    stays in the store if the file has another. Raises ValueError."""
-    older = store.secret("authority_key")
+def authority_key(path: Path) -> bytes:
+    """The key in ``path`` (PEM), made if there is none. Raises ValueError."""
     try:
         key = read_private(path)
     except FileNotFoundError:
-        key = older.encode() if older else make_key()
+        key = make_key()
         write_private(path, key)
     if not is_key(key):
         raise ValueError(f"{path} holds no P-256 private key (PEM); name the authority's file with --authority")
-    if older and older.encode() == key:
-        store.erase_secrets()
-    elif older:
-        log.warning(
-            "the store holds another authority's key than %s, which is used; if nodes know the coordinator by the store's, stop, "
-            "move %s away, and start again: the store's key moves there",
-            path,
-            path,
-        )
     return key

@@ -21,7 +21,7 @@ def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> li
     key is remembered in the user's state folder. Returns the event of it, unless the ledger has it already. Raises
     ValueError."""
     for access in kept([Role.OPERATOR], pin):
-        holder = ledger.access.get(access.name)
+        holder = ledger.access.names.get(access.name)
         if holder is not None and holder.key == _written(access.key):
             keep(replace(access, addresses=addresses, own=True))  # it is the newest now
             return []
@@ -34,7 +34,7 @@ def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> li
 def first_invitation(ledger: Ledger, at: float, *, another: bool = False) -> tuple[InvitationMade, bytes] | None:
     """An invitation for nodes, and its secret; None if the ledger has one that is good still, unless ``another`` is needed."""
     if not another and any(
-        invited.role == Role.NODE and invited.is_usable(at) for invited in ledger.invitations.values()
+        invited.role == Role.NODE and invited.is_usable(at) for invited in ledger.access.invitations.values()
     ):
         return None
     return node_invitation(at, FIRST_USES, "the first nodes")

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -63,9 +63,9 @@ _TLS_HEAD = 6
 
 
 class Front:
-    """Listens in place of gRPC's server, which listens at ``inner``."""
+    """Listens in place of gRPC's server, which listens at ``inner``. ``members``: origins of former members."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, members: Iterable[str] = ()) -> None:
         _remove_left_behind()
         self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=_parent()))  # of mode 0700
         self.inner = f"unix:{self._folder / _SOCKET}"
@@ -76,7 +76,7 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._lock = threading.Lock()  # guards what follows
-        self._strangers = Strangers(limits)
+        self._strangers = Strangers[_Caller](limits, members)
         self._most_of_members = limits.members
         self._passed_on: dict[str, _Caller] = {}
         self._open: set[_Caller] = set()
@@ -140,7 +140,7 @@ class Front:
             if self._keys[key] >= MOST_OF_A_KEY or self._keys.total() >= self._most_of_members:
                 return False
             self._keys[key] += 1
-            self._strangers.let_in(caller.origin, key, time.monotonic())
+            self._strangers.let_in(caller, caller.origin, key, time.monotonic())
             caller.key = key
         self._loop.call_soon_threadsafe(caller.no_deadline)
         return True
@@ -170,24 +170,26 @@ class Front:
                 self._pause(listening, PAUSE_SECONDS)
                 return
             address = plain(ip_address(where[0].partition("%")[0]))
+            caller = _Caller(self, address)
             with self._lock:
-                taken = self._strangers.come(origin_of(address), time.monotonic())
-            if not taken:
+                taken = self._strangers.come(caller, caller.origin, time.monotonic())
+            if taken is None:
                 # A reset leaves nothing behind, neither here nor in the system.
                 with contextlib.suppress(OSError):
                     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 accepted.close()
                 refused = True
                 continue
+            if taken.instead_of is not None:
+                taken.instead_of.cut_off()
             try:
                 accepted.setblocking(False)
                 _notice_death(accepted)
             except OSError:  # it has ended already
                 accepted.close()
                 with self._lock:
-                    self._strangers.go(origin_of(address))
+                    self._strangers.go(caller)
                 continue
-            caller = _Caller(self, address)
             with self._lock:
                 self._open.add(caller)
             self.run(self._take(caller, accepted))
@@ -241,7 +243,7 @@ class Front:
                 if not self._keys[caller.key]:
                     del self._keys[caller.key]
             else:
-                self._strangers.go(caller.origin)
+                self._strangers.go(caller)
 
     async def _end(self) -> None:
         for listening in self._sockets:
@@ -313,10 +315,14 @@ class _Caller(_Side):
         self._first = b""
         self._deadline: asyncio.TimerHandle | None = None
         self._passed_on = False
+        self._is_cut_off = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._end_after(HELLO_SECONDS)
+        if self._is_cut_off:
+            self.cut_off()
+        else:
+            self._end_after(HELLO_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         if not self.key:
@@ -349,6 +355,7 @@ class _Caller(_Side):
             self._deadline.cancel()
 
     def cut_off(self) -> None:
+        self._is_cut_off = True
         for side in (self, self.inner):
             if side.transport is not None:
                 side.transport.abort()

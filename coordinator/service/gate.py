@@ -61,7 +61,7 @@ class Gate:
         self._front.called(context.peer())
         try:
             name, token = claimed_name(context.invocation_metadata())
-            holder = self._ledger().access.get(name)
+            holder = self._ledger().access.names.get(name)
             if holder is None:
                 raise self._unknown(name)
             self._check(token, base64.b64decode(holder.key))
@@ -100,7 +100,7 @@ class Gate:
 
     def check_role(self, name: str, method: str) -> None:
         """Raises Refused unless ``name`` may call ``method`` now."""
-        holder = self._ledger().access.get(name)
+        holder = self._ledger().access.names.get(name)
         if holder is None:
             raise self._unknown(name)
         if holder.role not in MAY_CALL[method]:
@@ -122,7 +122,7 @@ class Gate:
 
     def _unknown(self, name: str) -> Refused:
         named = shorten(repr(name), 80)
-        if name in self._ledger().revoked:
+        if name in self._ledger().access.revoked:
             return Refused(wire.REVOKED, f"the access of {named} was revoked")
         return Refused(
             wire.UNKNOWN_KEY,

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from dtfm.coordinator.log import ledger_snapshot
 from dtfm.coordinator.log.events import Event
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import Record, Store, StoreError
+from dtfm.coordinator.log.store import AnotherWriter, Record, Store, StoreError
+from dtfm.coordinator.service.repeated import Repeated
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
+FIRST_PAUSE_SECONDS = 0.1
+"""Before a write that failed is tried again; then twice as long each time."""
+
+What = TypeVar("What")
 Result = TypeVar("Result")
 
 
 class LogWriter:
-    """The store's only writer. Its writes run in threads, and go on even if their caller is cancelled."""
+    """The store's only writer. It has a thread, so that a write waits for nothing else; a write goes on even if its caller is
+    cancelled."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._thread = ThreadPoolExecutor(1, "log")
         self._listeners: set[Callable[[Record], None]] = set()
         self._appended = asyncio.Event()
         self._writing: set[asyncio.Future[Any]] = set()
         self._snapshot_due = store.last_snapshot + ledger_snapshot.EVERY
         self._snapshots = asyncio.Lock()
         self._closed = False
+        self.is_failing = False  # the last write failed, and is tried again
 
     @property
     def snapshot_is_due(self) -> bool:
@@ -44,6 +54,35 @@ class LogWriter:
                 listener(record)
         self._appended.set()
         self._appended = asyncio.Event()
+
+    async def append_however_long(self, events: Sequence[Event], longest: float, stopped: asyncio.Event) -> float:
+        """Like ``append``, but tries again until the write succeeds, with pauses of at most ``longest`` seconds. Returns the
+        seconds since the first failure; 0: there was none. Raises StoreError if another coordinator writes to the log, or once
+        ``stopped`` is set."""
+        pause, failures, began = FIRST_PAUSE_SECONDS, Repeated[str](), 0.0
+        while True:
+            try:
+                await self.append(events)
+            except AnotherWriter:
+                raise
+            except StoreError as error:
+                failures.ended(now := time.monotonic())
+                began, self.is_failing = began or now, True
+                if failures.is_new("", now):
+                    log.error(
+                        "the run stands still until the log can be written, and then goes on by itself: %s", error
+                    )
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), pause)
+                if stopped.is_set():
+                    raise
+                pause = min(2 * pause, longest)
+            else:
+                if not self.is_failing:
+                    return 0.0
+                self.is_failing, lost = False, time.monotonic() - began
+                log.info("the log can be written again; the run goes on after %.0f s", lost)
+                return lost
 
     def take_snapshot(self, ledger: Ledger) -> Coroutine[Any, Any, None]:
         """Keeps ``ledger``, which is the fold of the log as of this call, however late the coroutine runs."""
@@ -71,18 +110,20 @@ class LogWriter:
         self._appended.set()
         if self._writing:
             await asyncio.wait(self._writing)
+        self._thread.shutdown(wait=False)
 
     async def _keep(self, ledger: Ledger, last: int) -> None:
         async with self._snapshots:  # one after the other, since the newest counts
             if last <= self._store.last_snapshot:
                 return
             try:
-                await self._write(lambda: self._store.keep(ledger_snapshot.take(ledger, last)))
+                snapshot = await asyncio.to_thread(ledger_snapshot.take, ledger, last)
+                await self._write(self._store.keep, snapshot)
             except StoreError as error:
                 log.warning("no ledger snapshot of event %d: %s", last, error)
 
-    async def _write(self, write: Callable[P, Result], *arguments: P.args, **options: P.kwargs) -> Result:
-        writing = asyncio.ensure_future(asyncio.to_thread(write, *arguments, **options))
+    async def _write(self, write: Callable[[What], Result], what: What) -> Result:
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, write, what)
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
         return await asyncio.shield(writing)

@@ -6,23 +6,27 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
-from dtfm.coordinator.view.narration import describe_seconds
+from dtfm.coordinator.log.wording import describe_seconds
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.schedule import schedule
 
 log = logging.getLogger(__name__)
 
 
-def choose(wanted: PlanWanted) -> PlanChosen | str:
-    """The best plan found in about ``wanted.seconds``, or a sentence that says why these nodes allow none.
+def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> PlanChosen | str:
+    """The best plan found in about ``wanted.seconds``, or a sentence that says why these nodes allow none. Ends soon after
+    ``stopped`` says that nobody wants it any more.
 
     For a thread of its own. It uses half of the cores, as nodes may be training on this machine. Raises ValueError if what
     the run asks for is impossible with any nodes.
     """
     began = time.monotonic()
+    if stopped():
+        return "the question was dropped"
     try:
         decision = schedule(
             wanted.cluster,
@@ -33,6 +37,7 @@ def choose(wanted: PlanWanted) -> PlanChosen | str:
             time_used=lambda: (time.monotonic() - began) / wanted.seconds,
             generation=wanted.generation,
             threads=max(1, (os.cpu_count() or 1) // 2),
+            stopped=stopped,
         )
     except Infeasible as error:
         return str(error)

@@ -9,8 +9,10 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -22,9 +24,8 @@ from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation.refusal import Refused
-from dtfm.coordinator.log.events import Event
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.compiling import compile_scheduler
@@ -37,6 +38,7 @@ from dtfm.coordinator.service.repeated import Repeated
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
 from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos.candidates import origin_of, read_candidate
 from dtfm.protos.connection import coordinator_options
 from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
 from dtfm.protos.invitation import Invitation, new_secret, secret_digest
@@ -67,14 +69,24 @@ class Server:
         self._authority = make_authority(authority_key, datetime.now(UTC))
         self.pin = pin_of(self._authority.certificate)
         self.addresses: tuple[str, ...] = ()
-        self._clock = clock
+        self._real_clock = clock
+        self._lost = 0.0  # seconds during which the log could not be written
+        self._told_to_stop = asyncio.Event()
         self._inputs = Inputs()
-        self._streams = Streams(self._inputs, state.lease)
+        self._streams = Streams(self._inputs, state.lease, lambda name: self.ledger.party(name))
         self._log = LogWriter(store)
+        # A thread each: none waits for a storage that hangs, or for another.
+        self._planning, self._manifests, self._tidying = (
+            ThreadPoolExecutor(1, n) for n in ("plan", "manifest", "tidy")
+        )
         self._tickets = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stumbles = Repeated[tuple[str, type[Exception]]]()
+
+    def _clock(self) -> float:
+        """Stands still while the log cannot be written: nobody is late because of that."""
+        return self._real_clock() - self._lost
 
     @property
     def authority(self) -> bytes:
@@ -93,7 +105,8 @@ class Server:
     async def bind(self, host: str, port: int) -> int:
         """Takes the port (0: one that the system chooses), and returns it. Nobody is answered before ``start``. Raises
         ValueError."""
-        self._front = front = Front(Limits.within(raise_limit()))
+        members = {origin_of(read_candidate(text)[0]) for text in self.ledger.former}
+        self._front = front = Front(Limits.within(raise_limit()), members)
         self._grpc = grpc.aio.server(options=coordinator_options())
         gate = Gate(self.pin, lambda: self.state.ledger, front)
         joins, observers = Joins(self._streams, self, gate, front.seen), Observers(self, gate)
@@ -121,7 +134,8 @@ class Server:
 
     async def run(self, events: Sequence[Event] = ()) -> int:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
-        contains, go into the log first. Raises StoreError, and Deaf."""
+        contains, go into the log first. Raises Deaf, and StoreError if these events cannot be written, if another coordinator
+        writes to the log, or if it is to stop while the log cannot be written."""
         timer = asyncio.create_task(self._beat())
         self._compiling = asyncio.create_task(compile_scheduler())
         try:
@@ -145,11 +159,14 @@ class Server:
         for answer in self._answers.values():
             answer.cancel()
         await self._log.close()
+        for threads in (self._planning, self._manifests, self._tidying):
+            threads.shutdown(wait=False, cancel_futures=True)
         await self._grpc.stop(grace=0.5)
         await self._front.close()
 
     def ask_to_stop(self, reason: str, *, dismiss: bool) -> None:
         """``dismiss``: the nodes are told to stop too; otherwise they return once a coordinator answers again."""
+        self._told_to_stop.set()
         self._inputs.put_nowait(t.StopAsked(reason, dismiss))
 
     def on_event(self, listener: Callable[[Record], None]) -> None:
@@ -236,7 +253,11 @@ class Server:
         for (what, kind), count in self._stumbles.ended(now):
             log.error("the coordinator stumbled %d more times over %s (%s)", count, what, kind.__name__)
         if ready.entries:
-            await self._log.append(ready.entries)
+            self._lost += await self._log.append_however_long(ready.entries, self.state.lease, self._told_to_stop)
+        if isinstance(event, t.Greeted | t.Heard | t.StreamClosed):
+            # A commit comes of everybody's votes, and audits are asked for: these are nobody's.
+            free = any(isinstance(entry, StepCommitted | WorkAudited) for entry in ready.entries)
+            self._streams.logged(event, 0 if free else len(ready.entries))
         for command in ready.commands:
             self._carry_out(command)
         if self._log.snapshot_is_due:
@@ -275,7 +296,7 @@ class Server:
         return message
 
     def _certificate(self, node: str) -> bytes:
-        holder = self.state.ledger.access.get(node)
+        holder = self.state.ledger.access.names.get(node)
         if holder is None:
             return b""  # it has just been revoked, and is being hung up on
         return issue(self._authority, read_public_key(base64.b64decode(holder.key)), node, datetime.now(UTC))
@@ -285,11 +306,15 @@ class Server:
             future.set_result(answer)
 
     async def _plan(self, wanted: t.PlanWanted) -> None:
+        def dropped() -> bool:
+            asked = self.state.planner.asked
+            return asked is None or asked.number != wanted.number
+
         outcome: PlanChosen | str
         hopeless = False
         await asyncio.wait([self._compiling])
         try:
-            outcome = await asyncio.to_thread(choose, wanted)
+            outcome = await asyncio.get_running_loop().run_in_executor(self._planning, choose, wanted, dropped)
         except ValueError as error:
             outcome, hopeless = str(error), True
         except Exception as error:
@@ -302,7 +327,8 @@ class Server:
         described = ledger.described
         assert described is not None
         try:
-            digest = await asyncio.to_thread(
+            digest = await asyncio.get_running_loop().run_in_executor(
+                self._manifests,
                 write_manifest,
                 command.folder,
                 ledger.run,
@@ -320,14 +346,9 @@ class Server:
 
     async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
         try:
-            await asyncio.to_thread(
-                tidy,
-                command.uri,
-                command.run_id,
-                command.newest,
-                command.keep,
-                under_way=command.under_way,
-                given_up=command.given_up,
+            work = partial(tidy, under_way=command.under_way, given_up=command.given_up)
+            await asyncio.get_running_loop().run_in_executor(
+                self._tidying, work, command.uri, command.run_id, command.newest, command.keep
             )
         except CheckpointError as error:
             log.warning("%s", error)
@@ -337,7 +358,8 @@ class Server:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.state.lease * TOGETHER_LEASES / 2)
-            self._inputs.put_nowait(t.TimePassed())
+            if not self._log.is_failing:
+                self._inputs.put_nowait(t.TimePassed())
 
     async def _let_nodes_go(self) -> None:
         """The nodes hear why, and hang up. After a lease, the server hangs up on the rest."""

@@ -15,7 +15,7 @@ from dtfm.coordinator.core.auditing.memory import remembered
 from dtfm.coordinator.core.state import Gathering, State
 from dtfm.coordinator.core.timeouts import check_ladder
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import restore
 from dtfm.coordinator.log.manifest import manifest_and_digest, newest
 from dtfm.coordinator.log.store import Store
@@ -44,7 +44,7 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool | None) -> tuple
         events = _from_checkpoint(store, run or RunFile()) if resume else _start(run or RunFile())
     elif resume is False:
         raise ValueError(
-            f"the store {store.url} holds run {ledger.run.get('name')!r} already (step {ledger.step}); go on with it by "
+            f"the store {store.url} holds run {ledger.run.get('name')!r} already (step {ledger.training.step}); go on with it by "
             f"--resume, or give a new one with --store"
         )
     elif ledger.outcome is not None and ledger.outcome.completed:
@@ -55,7 +55,7 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool | None) -> tuple
         _check_same(before, now)
         if ledger.described is not None:
             _check_pinned(ledger.described, ledger.described_by, now)
-        reason = f"from the log, after step {ledger.step}"
+        reason = f"from the log, after step {ledger.training.step}"
         events = [ev.RunResumed(reason, now.model_dump(mode="json"))]
     ledger = fold(events, ledger)
     current = parse_run(ledger.run, store.url)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from dtfm.protos.token_bucket import TokenBucket
+
+Who = TypeVar("Who", bound=Hashable)
+"""A connection."""
 
 MOST_REMEMBERED = 4096
 """Origins of members that are remembered."""
@@ -16,14 +21,14 @@ CONNECTIONS_OF_A_MEMBER = 2
 @dataclass(frozen=True, slots=True)
 class Limits:
     """``open``: connections of strangers at a time; ``rate`` and ``burst``: new ones a second, and at once. Those of one origin,
-    and those of all. ``members``: connections of members at a time. ``rate_of_key`` and ``burst_of_key``: of one key's, those
-    that give back what they have used up. A TLS handshake takes about a millisecond of a core, and a household, a university or
-    a rack that comes back at once is one origin."""
+    and those of all. From origins of members ``open`` more may come. ``members``: connections of members at a time.
+    ``rate_of_key`` and ``burst_of_key``: of one key's, those that give back what they have used up. A TLS handshake takes about a
+    millisecond of a core, and a household, a university or a rack that comes back at once is one origin."""
 
     open_of_one: int = 256
     rate_of_one: float = 8.0
     burst_of_one: float = 512.0
-    open: int = 1024
+    open: int = 512
     rate: float = 256.0
     burst: float = 2048.0
     members: int = 16384
@@ -32,53 +37,65 @@ class Limits:
 
     @classmethod
     def within(cls, files: int) -> Limits:
-        """For a process that may have so many files open: a connection takes three, of which strangers have three eighths and
-        members a half. The rest is the coordinator's own."""
+        """For a process that may have so many files open: a connection takes three, of which strangers have three eighths, half
+        of them from origins of members, and members a half. The rest is the coordinator's own."""
         usual = cls()
-        most = min(usual.open, files // 8)
+        most = min(usual.open, files // 16)
         return cls(open=most, open_of_one=min(usual.open_of_one, most), members=min(usual.members, files // 6))
 
 
-class Strangers:
-    """Counts the connections of those who have not shown yet who they are, by origin."""
+@dataclass(frozen=True, slots=True)
+class Taken(Generic[Who]):
+    """``instead_of``: the connection that has to end for the one that is taken; None: there is room."""
 
-    def __init__(self, limits: Limits) -> None:
+    instead_of: Who | None = None
+
+
+class Strangers(Generic[Who]):
+    """Counts the connections of those who have not shown yet who they are, by origin. ``members``: origins of members."""
+
+    def __init__(self, limits: Limits, members: Iterable[str] = ()) -> None:
         self._limits = limits
-        self._open: Counter[str] = Counter()
+        self._unknown = _Places[Who](limits.open)
+        self._known = _Places[Who](limits.open)  # of those that came from an origin of members
         self._all = TokenBucket(limits.rate, limits.burst)
         self._each: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that was used last is last
         self._keys: OrderedDict[str, TokenBucket] = OrderedDict()  # of members; as above
-        self._members: OrderedDict[str, None] = OrderedDict()
+        self._members = OrderedDict.fromkeys(members)
 
-    def come(self, origin: str, now: float) -> bool:
-        """Whether another connection from there is taken. Each that is must be followed by `go`. An origin from which a member
-        has come has its own bounds alone."""
-        limits = self._limits
-        if self._open[origin] >= limits.open_of_one or self._open.total() >= limits.open:
-            return False
+    @property
+    def open(self) -> int:
+        """The number of connections."""
+        return len(self._unknown.origins) + len(self._known.origins)
+
+    def come(self, who: Who, origin: str, now: float) -> Taken[Who] | None:
+        """Takes another connection from there; None: it is refused. Each that is taken must be followed by `go`. An origin from
+        which a member has come has its own bounds alone. When there are too many, who comes takes the place of the oldest
+        connection of the origin that has most, unless its own has as many."""
+        places = self._known if origin in self._members else self._unknown
+        if places.count(origin) >= self._limits.open_of_one:
+            return None
         bucket = self._each.get(origin)
         if bucket is not None and not bucket.take(now):
-            return False
-        if origin not in self._members and not self._all.take(now):
-            return False
+            return None
+        if places is self._unknown and not self._all.take(now):
+            return None
         if bucket is None:
-            bucket = self._each[origin] = TokenBucket(limits.rate_of_one, limits.burst_of_one)
+            bucket = self._each[origin] = TokenBucket(self._limits.rate_of_one, self._limits.burst_of_one)
             bucket.take(now)
         self._each.move_to_end(origin)
         _forget(self._each, now)
-        self._open[origin] += 1
-        return True
+        return places.take(who, origin)
 
-    def go(self, origin: str) -> None:
-        """A connection from there has ended."""
-        self._open[origin] -= 1
-        if not self._open[origin]:
-            del self._open[origin]
+    def go(self, who: Who) -> None:
+        """The connection has ended, or has been told to."""
+        self._unknown.free(who)
+        self._known.free(who)
 
-    def let_in(self, origin: str, key: str, now: float) -> None:
-        """A connection from there turned out to be a member's who has this key. What it has used up of its origin's bounds is
+    def let_in(self, who: Who, origin: str, key: str, now: float) -> None:
+        """The connection, from there, turned out to be a member's who has this key. What it has used up of its origin's bounds is
         given back, unless this key makes too many: a handshake costs as much, whoever makes it."""
-        self.go(origin)
+        self.go(who)
         its = self._keys.setdefault(key, TokenBucket(self._limits.rate_of_key, self._limits.burst_of_key))
         if not its.take(now):
             return
@@ -90,6 +107,36 @@ class Strangers:
         self._members.move_to_end(origin)
         if len(self._members) > MOST_REMEMBERED:
             self._members.popitem(last=False)
+
+
+class _Places(Generic[Who]):
+    """Where ``most`` connections have room. ``origins``: where each comes from."""
+
+    def __init__(self, most: int) -> None:
+        self.origins: dict[Who, str] = {}
+        self._most = most
+        self._of: dict[str, dict[Who, None]] = {}  # by origin, the oldest first
+
+    def count(self, origin: str) -> int:
+        return len(self._of.get(origin, ()))
+
+    def take(self, who: Who, origin: str) -> Taken[Who] | None:
+        oldest = None
+        if len(self.origins) >= self._most:
+            crowded = max(self._of.values(), key=len, default={})
+            if len(crowded) <= self.count(origin):
+                return None
+            oldest = next(iter(crowded))
+            self.free(oldest)
+        self.origins[who] = origin
+        self._of.setdefault(origin, {})[who] = None
+        return Taken(oldest)
+
+    def free(self, who: Who) -> None:
+        if (origin := self.origins.pop(who, None)) is not None:
+            del self._of[origin][who]
+            if not self._of[origin]:
+                del self._of[origin]
 
 
 def _forget(buckets: OrderedDict[str, TokenBucket], now: float) -> None:

@@ -27,9 +27,9 @@ MESSAGES_PER_SECOND, MESSAGES_AT_ONCE = 500.0, 2500.0
 BYTES_PER_SECOND, BYTES_AT_ONCE = float(1 << 20), float(16 << 20)
 """What one stream may say over a while, and at once; who says more is read more slowly. A node says a handful at each step."""
 
-COSTLY = {"prepared": 25.0, "links": 25.0, "reached": 25.0, "snapshot_parts": 25.0, "plan_ready": 25.0, "leaving": 25.0}
-"""How many messages one of these counts as: they go into the log, or have the planner look."""
-
+EVENTS_PER_SECOND, EVENTS_AT_ONCE = 2.0, 1000.0
+"""What one party's words may put into the log over a while, and at once, whatever it says, on however many streams, one after the
+other or at a time. Who is over that is not heard until it is not."""
 
 LAST_WORDS_SECONDS = 1.0
 """How long a stream that ends waits for the node to read what it was told before."""
@@ -95,8 +95,7 @@ class Budget:
 
     def spend(self, message: wire.NodeMessage, now: float) -> float:
         """Seconds to wait before the next one is read."""
-        cost = COSTLY.get(message.WhichOneof("message") or "", 1.0)
-        return max(self._messages.draw(now, cost), self._bytes.draw(now, message.ByteSize()))
+        return max(self._messages.draw(now), self._bytes.draw(now, message.ByteSize()))
 
 
 class _Outgoing:
@@ -131,10 +130,16 @@ class _Outgoing:
 
 
 class Streams:
-    """Streams are numbered from 1. A stream whose first message does not come within ``first_message_seconds`` is refused."""
+    """Streams are numbered from 1. A stream whose first message does not come within ``first_message_seconds`` is refused.
+    ``party``: whose a name is."""
 
-    def __init__(self, inputs: Inputs, first_message_seconds: float) -> None:
+    def __init__(
+        self, inputs: Inputs, first_message_seconds: float, party: Callable[[str], str] = lambda name: name
+    ) -> None:
         self._inputs = inputs
+        self._party = party
+        self._events: dict[str, TokenBucket] = {}  # by party; only of those who are enrolled
+        self._pays: dict[int, TokenBucket] = {}  # by stream, until its end has been taken in
         self._first_message_seconds = first_message_seconds
         self._numbers = itertools.count(1)
         self._outgoing: dict[int, _Outgoing] = {}
@@ -154,6 +159,8 @@ class Streams:
         comes (see Greeted)."""
         stream = next(self._numbers)
         outgoing = self._outgoing[stream] = _Outgoing()
+        events = self._events.setdefault(self._party(caller), TokenBucket(EVENTS_PER_SECOND, EVENTS_AT_ONCE))
+        self._pays[stream] = events
         reader = asyncio.create_task(self._read(stream, requests, caller, seen))
         writer = asyncio.create_task(outgoing.write_all(write))
         ended = asyncio.create_task(outgoing.ended.wait())
@@ -173,15 +180,31 @@ class Streams:
         if (outgoing := self._outgoing.get(stream)) is not None:
             outgoing.put(message)
 
+    def logged(self, said: t.Greeted | t.Heard | t.StreamClosed, events: int) -> None:
+        """What was said on a stream has put so many events into the log."""
+        if (pays := self._pays.get(said.stream)) is not None:
+            pays.draw(time.monotonic(), events)
+            if isinstance(said, t.StreamClosed):
+                del self._pays[said.stream]
+
+    async def _solvent(self, stream: int) -> None:
+        """Waits until the stream's party may put events into the log again."""
+        pause = self._pays[stream].draw(time.monotonic(), 0.0)
+        if pause:
+            await asyncio.sleep(pause)
+            await self._solvent(stream)  # others of the party may have said more meanwhile
+
     async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], caller: str, seen: str) -> None:
         reason, place, budget = "it closed its stream", Place(), Budget()
         try:
             first = await asyncio.wait_for(anext(requests, None), self._first_message_seconds)
             first = first or wire.NodeMessage()
+            await self._solvent(stream)
             await self._inputs.put_from(place, t.Greeted(stream, first, caller, seen), first.ByteSize())
             async for message in requests:
                 if pause := budget.spend(message, time.monotonic()):
                     await asyncio.sleep(pause)
+                await self._solvent(stream)
                 await self._inputs.put_from(place, t.Heard(stream, message), message.ByteSize())
         except TimeoutError:
             self._inputs.put_nowait(t.Greeted(stream, wire.NodeMessage(), caller))

@@ -8,7 +8,7 @@ from typing import Any
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
 from dtfm.protos.credentials import public_key
 from dtfm.protos.invitation import secret_digest

@@ -13,8 +13,7 @@ import grpc.aio
 
 from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import local_operator, node_invitation
@@ -67,7 +66,7 @@ class Served:
     @property
     def operator(self) -> str:
         """The test's user."""
-        return next(name for name, holder in self.server.ledger.access.items() if holder.role == Role.OPERATOR)
+        return next(name for name, holder in self.server.ledger.access.names.items() if holder.role == Role.OPERATOR)
 
     @property
     def events(self) -> list[ev.Event]:
@@ -92,7 +91,7 @@ class Served:
 async def serving(folder: Path, run: RunFile | None = None, *, resume: bool = False) -> AsyncIterator[Served]:
     with Store(store_url(folder), write=True) as store:
         state, events = open_run(store, run or run_in(folder), resume=resume)
-        key = authority_key(authority_file(store.url, ""), store)
+        key = authority_key(authority_file(store.url, ""))
         server = Server(state, store, key)
         port = await server.bind("127.0.0.1", 0)
         server.addresses = (f"127.0.0.1:{port}",)

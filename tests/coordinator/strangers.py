@@ -37,9 +37,9 @@ def come(world: World, *nodes: str, **changes: Any) -> None:
 def audited(world: World, node: str, *clean: bool) -> list[ev.StandingChanged]:
     """In one tick so many audits of the node's work come to an end. Returns what is said of standings."""
     transition = t.Transition(world.state, world.now)
-    step, key = world.state.ledger.step + 1, world.state.ledger.key_of(node)
+    step, key = world.state.ledger.training.step + 1, world.state.ledger.key_of(node)
     for each in clean:
-        transition.emit(ev.WorkAudited(step, world.state.ledger.generation, node, "another", 4, each, {}, key))
+        transition.emit(ev.WorkAudited(step, world.state.ledger.training.generation, node, "another", 4, each, {}, key))
     tell(transition)
     world.state, world.log = transition.state, [*world.log, *transition.entries]
     return [event for event in transition.entries if isinstance(event, ev.StandingChanged)]

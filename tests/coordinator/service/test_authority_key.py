@@ -1,8 +1,7 @@
-"""The authority's key lies in a file of its own, mode 0600, and moves there from where older versions had it."""
+"""The authority's key lies in a file of its own, mode 0600."""
 
 from __future__ import annotations
 
-import sqlite3
 import stat
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
-from dtfm.protos.credentials import make_key
-from dtfm.protos.private_files import write_private
 from tests.coordinator.stores import store_url
 
 
@@ -28,53 +25,22 @@ def test_the_key_is_beside_an_sqlite_store_and_otherwise_in_the_users_state_fold
 
 def test_it_is_made_once_for_its_owner_alone_and_is_not_in_the_store(tmp_path: Path) -> None:
     path = tmp_path / "dtfm.authority.pem"
-    with Store(store_url(tmp_path), write=True) as store:
-        key = authority_key(path, store)
-        assert authority_key(path, store) == key
+    with Store(store_url(tmp_path), write=True):
+        key = authority_key(path)
+        assert authority_key(path) == key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     stored = [file for file in tmp_path.iterdir() if file != path]
     assert stored
     assert not any(key.splitlines()[1] in file.read_bytes() for file in stored)
 
 
-def test_a_key_that_an_older_version_kept_in_the_store_moves_to_the_file(tmp_path: Path) -> None:
-    older, path = older_key(tmp_path), tmp_path / "dtfm.authority.pem"
-    with Store(store_url(tmp_path), write=True) as store:
-        assert authority_key(path, store) == older.encode()
-        assert store.secret("authority_key") is None
-
-
-def test_a_key_in_the_store_is_not_erased_while_the_file_has_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    older, path = older_key(tmp_path), tmp_path / "dtfm.authority.pem"
-    write_private(path, key := make_key())
-    with Store(store_url(tmp_path), write=True) as store:
-        assert authority_key(path, store) == key
-        assert store.secret("authority_key") == older
-        assert f"move {path} away" in caplog.text
-        path.unlink()
-        assert authority_key(path, store) == older.encode()
-
-
 def test_a_file_that_others_may_read_or_that_holds_no_key_is_refused_with_the_fix(tmp_path: Path) -> None:
     path = tmp_path / "dtfm.authority.pem"
-    with Store(store_url(tmp_path), write=True) as store:
-        authority_key(path, store)
-        path.chmod(0o644)
-        with pytest.raises(ValueError, match=f"chmod 600 {path}"):
-            authority_key(path, store)
-        path.write_text("no key")
-        path.chmod(0o600)
-        with pytest.raises(ValueError, match=r"holds no P-256 private key .* --authority"):
-            authority_key(path, store)
-
-
-def older_key(folder: Path) -> str:
-    """The key in the store that an older version left in ``folder``."""
-    key = make_key().decode()
-    with sqlite3.connect(folder / "dtfm.db") as database:
-        database.execute("CREATE TABLE secrets (name VARCHAR(64) PRIMARY KEY, value TEXT NOT NULL)")
-        database.execute("INSERT INTO secrets VALUES ('authority_key', ?)", (key,))
-    database.close()
-    return key
+    authority_key(path)
+    path.chmod(0o644)
+    with pytest.raises(ValueError, match=f"chmod 600 {path}"):
+        authority_key(path)
+    path.write_text("no key")
+    path.chmod(0o600)
+    with pytest.raises(ValueError, match=r"holds no P-256 private key .* --authority"):
+        authority_key(path)

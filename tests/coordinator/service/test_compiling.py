@@ -79,7 +79,7 @@ async def test_the_first_plan_waits_until_the_scheduler_is_compiled_and_nothing_
     async def compile_scheduler() -> None:
         await compiled.wait()
 
-    def plan(wanted: PlanWanted) -> PlanChosen | str:
+    def plan(wanted: PlanWanted, _: object) -> PlanChosen | str:
         assert compiled.is_set()
         return choose(wanted)
 
@@ -92,7 +92,7 @@ async def test_the_first_plan_waits_until_the_scheduler_is_compiled_and_nothing_
         # A newcomer is welcomed, and prepares itself.
         await stack.enter_async_context(served.node("c"))
         await served.until(lambda: [e.node for e in served.events if isinstance(e, ev.NodeReady)] == ["a", "b", "c"])
-        assert served.ledger.plan is None
+        assert served.ledger.training.plan is None
         compiled.set()
         assert await asyncio.wait_for(asyncio.shield(served.task), 30) == 0
 

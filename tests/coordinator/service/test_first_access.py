@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator.log.events import Revoked
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, first_invitation, local_operator
 from dtfm.protos.access import Role, kept
 from tests.protos.members import PIN
@@ -26,7 +25,7 @@ def test_the_key_is_made_once_and_follows_the_address() -> None:
     ledger = fold(local_operator(Ledger(), HERE, PIN))
     (mine,) = kept([Role.OPERATOR])
     assert (mine.addresses, mine.pin, mine.enrolled) == (HERE, PIN, True)
-    assert ledger.access[mine.name].role == "operator"
+    assert ledger.access.names[mine.name].role == "operator"
     assert local_operator(ledger, ("127.0.0.1:7500",), PIN) == []
     (again,) = kept([Role.OPERATOR])
     assert (again.key, again.addresses) == (mine.key, ("127.0.0.1:7500",))

@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 import time
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,27 @@ async def test_a_connection_that_ends_while_it_is_taken_leaves_its_place_to_othe
         await served.enrolled("n0")  # the port answers
         at = served.server._front
         with at._lock:
-            assert at._strangers._open.total() == sum(not caller.key for caller in at._open)
+            assert at._strangers.open == sum(not caller.key for caller in at._open)
         writer.close()
+
+
+async def test_after_a_restart_it_is_known_where_members_are(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, served.node("a"):
+        await served.until(lambda: "a" in served.ledger.members)
+    async with serving(tmp_path, resume=True) as served:
+        assert list(served.server._front._strangers._members) == ["10.0.0.1"]
+
+
+async def test_a_connection_that_makes_room_before_it_is_whole_is_cut_off(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        at = served.server._front
+        caller = front._Caller(at, ip_address("192.0.2.1"))
+        caller.cut_off()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        asyncio.run_coroutine_threadsafe(at._take(caller, ours), at._loop)
+        theirs.settimeout(front.HELLO_SECONDS / 2)
+        assert await asyncio.to_thread(theirs.recv, 1) == b""
 
 
 async def test_strangers_who_come_one_after_the_other_are_refused_together_and_who_comes_next_is_taken(
@@ -68,7 +88,7 @@ async def test_strangers_who_come_one_after_the_other_are_refused_together_and_w
     monkeypatch.setattr(Front, "_accept", counted)
     async with serving(tmp_path) as served:
         with monkeypatch.context() as refusing:
-            refusing.setattr(Strangers, "come", lambda *_: False)
+            refusing.setattr(Strangers, "come", lambda *_: None)
             before = woken[0]
             seconds = await asyncio.to_thread(come, served.address)
             assert woken[0] - before <= seconds / REFUSED_PAUSE_SECONDS + 2

@@ -165,7 +165,7 @@ async def test_a_key_is_enrolled_by_its_owner_alone(served: Served) -> None:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
             with pytest.raises(grpc.aio.AioRpcError, match="MALFORMED"):
                 await stub.Enrol(request, metadata=metadata)
-    assert "new" not in served.ledger.access
+    assert "new" not in served.ledger.access.names
 
 
 async def test_who_calls_all_the_time_is_answered_later_and_others_are_not(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.log import ledger_snapshot
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.store import LedgerSnapshot, StoreError
+from dtfm.coordinator.log import events as ev, ledger_snapshot
+from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.store import LedgerSnapshot, Store, StoreError
+from dtfm.coordinator.service.log_writer import LogWriter
 from tests.coordinator.serving import serving, train
 
 
@@ -35,3 +39,18 @@ async def test_a_full_disk_costs_only_the_ledger_snapshot_and_causes_a_warning(
         monkeypatch.setattr(served.store, "keep", full)
         assert await train(served, served.node("a"), served.node("b")) == 0
         assert f"no ledger snapshot of event {served.store.last}: the disk is full" in caplog.text
+
+
+async def test_a_write_does_not_wait_for_what_hangs_in_other_threads(tmp_path: Path) -> None:
+    hangs, loop = threading.Event(), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    hung = asyncio.ensure_future(asyncio.to_thread(hangs.wait))
+    try:
+        with Store(f"sqlite:///{tmp_path / 'dtfm.db'}", write=True) as store:
+            writer = LogWriter(store)
+            await asyncio.wait_for(writer.append([ev.Waiting("for the test")]), 10)
+            await writer.close()
+            assert store.last == 1
+    finally:
+        hangs.set()
+        await hung

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -15,6 +19,7 @@ from dtfm.coordinator.service.planner import choose
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
+from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
 
 WANTED = PlanWanted(1, random_cluster(5, 6), even_workload(), None, stages=2, seed=0, generation=3, seconds=0.1)
@@ -44,6 +49,35 @@ def test_live_planning_ends_in_time_although_the_bound_is_not_done(monkeypatch: 
     over.set()
     assert isinstance(chosen, PlanChosen)
     assert took < 10
+
+
+def test_a_question_that_nobody_wants_any_more_ends_soon() -> None:
+    wanted = replace(WANTED, cluster=random_cluster(5, 32), seconds=1e6)
+    asked = itertools.count()
+    assert choose(wanted, lambda: next(asked) > 10)
+    assert choose(wanted, lambda: True) == "the question was dropped"
+
+
+async def test_a_dropped_question_is_told_to_stop_and_the_next_one_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, dropped = Event(), Event()
+
+    def first_takes_long(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen | str:
+        if not begun.is_set():
+            begun.set()
+            while not stopped():
+                time.sleep(0.01)
+            dropped.set()
+        return choose(wanted, stopped)
+
+    monkeypatch.setattr("dtfm.coordinator.service.server.choose", first_takes_long)
+    async with serving(tmp_path) as served, served.node("a"):
+        async with served.node("b"):
+            assert await asyncio.to_thread(begun.wait, 30)
+        assert await asyncio.to_thread(dropped.wait, 30)
+        async with served.node("c"):
+            await served.until(lambda: served.ledger.training.plan is not None)
 
 
 def test_half_of_the_cores_are_left_to_nodes_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

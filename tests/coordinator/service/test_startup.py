@@ -23,7 +23,7 @@ async def train_to_checkpoint(folder: Path) -> str:
     """The coordinator stops when the checkpoint of step 2 is whole. Returns the run's id."""
     no_vote = no_vote_for(3)
     async with serving(folder) as served, served.node("a", twist=no_vote), served.node("b", twist=no_vote):
-        await served.until(lambda: bool(served.ledger.checkpoints))
+        await served.until(lambda: bool(served.ledger.copies.checkpoints))
         return served.server.state.ledger.run_id
 
 

@@ -154,13 +154,50 @@ async def test_what_all_say_together_is_bounded(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_says_more_than_a_node_has_to_say_is_read_more_slowly() -> None:
-    heartbeat, links = wire.NodeMessage(heartbeat=wire.Heartbeat()), wire.NodeMessage(links=wire.LinkReport())
+    heartbeat = wire.NodeMessage(heartbeat=wire.Heartbeat())
     long = wire.NodeMessage(goodbye=wire.Goodbye(reason="x" * (1 << 20)))
-    quick, reports, bytes_ = Budget(), Budget(), Budget()
+    quick, bytes_ = Budget(), Budget()
     assert not any(quick.spend(heartbeat, now / 100) for now in range(10_000))  # a hundred a second
-    assert sum(reports.spend(links, 0.0) == 0 for _ in range(1000)) == 100
     assert quick.spend(heartbeat, 100.0) == 0
     assert max(bytes_.spend(long, 0.0) for _ in range(26)) == pytest.approx(10, rel=0.01)
+
+
+async def test_a_party_that_fills_the_log_is_not_heard_on_any_of_its_streams_and_others_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dtfm.coordinator.service.streams.EVENTS_PER_SECOND", 1e-6)
+    monkeypatch.setattr("dtfm.coordinator.service.streams.EVENTS_AT_ONCE", 5.0)
+    inputs = Inputs()
+    streams = Streams(inputs, first_message_seconds=10, party=lambda name: name.partition("-")[0])
+
+    async def says(name: str) -> AsyncIterator[wire.NodeMessage]:
+        yield hello(name)
+        while True:
+            yield wire.NodeMessage(heartbeat=wire.Heartbeat())
+
+    async def write(message: wire.CoordinatorMessage) -> None:
+        pass
+
+    heard: list[int] = []
+
+    async def take(of: int) -> None:
+        """Takes so many inputs. Each of the party "a" puts an event into the log."""
+        async with asyncio.timeout(10):
+            for _ in range(of):
+                event = await inputs.get()
+                assert isinstance(event, t.Greeted | t.Heard)
+                heard.append(event.stream)
+                streams.logged(event, int(event.stream in at))
+
+    at = {1, 3}
+    tasks = [asyncio.create_task(streams.serve(says(name), write, name)) for name in ("a", "b")]
+    await take(200)
+    assert heard.count(1) <= 5 + MOST_INPUTS + 1
+    tasks.append(asyncio.create_task(streams.serve(says("a-2"), write, "a-2")))
+    await take(200)
+    assert heard.count(1) + heard.count(3) <= 5 + MOST_INPUTS + 1
+    for task in tasks:
+        task.cancel()
 
 
 async def test_two_nodes_cannot_share_an_identity(tmp_path: Path) -> None:
