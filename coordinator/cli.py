@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dtfm.coordinator.command.audit import audit
+from dtfm.coordinator.command.check import check
 from dtfm.coordinator.command.demo import demo
 from dtfm.coordinator.command.export import export
 from dtfm.coordinator.command.invite import expel, forgive, invite, revoke
@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 # Every option of `serve` can come from the environment, as containers need it: DTFM_LISTEN for --listen.
 app.command(context_settings={"auto_envvar_prefix": "DTFM"})(serve)
-for command in (demo, invite, revoke, expel, forgive, members, events, watch, plan_now, plan, export, audit):
+for command in (demo, invite, revoke, expel, forgive, members, events, watch, plan_now, plan, export, check):
     app.command()(command)
 
 

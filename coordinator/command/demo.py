@@ -112,7 +112,7 @@ async def _train(demo: Settings) -> int:
     console = Console(stderr=demo.json_lines, soft_wrap=True)
     with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
         state, events = open_run(store, demo.run, resume=False)
-        server = Server(state, store, authority_key(authority_file(demo.store_url, ""), store))
+        server = Server(state, store, authority_key(authority_file(demo.store_url, "")))
         server.addresses = (f"127.0.0.1:{await server.bind('127.0.0.1', 0)}",)
         made, secret = node_invitation(time.time(), demo.nodes, "the demo's nodes")
         server.begin_with([made])
@@ -138,7 +138,7 @@ async def _train(demo: Settings) -> int:
                     return
                 console.print(f"{child.node} ended with exit code {code}; the end of {child.log}:", style="red")
                 console.print(child.tail(), markup=False, highlight=False)
-                if server.state.ledger.generation == 0 or not left:
+                if server.state.ledger.training.generation == 0 or not left:
                     server.ask_to_stop(f"{child.node} ended with exit code {code}", dismiss=True)
 
             for number in range(1, demo.nodes + 1):
@@ -147,11 +147,11 @@ async def _train(demo: Settings) -> int:
             await children.finish(demo.run.cluster.lease)
     ledger = server.state.ledger
     if code == 0:
-        await _conclude(demo, console, ledger.checkpoints[ledger.step], ledger.evaluated)
+        await _conclude(demo, console, ledger.copies.checkpoints[ledger.training.step], ledger.evaluated)
     elif ledger.outcome is not None:
         print(f"The run failed: {ledger.outcome.reason}. Logs: {demo.folder}", file=sys.stderr)
     else:
-        print(f"Stopped after step {ledger.step}. Logs: {demo.folder}", file=sys.stderr)
+        print(f"Stopped after step {ledger.training.step}. Logs: {demo.folder}", file=sys.stderr)
     return code
 
 

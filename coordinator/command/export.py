@@ -22,8 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import (
     BucketFile,
     CheckpointError,
@@ -67,7 +66,7 @@ def export(
     step = export_checkpoint(folder, target, ledger)
     if ledger is None:
         typer.echo(f"{folder} was not checked against a log: who wrote it is believed; give --store", err=True)
-    elif not all(ledger.agreed.get(step, ("",))):
+    elif not all(ledger.copies.agreed.get(step, ("",))):
         typer.echo(f"The log does not have the digests of all state in {folder}: who wrote it is believed", err=True)
     if json_lines:
         print(json.dumps({"checkpoint": folder, "step": step, "folder": str(target)}))
@@ -81,9 +80,9 @@ def _ledger_of(store: str) -> Ledger:
 
 
 def _logged_checkpoint(ledger: Ledger, store: str) -> str:
-    if not ledger.checkpoints:
+    if not ledger.copies.checkpoints:
         raise CheckpointError(f"{store} names no checkpoint; give one with --checkpoint")
-    return ledger.checkpoints[ledger.checkpoint_step]
+    return ledger.copies.checkpoints[ledger.copies.checkpoint_step]
 
 
 def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -> int:
@@ -127,7 +126,7 @@ def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
 
 def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger) -> tuple[str, ...]:
     """The digests (hex) of the checkpoint's state by bucket, as its trainers agreed on them; empty where the log does not say."""
-    logged = ledger.manifests.get(manifest.step)
+    logged = ledger.copies.manifests.get(manifest.step)
     if logged is None or manifest.run_id != ledger.run_id:
         raise NotTheLogs(
             f"the log names no checkpoint of step {manifest.step} of run {manifest.run_id}, which {folder} is"
@@ -137,7 +136,7 @@ def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger)
             f"{folder}/manifest.json is not the one that the log names (its BLAKE3 is {digest} instead of {logged}): somebody "
             "has replaced it. Use an older checkpoint, and look at who may write there"
         )
-    return ledger.agreed.get(manifest.step, ())
+    return ledger.copies.agreed.get(manifest.step, ())
 
 
 def _unknown(_: int) -> str:

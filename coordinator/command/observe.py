@@ -15,11 +15,11 @@ from rich.live import Live
 
 from dtfm.coordinator.command.client import LOOKING, ask, records
 from dtfm.coordinator.command.options import Json, StoreUrl, Where, print_record
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.log.wording import describe_codecs
 from dtfm.coordinator.view.boards import Board, TensorBoard, WeightsAndBiases
 from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.narration import describe_codecs
 from dtfm.coordinator.view.watch import View, render
 from dtfm.protos import control_pb2 as wire
 

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from dtfm.coordinator.log.store import Record
-from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.published import published
 
 DEFAULT_STORE = "sqlite:///dtfm.db"
@@ -39,4 +38,4 @@ def print_record(record: Record, *, json_lines: bool) -> None:
         print(json.dumps(published(record).to_json()), flush=True)
     else:
         at = time.strftime("%H:%M:%S", time.localtime(record.time))
-        print(f"{at}  {narrate(record.event)}", flush=True)
+        print(f"{at}  {record.event.narrate()}", flush=True)

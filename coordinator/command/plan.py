@@ -26,12 +26,11 @@ from dtfm.coordinator.command.rented import (
     rented_cluster,
     without_bf16,
 )
+from dtfm.coordinator.log.wording import describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
-from dtfm.coordinator.view.narration import describe_gap, describe_plan
 from dtfm.coordinator.view.search_progress import QUIET_SECONDS, SearchProgress
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.assemble.compact import CompactCluster
-from dtfm.scheduler.formats.network import parse_any_network
+from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
 from dtfm.scheduler.formats.workload import parse_precision, parse_tokens, parse_workload
 from dtfm.scheduler.model.cluster import Cluster
@@ -49,7 +48,7 @@ def plan(
     ],
     network: Annotated[
         Path | None,
-        typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps; for thousands of nodes also classes."),
+        typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps."),
     ] = None,
     gpus: Annotated[
         str | None,
@@ -144,16 +143,15 @@ def plan(
             print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
             raise typer.Exit(1) from None
     elapsed = time.monotonic() - began
-    problem = Problem(cluster, work) if isinstance(cluster, Cluster) else None  # a miniature's nodes stand for several
+    problem = Problem(cluster, work)
     if json_lines:
-        more = {} if problem is None else plan_documents(problem, decision, tokens)
+        more = plan_documents(problem, decision, tokens)
         if gpus is not None:
             more |= {"precision": precision, "without_bf16": without_bf16(gpus) if precision == "bf16" else []}
         print(json.dumps(decision_document(decision, elapsed, objective) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
-        if problem is not None:
-            print(describe_holdings(problem, decision, tokens))
+        print(describe_holdings(problem, decision, tokens))
         if gpus is not None:
             print(_speeds(gpus, precision))
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
@@ -197,12 +195,10 @@ def _check_source(network: Path | None, gpus: str | None, links: str | None) -> 
         )
 
 
-def _cluster(
-    network: Path | None, gpus: str | None, links: str | None, host_memory: str, precision: str
-) -> Cluster | CompactCluster:
+def _cluster(network: Path | None, gpus: str | None, links: str | None, host_memory: str, precision: str) -> Cluster:
     """Of options that `_check_source` has checked."""
     if network is not None:
-        return _parsed(network, parse_any_network)
+        return _parsed(network, parse_network)
     assert gpus is not None
     assert links is not None
     return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory), precision)

@@ -134,7 +134,7 @@ async def _serve(
     old = None if paths.invitation is None else _written_before(paths.invitation)
     state, events = open_run(store, run, resume=resume)
     begun = len(events)
-    key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id), store)
+    key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
     server = Server(state, store, key)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
     port = await server.bind(host, port)
@@ -148,7 +148,7 @@ async def _serve(
         text = server.invitation(first[0].invitation, first[1])
         if paths.invitation is not None:
             write_private(paths.invitation, f"{text}\n".encode())
-            if old is not None and old.id in state.ledger.invitations:
+            if old is not None and old.id in state.ledger.access.invitations:
                 events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
     server.begin_with(events[begun:])
     await server.start()
@@ -181,7 +181,7 @@ def _leads_here(file: Path, shown: Invitation, server: Server) -> bool:
         read_private(file)
     except (FileNotFoundError, ValueError):
         return False
-    made = server.ledger.invitations.get(shown.id)
+    made = server.ledger.access.invitations.get(shown.id)
     leads_here = (shown.pin, shown.addresses) == (server.pin, server.addresses)
     return leads_here and made is not None and made.is_usable(time.time())
 
@@ -190,7 +190,7 @@ def _health(server: Server) -> tuple[bool, str]:
     ledger = server.ledger
     if server.is_deaf:
         return False, "nobody can connect any more"
-    return True, f"run {ledger.run.get('name')!r}, step {ledger.step}, {len(ledger.members)} members"
+    return True, f"run {ledger.run.get('name')!r}, step {ledger.training.step}, {len(ledger.members)} members"
 
 
 def _tell(run: RunFile, host: str, port: int, invitation: str, file: Path | None, *, json_lines: bool) -> None:

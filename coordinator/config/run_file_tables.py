@@ -382,8 +382,7 @@ class Trust(Table):
         default="trusted",
         description='"trusted": members know each other, and the first one says what the model and the data are. '
         '"open": they are strangers. Two members with different keys have to say the same before the run begins, and each '
-        "replica clips what others add to the gradients where it is many times too large; the log says when. Where work is "
-        "audited, what a node finds unusual of what it is sent is done again at once.",
+        "replica clips what others add to the gradients where it is many times too large; the log says when.",
     )
     data: str = Field(
         default="",

@@ -25,8 +25,15 @@ def quarantine(transition: Transition, verdict: Against, charge: Charge, reason:
         said = f"{reason}; {_UNDECIDED.format(node)}" if verdict.undecided else reason
         transition.emit(
             NodeQuarantined(
-                node, charge, shorten(said), ledger.step, verdict.undecided, verdict.others, key, verdict.weighed
+                node,
+                charge,
+                shorten(said),
+                ledger.training.step,
+                verdict.undecided,
+                verdict.others,
+                key,
+                verdict.weighed,
             )
         )
-    if not transition.state.ledger.failures:
+    if not transition.state.ledger.trust.failures:
         transition.state = replace(transition.state, also=())

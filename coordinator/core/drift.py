@@ -66,7 +66,7 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
         if vote.compute_seconds >= LEAST_SECONDS and (ratio := changed((node, ""), 1 / vote.compute_seconds)):
             _device_drifted(transition, node, transition.state.ledger.members[node].device.flops * ratio, "in training")
         for arrived in vote.arrived:
-            link = transition.state.ledger.links.get(arrived.source, {}).get(node)
+            link = transition.state.ledger.reach.links.get(arrived.source, {}).get(node)
             if link is None:
                 continue
             # Cap the speed at what can be measured, so that a later slowdown still shows.
@@ -83,22 +83,31 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
 
 def timed_while_idle(transition: Transition, node: str, flops: float) -> None:
     """A node has timed its device again (0: it has not). While it trains, that timing would mean nothing."""
-    plan, known = transition.state.ledger.plan, transition.state.ledger.members[node].device.flops
+    plan, known = transition.state.ledger.training.plan, transition.state.ledger.members[node].device.flops
     if not flops or (plan is not None and node in plan.nodes):
         return
     check_flops(flops)
-    if not 1 / FACTOR < flops / known < FACTOR:
-        _device_drifted(transition, node, flops, "while idle")
+    speeds, idle = dict(transition.state.speeds), (" ", node)  # no name is a space
+    before = speeds.get(idle, Speeds(first=known))
+    speeds[idle], ratio = compare(before, flops, transition.now, transition.state.lease)
+    transition.state = replace(transition.state, speeds=speeds)
+    if ratio and before.first:
+        _device_drifted(transition, node, before.first * ratio, "while idle")
 
 
 def codecs_chosen(transition: Transition, node: str, message: wire.CodecsChosen) -> None:
     """A node's answer to LinksChanged, if that changed its codecs. Its links carry other numbers of bytes from now on."""
-    ledger, plan = transition.state.ledger, transition.state.ledger.plan
-    if isinstance(transition.state.phase, Switching) or message.generation != ledger.generation:
+    ledger, plan = transition.state.ledger, transition.state.ledger.training.plan
+    if isinstance(transition.state.phase, Switching) or message.generation != ledger.training.generation:
         return  # its codecs under the next plan come with its PlanReady
     if plan is None or node not in plan.nodes:
         return
+    session = transition.state.members.sessions[node]
+    if not session.links_changed:
+        transition.log(f"ignored codecs of {node}, as none of its links has changed since it chose them")
+        return
     transition.emit(ev.CodecsChosen(node, check_codecs(message.codecs, plan, node, transition.state.run.network)))
+    transition.set_session(replace(session, links_changed=session.links_changed - 1))
     devices_and_others = {what: s for what, s in transition.state.speeds.items() if what[0] != node or not what[1]}
     transition.state = replace(transition.state, speeds=devices_and_others)
 
@@ -119,6 +128,8 @@ def _link_drifted(transition: Transition, link: ev.Link, ratio: float) -> None:
     transition.emit(ev.LinksMeasured(link.destination, (link,), reason=reason))
     changed = wire.LinksChanged(links=[link_message(link)])
     transition.send([link.source], wire.CoordinatorMessage(links_changed=changed))
+    if (session := transition.state.members.sessions.get(link.source)) is not None:
+        transition.set_session(replace(session, links_changed=session.links_changed + 1))
 
 
 def _change(ratio: float) -> str:

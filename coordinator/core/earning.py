@@ -10,11 +10,11 @@ from dtfm.coordinator.log.standing import earned
 def tell(transition: Transition) -> None:
     """At the end of a tick: of whom audits have changed the standing. Quarantines and trials have events of their own."""
     before, ledger = transition.before.ledger, transition.state.ledger
-    if ledger.audits is before.audits:
+    if ledger.trust.audits is before.trust.audits:
         return
     for node in sorted(ledger.members):
         who = ledger.party(node)
-        if ledger.audits.get(who) is before.audits.get(who) or ledger.quarantine_of(node) is not None:
+        if ledger.trust.audits.get(who) is before.trust.audits.get(who) or ledger.quarantine_of(node) is not None:
             continue
         now = earned(ledger, node)
         if now.standing is not earned(before, node).standing:

@@ -14,12 +14,12 @@ from dtfm.protos import control_pb2 as wire
 
 
 def finish(transition: Transition, reason: str) -> None:
-    transition.emit(ev.RunFinished(transition.state.ledger.step, reason))
+    transition.emit(ev.RunFinished(transition.state.ledger.training.step, reason))
     _say_goodbye(transition, wire.Finish(completed=True, reason=reason), 0)
 
 
 def fail(transition: Transition, reason: str) -> None:
-    transition.emit(ev.RunFailed(transition.state.ledger.step, reason))
+    transition.emit(ev.RunFailed(transition.state.ledger.training.step, reason))
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
 
 
@@ -50,7 +50,9 @@ def _say_goodbye(transition: Transition, message: wire.Finish, exit_code: int) -
     transition.send(transition.state.members.sessions, wire.CoordinatorMessage(finish=message))
     planner = transition.state.planner
     for ticket in planner.asked.tickets if planner.asked else ():
-        transition.commands.append(AnswerPlanNow(ticket, False, transition.state.ledger.generation, message.reason))
+        transition.commands.append(
+            AnswerPlanNow(ticket, False, transition.state.ledger.training.generation, message.reason)
+        )
     transition.set_planner(replace(planner, asked=None, chosen=None))
     transition.state = replace(transition.state, stopped=True)
     transition.commands.append(Stop(exit_code))

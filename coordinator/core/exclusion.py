@@ -23,7 +23,8 @@ from dtfm.coordinator.core.validation.refusal import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import NodeQuarantined
-from dtfm.coordinator.log.ledger import CLEARED_BY, Ledger
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.trust import CLEARED_BY
 
 NAN_ADVICE = ". Lower train.learning_rate, lengthen train.warmup_steps, or look at the data"
 
@@ -33,13 +34,13 @@ def try_without_another(transition: Transition, reason: str) -> None:
     not tried yet; if there is none, without one for which no plan was possible, once there is. If it has failed without each of
     them, the run has; of strangers, one of those who said so is suspended."""
     ledger = transition.state.ledger
-    if left := _besides(ledger, ledger.tried_without) or _besides(ledger, ledger.failed_without):
+    if left := _besides(ledger, ledger.trust.tried_without) or _besides(ledger, ledger.trust.failed_without):
         _bench(transition, weakest(ledger, left), reason)
         return
     if ledger.is_open:
         _suspend_a_sayer(transition, reason)
         return
-    _forgive(transition, _suspended(ledger, ledger.step))
+    _forgive(transition, _suspended(ledger, ledger.training.step))
     fail(transition, reason)
 
 
@@ -48,15 +49,15 @@ def go_on_if_impossible(transition: Transition) -> None:
     of them, or without who was suspended for NaN, it waits among strangers, and else the run fails: then it is most likely at
     fault itself, and its owners can do something about it. It waits for those who may return, though."""
     state, ledger = transition.state, transition.state.ledger
-    reason = ledger.benched_for or _suspended_for(ledger)
+    reason = ledger.trust.benched_for or _suspended_for(ledger)
     if state.stopped or not reason or not isinstance(state.phase, Gathering):
         return
     if not _is_impossible(decide(state, transition.now)):
         return
-    if left := _besides(ledger, ledger.tried_without) if ledger.benched else []:
+    if left := _besides(ledger, ledger.trust.tried_without) if ledger.trust.benched else []:
         _bench(transition, weakest(ledger, left), reason)
     elif not ledger.is_open and not _may_return(state, transition.now):
-        _forgive(transition, _suspended(ledger, ledger.step))
+        _forgive(transition, _suspended(ledger, ledger.training.step))
         fail(transition, reason)
 
 
@@ -65,7 +66,7 @@ def found(transition: Transition, benched: tuple[str, ...], reporters: Collectio
     suspended for what they made others report of this step is forgiven. If nobody is benched, it is done without those who
     were suspended because they said so; it was the last of them without whom it could be."""
     ledger = transition.state.ledger
-    step, party = ledger.step, party_of(ledger)
+    step, party = ledger.training.step, party_of(ledger)
     if not benched:
         _forgive(transition, [why for why in _suspended(ledger, step - 1) if why.charge is Charge.SPOILS][:-1])
         return
@@ -77,7 +78,7 @@ def found(transition: Transition, benched: tuple[str, ...], reporters: Collectio
 
 def _besides(ledger: Ledger, those: Collection[str]) -> list[str]:
     """The nodes of the plan that are ready, without the parties of those."""
-    party, plan = party_of(ledger), ledger.plan
+    party, plan = party_of(ledger), ledger.training.plan
     parties = {party(node) for node in those}
     return [node for node in ledger.ready if plan is not None and node in plan.nodes and party(node) not in parties]
 
@@ -93,9 +94,9 @@ def _may_return(state: State, now: float) -> bool:
 
 def _suspended_for(ledger: Ledger) -> str:
     """Whether somebody was suspended for NaN since the last commit, as a sentence; empty: nobody was."""
-    names = [why.node for why in _suspended(ledger, ledger.step)]
+    names = [why.node for why in _suspended(ledger, ledger.training.step)]
     return (
-        f"step {ledger.step + 1} is NaN, says {name_some(names)}, and no plan is possible without it{NAN_ADVICE}"
+        f"step {ledger.training.step + 1} is NaN, says {name_some(names)}, and no plan is possible without it{NAN_ADVICE}"
         if names
         else ""
     )
@@ -103,15 +104,15 @@ def _suspended_for(ledger: Ledger) -> str:
 
 def _suspended(ledger: Ledger, step: int) -> list[NodeQuarantined]:
     """Who was suspended for what it said of the step after this one, which may have come from another."""
-    return [why for why in ledger.quarantined.values() if why.is_of_the_step_after(step)]
+    return [why for why in ledger.trust.quarantined.values() if why.is_of_the_step_after(step)]
 
 
 def _suspend_a_sayer(transition: Transition, reason: str) -> None:
     """The step has failed without each party alone. Of those who said so the one of least standing goes; whether it is among the
     benched counts for nothing here."""
     ledger = transition.state.ledger
-    said = {node for node, _ in (*ledger.failures, *transition.state.also)} & ledger.members.keys()
-    verdict = against_one(replace(ledger, benched=()), said)
+    said = {node for node, _ in (*ledger.trust.failures, *transition.state.also)} & ledger.members.keys()
+    verdict = against_one(replace(ledger, trust=replace(ledger.trust, benched=())), said)
     why = (
         f"{reason}; it failed without each of them alone, too, and of those who said so this one has the least standing"
     )

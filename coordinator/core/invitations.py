@@ -20,8 +20,8 @@ from dtfm.coordinator.core.transition import (
 from dtfm.coordinator.core.validation.admission import check_name, check_version
 from dtfm.coordinator.core.validation.refusal import Refused, malformed, shorten
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.effects.access import MOST_INVITATIONS
-from dtfm.coordinator.log.ledger import Holder, Ledger
+from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import MOST_NAMES_OF_A_KEY, Role
 from dtfm.protos.invitation import ID_BYTES, secret_digest
@@ -43,7 +43,7 @@ def invite(transition: Transition, asked: InviteAsked) -> None:
             raise malformed("uses", request.uses, f"1 to {MOST_USES}")
         if not 1 <= request.seconds <= MOST_SECONDS:
             raise malformed("expires", request.seconds, f"1 second to {MOST_SECONDS / 86400:.0f} days from now")
-        usable = sum(invited.is_usable(asked.at) for invited in transition.state.ledger.invitations.values())
+        usable = sum(invited.is_usable(asked.at) for invited in transition.state.ledger.access.invitations.values())
         if usable >= MOST_INVITATIONS:
             raise Refused(wire.FULL, f"{usable} invitations are good still, as many as can be; revoke some")
     except Refused as refused:
@@ -65,7 +65,7 @@ def enrol(transition: Transition, asked: EnrolAsked) -> None:
     except Refused as refused:
         transition.commands.append(AnswerAccess(asked.ticket, refused))
         return
-    if before.access.get(name) != holder:
+    if before.access.names.get(name) != holder:
         transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation))
     transition.commands.append(AnswerAccess(asked.ticket, wire.EnrolReply(role=holder.role)))
 
@@ -77,8 +77,8 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
     check_version(request.protocol_version)
     check_name(request.name)
     key = base64.b64encode(request.public_key).decode()
-    holder = ledger.access.get(request.name)
-    if (why := ledger.quarantined.get(key)) is not None:
+    holder = ledger.access.names.get(request.name)
+    if (why := ledger.trust.quarantined.get(key)) is not None:
         raise Refused(
             wire.QUARANTINED, f"the key is that of {why.node}, which is quarantined: {why.charge}: {why.reason}"
         )
@@ -86,7 +86,7 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
         role, came_by = _same_machine(ledger, request, key) or _shown(ledger, request, at)
         _check_free(ledger, request.name, holder)
         _check_room(ledger, key)
-        if len(ledger.access) >= MOST_NAMES:
+        if len(ledger.access.names) >= MOST_NAMES:
             raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
         holder = Holder(key, role, came_by)
     elif holder.role == Role.VIEWER and _invited_as(ledger, request) == Role.OPERATOR:
@@ -104,10 +104,12 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
     except Refused as refused:
         transition.commands.append(AnswerAccess(asked.ticket, refused))
         return
-    if (holder := ledger.access.get(what)) is not None:
-        concerned = {id for id, invited in ledger.invitations.items() if id == holder.invitation or invited.by == what}
-        ended = tuple(sorted(id for id in concerned if ledger.invitations[id].is_usable(asked.at)))
-        others = sorted(name for name, other in ledger.access.items() if other.key == holder.key and name != what)
+    if (holder := ledger.access.names.get(what)) is not None:
+        concerned = {
+            id for id, invited in ledger.access.invitations.items() if id == holder.invitation or invited.by == what
+        }
+        ended = tuple(sorted(id for id in concerned if ledger.access.invitations[id].is_usable(asked.at)))
+        others = sorted(name for name, other in ledger.access.names.items() if other.key == holder.key and name != what)
         for name in (what, *others):
             transition.emit(ev.Revoked(name, ended if name == what else (), asked.at, asked.by))
         transition.send(transition.state.members.sessions.keys() - {what, *others}, _revoked_names(transition))
@@ -119,7 +121,7 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
         if ended:
             sentence += f", and {_not_good(ended, holder.invitation)}; who else needs one: invite again"
         sentence += _who_stays(transition.state.ledger, concerned)
-    elif what in ledger.invitations:
+    elif what in ledger.access.invitations:
         transition.emit(ev.Revoked("", (what,), asked.at, asked.by))
         sentence = f"invitation {what} is not good any more{_who_stays(ledger, {what})}"
     else:
@@ -139,7 +141,7 @@ def _not_good(ended: Sequence[str], came_by: str) -> str:
 
 
 def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:
-    came = sorted(name for name, holder in ledger.access.items() if holder.invitation in invitations)
+    came = sorted(name for name, holder in ledger.access.names.items() if holder.invitation in invitations)
     by = "it" if len(invitations) == 1 else "them"
     return f"; who came by {by} stays ({_listed(came)}), unless you revoke them by name" if came else ""
 
@@ -150,7 +152,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def check_operator(ledger: Ledger, by: str) -> None:
     """Whether it is one still: its call may have waited while it was revoked. Raises Refused."""
-    holder = ledger.access.get(by)
+    holder = ledger.access.names.get(by)
     if holder is None:
         raise Refused(wire.REVOKED, f"the access of {by!r} was revoked")
     if holder.role != Role.OPERATOR:
@@ -159,13 +161,13 @@ def check_operator(ledger: Ledger, by: str) -> None:
 
 def _invited_as(ledger: Ledger, request: wire.EnrolRequest) -> str | None:
     """The role of the invitation that is named, good or not."""
-    invited = ledger.invitations.get(request.invitation)
+    invited = ledger.access.invitations.get(request.invitation)
     return None if invited is None else invited.role
 
 
 def _same_machine(ledger: Ledger, request: wire.EnrolRequest, key: str) -> tuple[str, str] | None:
     """The role, and by which invitation it came, of a node that has the key already."""
-    known = [h for h in ledger.access.values() if h.key == key and h.role == Role.NODE]
+    known = [h for h in ledger.access.names.values() if h.key == key and h.role == Role.NODE]
     if not known or Role.NODE not in request.roles:
         return None
     return known[0].role, known[0].invitation
@@ -178,7 +180,7 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> tuple[str, 
             wire.UNKNOWN_KEY,
             "no node has this key here (any more); ask for an invitation (dtfm-coordinator invite), and give it once",
         )
-    invited = ledger.invitations.get(request.invitation)
+    invited = ledger.access.invitations.get(request.invitation)
     if invited is None or not hmac.compare_digest(invited.digest, secret_digest(request.secret)):
         raise Refused(
             wire.INVITATION_UNKNOWN,
@@ -200,7 +202,7 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> tuple[str, 
 
 def _check_room(ledger: Ledger, key: str) -> None:
     """Raises Refused if the key has as many names, of whatever role, as one may have."""
-    names = sum(holder.key == key for holder in ledger.access.values())
+    names = sum(holder.key == key for holder in ledger.access.names.values())
     if names >= MOST_NAMES_OF_A_KEY:
         raise Refused(
             wire.FULL,
@@ -218,7 +220,7 @@ def _check_free(ledger: Ledger, name: str, holder: Holder | None) -> None:
         raise Refused(
             wire.NAME_TAKEN, f"the name {name!r} belongs to another key; give this one its own with --id NAME"
         )
-    if name in ledger.revoked:
+    if name in ledger.access.revoked:
         raise Refused(wire.NAME_TAKEN, f"the name {name!r} was revoked, for good; give another with --id NAME")
 
 
@@ -246,7 +248,7 @@ def _cut_off(transition: Transition, name: str) -> None:
 
 
 def _revoked_names(transition: Transition) -> wire.CoordinatorMessage:
-    return wire.CoordinatorMessage(revoked=wire.Revoked(names=sorted(transition.state.ledger.revoked)))
+    return wire.CoordinatorMessage(revoked=wire.Revoked(names=sorted(transition.state.ledger.access.revoked)))
 
 
 def _utc(at: float) -> str:

@@ -19,13 +19,13 @@ from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.core.validation.refusal import shorten
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import NODE_LEFT
+from dtfm.coordinator.log.steps import NODE_LEFT
 from dtfm.protos import control_pb2 as wire
 
 
 def leave(transition: Transition, session: Session, reason: str, *, for_good: bool = False) -> None:
     """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost."""
-    node, plan, before = session.node, transition.state.ledger.plan, transition.state.ledger.ways
+    node, plan, before = session.node, transition.state.ledger.training.plan, transition.state.ledger.reach.ways
     links.remember(transition, session)
     transition.set_members(transition.state.members.without_session(node))
     transition.emit(ev.NodeLeft(node, reason))
@@ -68,7 +68,7 @@ def _part_lost(transition: Transition, node: str, reason: str) -> None:
         if phase.audits:
             unaudited(transition, node, cause, leaver=node)
         else:
-            transition.emit(ev.StepAborted(phase.step, ledger.generation, NODE_LEFT, node, cause))
+            transition.emit(ev.StepAborted(phase.step, ledger.training.generation, NODE_LEFT, node, cause))
             resumption.interrupted(transition, phase, by_a_word=False)
             send_abort(transition, phase.step, cause)
         regroup(transition, cause)
@@ -111,7 +111,7 @@ def _is_needed(transition: Transition, session: Session) -> bool:
             is_waiting = waiting is not None and worth_waiting(state, phase, transition.now) is not None
             return state.planner.asked is not None or is_waiting
         case Stepping():
-            return state.ledger.plan is not None and node in state.ledger.plan.nodes
+            return state.ledger.training.plan is not None and node in state.ledger.training.plan.nodes
         case Pausing() as phase:
             return not phase.for_leaver or bool(post_commit.awaits(state, phase))
         case _:

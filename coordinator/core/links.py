@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from dtfm.coordinator.core import ways
@@ -71,7 +72,7 @@ def measured(transition: Transition, session: Session, report: wire.LinkReport) 
         transition.emit(ev.LinksMeasured(session.node, links, up=up, down=down))
     # A newcomer's first report answers for all, later ones for those that it measures again over another way.
     session = transition.state.members.sessions[session.node]
-    again = session.probing & transition.state.ledger.ways.get(session.node, {}).keys() - reported
+    again = session.probing & transition.state.ledger.reach.ways.get(session.node, {}).keys() - reported
     transition.set_session(replace(session, probing=frozenset(again)))
     ways.measured(transition, session.node, links)
 
@@ -79,7 +80,7 @@ def measured(transition: Transition, session: Session, report: wire.LinkReport) 
 def measure_relays(transition: Transition) -> None:
     """Has relays that others have begun to use measure their connections, with nodes that can be dialled."""
     members, ledger = transition.state.members, transition.state.ledger
-    used = {way.relay for row in ledger.ways.values() for way in row.values()}
+    used = {way.relay for row in ledger.reach.ways.values() for way in row.values()}
     dialled = {other for row in members.dialled.values() for other, known in row.items() if known.way}
     peers = [s for s in members.sessions.values() if s.node in dialled and s.admission not in _NO_PEERS]
     for session in members.sessions.values() if peers else ():
@@ -88,28 +89,44 @@ def measure_relays(transition: Transition) -> None:
             ways.probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
 
 
+def keep_apart(transition: Transition, pairs: Collection[tuple[str, str]], why: str) -> None:
+    """Plans do without these pairs until their links were measured again."""
+    for one, other in pairs:
+        dead = (ev.Link(one, other, 0.0, 0.0, why), ev.Link(other, one, 0.0, 0.0, why))
+        transition.emit(ev.LinksMeasured(one, dead, reason=f"{one} and {other} are kept apart: they {why}"))
+
+
 def measure_broken(transition: Transition) -> None:
-    """Has broken links measured again, at ever longer intervals, in case they work again."""
-    first = PROBE_LEASES * transition.state.lease
+    """Has broken links measured again, at ever longer intervals, in case they work again. One that works, and breaks again before
+    it has worked for as long as the next interval, goes on with that."""
+    first, now = PROBE_LEASES * transition.state.lease, transition.now
     members, ledger = transition.state.members, transition.state.ledger
-    retries = {pair: members.retries.get(pair, Retry(transition.now + first, 2 * first)) for pair in ledger.broken}
-    ready = set(ledger.ready) if retries else set()
-    for (node, peer), retry in sorted(retries.items()):
-        if transition.now >= retry.due and {node, peer} <= ready:
+    retries: dict[tuple[str, str], Retry] = {}
+    for pair in ledger.reach.broken:
+        known = members.retries.get(pair, Retry(now + first, 2 * first))
+        retries[pair] = known if known.works_since is None else Retry(now + known.pause, 2 * known.pause)
+    for pair, known in members.retries.items():
+        since = now if known.works_since is None else known.works_since
+        if pair not in retries and now <= since + known.pause:
+            retries[pair] = replace(known, works_since=since)
+    ready = set(ledger.ready) if ledger.reach.broken else set()
+    for node, peer in sorted(ledger.reach.broken):
+        retry = retries[node, peer]
+        if now >= retry.due and {node, peer} <= ready:
             ways.try_again(transition, node, peer)
             ways.probe(transition, node, [members.sessions[peer]])
-            retries[node, peer] = Retry(transition.now + retry.pause, 2 * retry.pause)
+            retries[node, peer] = Retry(now + retry.pause, 2 * retry.pause)
     if retries != members.retries:
         transition.set_members(replace(transition.state.members, retries=retries))
 
 
 def remember(transition: Transition, session: Session) -> None:
     """The links of a node that is about to leave."""
-    node, rows, members = session.node, transition.state.ledger.links, transition.state.members
+    node, rows, members = session.node, transition.state.ledger.reach.links, transition.state.members
     links = (*rows.get(node, {}).values(), *(row[node] for row in rows.values() if node in row))
     ends = {node}.union(*((link.source, link.destination) for link in links))
     hosts = {name: _host(other) for name, other in members.sessions.items() if name in ends}
-    table = transition.state.ledger.ways
+    table = transition.state.ledger.reach.ways
     gone = (*table.get(node, {}).values(), *(row[node] for row in table.values() if node in row))
     kept = {name: old for name, old in members.links.items() if transition.now <= old.until and name != node}
     for oldest in list(kept)[: max(len(kept) + 1 - MAX_NODES, 0)]:

@@ -14,7 +14,7 @@ from dtfm.coordinator.core.state import Admission, Contender, Session, State
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello
-from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared, is_older
+from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared
 from dtfm.coordinator.core.validation.refusal import Refused, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
@@ -41,7 +41,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         sentence = f"the key belongs to the name {caller!r}, and not to {hello.node!r}; join with --id {caller}"
         transition.refuse(stream, named, wire.NAME_TAKEN, sentence)
         return
-    if caller in state.ledger.revoked:  # since it made the call
+    if caller in state.ledger.access.revoked:  # since it made the call
         transition.refuse(stream, named, wire.REVOKED, f"the access of {caller!r} was revoked")
         return
     if (quarantined := refusal_of(state.ledger, caller)) is not None:
@@ -89,7 +89,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
     welcome = wire.Welcome(
         run=state.message,
         heartbeat_seconds=state.heartbeat,
-        revoked=sorted(transition.state.ledger.revoked),
+        revoked=sorted(transition.state.ledger.access.revoked),
         quarantined=transition.state.ledger.quarantined_names,
     )
     if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
@@ -174,19 +174,13 @@ def _agree(state: State, one: Session, other: Session, described: ev.Described) 
 
 
 def _go_on(transition: Transition, session: Session, message: wire.Prepared, described: ev.Described) -> None:
-    """The node agrees with the run, or is the first to describe it. What an older version did not say of the run is
-    said now; among strangers nobody is believed in what names its tensors have. Then the node measures its links."""
+    """The node agrees with the run, or is the first to describe it. Then it measures its links."""
     ledger = transition.state.ledger
     if ledger.described is None:
         transition.emit(ev.RunDescribed(described, session.node))
     else:
         check_agrees(described, ledger.described)
-        if is_older(ledger.described):
-            transition.emit(ev.RunDescribed(described, session.node))
-        elif not ledger.described.layouts and not ledger.is_open:
-            known = replace(ledger.described, layouts=described.layouts)
-            transition.emit(ev.RunDescribed(known, ledger.described_by))
-        elif (
+        if (
             message.data_read
             and not ledger.data_confirmed
             and _are_two_users(ledger, session.node, ledger.described_by)
@@ -205,9 +199,9 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
 
 
 def _are_two_users(ledger: Ledger, one: str, other: str) -> bool:
-    """Whether the two names are known to belong to two keys, so that they are two opinions. Whose a revoked name was is not
-    known any more, nor who described the run in older logs."""
-    first, second = ledger.access.get(one), ledger.access.get(other)
+    """Whether the two names are known to belong to two keys, so that they are two opinions. Whose a revoked name was is not known
+    any more."""
+    first, second = ledger.access.names.get(one), ledger.access.names.get(other)
     return first is not None and second is not None and first.key != second.key
 
 

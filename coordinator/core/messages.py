@@ -92,7 +92,7 @@ def assignments(
         message.donors.extend(control_pb2.Assignment.Donors(nodes=names) for names in givers.get(node, nobody))
         message.links.extend(
             link_message(link)
-            for destination, link in sorted(ledger.links.get(node, {}).items())
+            for destination, link in sorted(ledger.reach.links.get(node, {}).items())
             if destination in named
         )
         yield node, message
@@ -118,22 +118,22 @@ def _assignment(
     ledger: Ledger, reason: str, givers: Mapping[str, Givers], snapshot: control_pb2.SnapshotSource
 ) -> control_pb2.Assignment:
     """What all are told."""
-    assert ledger.plan is not None
-    last = ledger.last
+    assert ledger.training.plan is not None
+    last = ledger.training.last
     source = control_pb2.SnapshotSource() if givers else snapshot
     on_disks = {node for part in source.parts for node in part.nodes}
     giving = {name for table in set(givers.values()) for layer in table for name in layer}
-    named = {*ledger.plan.nodes, *giving, *on_disks}
+    named = {*ledger.training.plan.nodes, *giving, *on_disks}
     return control_pb2.Assignment(
-        plan=plan_message(ledger.plan),
+        plan=plan_message(ledger.training.plan),
         peers=[peer_message(node, ledger.members[node].candidates) for node in sorted(named) if node in ledger.members],
-        step=ledger.step,
+        step=ledger.training.step,
         snapshot=source,
         reason=reason,
         last_commit=control_pb2.Commit(generation=last.generation, step=last.step, gradient_norm=last.gradient_norm)
         if last is not None
         else None,
-        counts_from=ledger.counts_from,
+        counts_from=ledger.training.counts_from,
     )
 
 

@@ -54,23 +54,29 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state any more, training goes
     back to the newest snapshot, or to the start."""
     ledger = transition.state.ledger
-    if ledger.step >= transition.state.run.train.steps and ledger.step in ledger.checkpoints:
-        finish(transition, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
+    if ledger.training.step >= transition.state.run.train.steps and ledger.training.step in ledger.copies.checkpoints:
+        finish(
+            transition,
+            f"all {ledger.training.step} steps are trained; the checkpoint is {ledger.copies.checkpoints[ledger.training.step]}",
+        )
         return
-    before = ledger.step
+    before = ledger.training.step
     if not ledger.state_is_held:
         standby.promote(transition)
-    if not transition.state.ledger.state_is_held and (newest := _newest_snapshot(transition.state)).step < ledger.step:
+    if (
+        not transition.state.ledger.state_is_held
+        and (newest := _newest_snapshot(transition.state)).step < ledger.training.step
+    ):
         _roll_back(transition, newest, "no node holds all of the state as of the last step any more")
     ledger = transition.state.ledger
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
-    plan = replace(choice.plan, generation=ledger.generation + 1)
+    plan = replace(choice.plan, generation=ledger.training.generation + 1)
     transition.emit(
         ev.PlanAdopted(
             plan.generation,
             plan,
             reason,
-            ledger.step,
+            ledger.training.step,
             choice.predicted_seconds,
             choice.lower_bound_seconds,
             counts_from(transition.state, plan.generation),
@@ -83,7 +89,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     for step in transition.state.evaluations:
         transition.log(f"no held-out loss after step {step}: the plan changes before it is there, or is audited")
     transition.state = replace(transition.state, evaluations={})
-    known = _what_holders_told(transition.state) if ledger.step == before else {}
+    known = _what_holders_told(transition.state) if ledger.training.step == before else {}
     ledger, deadline = transition.state.ledger, transition.now + transition.state.patience
     named = givers(ledger, ledger.ready)
     transition.enter(Switching(frozenset(plan.nodes), deadline, states=known, givers=named))
@@ -93,7 +99,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
 
 def again(transition: Transition, reason: str) -> None:
     """Adopts the same plan under the next generation."""
-    plan = transition.state.ledger.plan
+    plan = transition.state.ledger.training.plan
     assert plan is not None
     adopt(transition, PlanChosen(plan, "the same plan again"), reason)
 
@@ -109,14 +115,14 @@ def plan_failed(
     """A node could not take its part, or has not what it should give others. ``snapshot_damaged`` and ``lost``: as in the
     event."""
     ledger, phase = transition.state.ledger, transition.state.phase
-    if not isinstance(phase, Switching) or generation != ledger.generation:
+    if not isinstance(phase, Switching) or generation != ledger.training.generation:
         return
     if not _is_due(ledger, node, lost):
         transition.log(f"ignored that {node} cannot take its part in plan {generation}: it has none")
         return
     problems = {node: shorten(problem)}
     if lost:
-        check_lost(lost, len(ledger.held))
+        check_lost(lost, len(ledger.training.held))
         session = transition.state.members.sessions[node]
         transition.set_session(replace(session, standby=None))  # its copy may be what was lost
     if snapshot_damaged and snapshot.source(transition.state).folder:
@@ -147,7 +153,9 @@ def overdue(transition: Transition, phase: Switching) -> None:
     problem = (
         f"{name_some(phase.awaiting)} not ready within {transition.state.patience:g} seconds, though heartbeats came"
     )
-    transition.emit(ev.PlanFailed(ledger.generation, accused, problem, silent=True, suspects=tuple(sorted(suspects))))
+    transition.emit(
+        ev.PlanFailed(ledger.training.generation, accused, problem, silent=True, suspects=tuple(sorted(suspects)))
+    )
     match blame_for_waiting(transition.state.ledger):
         case Against() as verdict:
             times = times_suspected(transition.state.ledger, verdict.members[0])
@@ -158,22 +166,25 @@ def overdue(transition: Transition, phase: Switching) -> None:
 
 def back_before(transition: Transition, step: int, reason: str) -> None:
     """Training goes back to the newest snapshot of a step before ``step``, or to the start."""
-    if transition.state.ledger.step:
+    if transition.state.ledger.training.step:
         _roll_back(transition, newest_before(transition.state, step), reason)
 
 
 def newest_before(state: State, step: int) -> ResumePoint:
     """The newest snapshot of a step before ``step``, or the start. Of checkpoints, only the last that the run keeps are there."""
     ledger = state.ledger
-    on_disks = ledger.on_disks if ledger.on_disks is not None and ledger.on_disks.step < step else None
-    there = sorted(ledger.checkpoints)[-state.run.checkpoint.keep :]
-    checkpoints = {number: ledger.checkpoints[number] for number in there if number < step}
-    return _newest_snapshot(replace(state, ledger=replace(ledger, on_disks=on_disks, checkpoints=checkpoints)))
+    on_disks = (
+        ledger.copies.on_disks if ledger.copies.on_disks is not None and ledger.copies.on_disks.step < step else None
+    )
+    there = sorted(ledger.copies.checkpoints)[-state.run.checkpoint.keep :]
+    checkpoints = {number: ledger.copies.checkpoints[number] for number in there if number < step}
+    copies = replace(ledger.copies, on_disks=on_disks, checkpoints=checkpoints)
+    return _newest_snapshot(replace(state, ledger=replace(ledger, copies=copies)))
 
 
 def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:
     """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
-    generation = transition.state.ledger.generation + changed
+    generation = transition.state.ledger.training.generation + changed
     transition.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
 
 
@@ -191,8 +202,8 @@ def _settle_failure(transition: Transition, node: str, problem: str) -> None:
     without the state that nodes hold: at once if there is a snapshot, else before the run fails. Not for two strangers, who could
     send training back for ever."""
     ledger, newest = transition.state.ledger, _newest_snapshot(transition.state)
-    said = ledger.plan_failures
-    held = ledger.step > 0 and ledger.state_is_held
+    said = ledger.trust.plan_failures
+    held = ledger.training.step > 0 and ledger.state_is_held
     without = "the nodes could not take up the state that they hold; the last attempt goes without it"
     reason = f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}"
     match blame(ledger, said):
@@ -211,9 +222,9 @@ def _settle_failure(transition: Transition, node: str, problem: str) -> None:
 
 def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:
     """Whether the node has a part in the plan, or is said to have what it has lost."""
-    assert ledger.plan is not None
-    held = {layer for layer, holders in enumerate(ledger.held) if any(holder == node for holder, _ in holders)}
-    return node in ledger.plan.nodes or bool(held.intersection(lost))
+    assert ledger.training.plan is not None
+    held = {layer for layer, holders in enumerate(ledger.training.held) if any(holder == node for holder, _ in holders)}
+    return node in ledger.training.plan.nodes or bool(held.intersection(lost))
 
 
 def _what_holders_told(state: State) -> States:
@@ -232,6 +243,8 @@ def _roll_back(transition: Transition, point: ResumePoint, reason: str) -> None:
     ledger = transition.state.ledger
     origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
     origin = f"from {origin} of step {point.step}" if point.step else "from the start"
-    sentence = f"{reason}; {ledger.step - point.step} steps are trained again {origin}"
-    transition.emit(ev.RolledBack(point.step, ledger.step, ledger.checkpoints.get(point.step, ""), sentence))
+    sentence = f"{reason}; {ledger.training.step - point.step} steps are trained again {origin}"
+    transition.emit(
+        ev.RolledBack(point.step, ledger.training.step, ledger.copies.checkpoints.get(point.step, ""), sentence)
+    )
     snapshot.rolled_back(transition)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.trust.claims import are_proven, counted_bandwidth, counted_flops
-from dtfm.coordinator.log.ledger import Carried, Ledger
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.reach import Carried
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.workload import Workload
@@ -53,7 +54,7 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
     for source, i in places.items():
-        for destination, link in ledger.links.get(source, {}).items():
+        for destination, link in ledger.reach.links.get(source, {}).items():
             if (j := places.get(destination)) is not None:
                 latency[i, j], bandwidth[i, j] = link.latency_seconds, link.bandwidth
     bandwidth = counted_bandwidth(ledger, nodes, bandwidth)
@@ -61,8 +62,9 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
     _fill(bandwidth, bandwidth[reached], DEFAULT_BANDWIDTH)
     members = [ledger.members[node] for node in nodes]
-    ups = _connections([member.up for member in members], bandwidth)
-    downs = _connections([member.down for member in members], bandwidth.T)
+    carried = [ledger.reach.carried.get(node, (None, None)) for node in nodes]
+    ups = _connections([up for up, _ in carried], bandwidth)
+    downs = _connections([down for _, down in carried], bandwidth.T)
     speeds, marks = counted_flops(ledger, nodes), are_proven(ledger, nodes)
     relays, via = _relays(ledger, places, bandwidth)
     return Cluster(
@@ -96,7 +98,7 @@ def _relays(
     by = {
         (places[source], places[destination]): way.relay
         for source in places
-        for destination, way in ledger.ways.get(source, {}).items()
+        for destination, way in ledger.reach.ways.get(source, {}).items()
         if way.relay and destination in places
     }
     others = sorted(set(by.values()) - places.keys())
@@ -109,9 +111,8 @@ def _relays(
             passed[relay] = max(passed[relay], float(links[i, j]))
     made = []
     for relay in others:
-        member = ledger.members.get(relay)
-        up, down = (None, None) if member is None else (member.up, member.down)
-        made.append(Relay(relay, *(max(passed[relay], 0.0 if one is None else one.bandwidth) for one in (up, down))))
+        each = ledger.reach.carried.get(relay, (None, None))
+        made.append(Relay(relay, *(max(passed[relay], 0.0 if one is None else one.bandwidth) for one in each)))
     return tuple(made), via
 
 

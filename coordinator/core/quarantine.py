@@ -33,7 +33,7 @@ def refusal_of(ledger: Ledger, node: str) -> Refused | None:
 
 def part_with_quarantined(transition: Transition) -> None:
     """Hangs up on all members that have just been quarantined. Training goes on without them."""
-    if transition.state.ledger.quarantined is transition.before.ledger.quarantined:
+    if transition.state.ledger.trust.quarantined is transition.before.ledger.trust.quarantined:
         return
     for node in sorted(transition.state.members.sessions):
         session = transition.state.members.sessions.get(node)
@@ -49,7 +49,7 @@ def part_with_quarantined(transition: Transition) -> None:
 def tell_peers(transition: Transition) -> None:
     """Tells all members who is quarantined now, if the tick has changed it: certificates outlast a quarantine's beginning."""
     before, ledger = transition.before.ledger, transition.state.ledger
-    if ledger.quarantined is before.quarantined or transition.state.stopped:
+    if ledger.trust.quarantined is before.trust.quarantined or transition.state.stopped:
         return
     if (names := ledger.quarantined_names) != before.quarantined_names:
         told = wire.CoordinatorMessage(quarantined=wire.Quarantined(names=names))
@@ -61,7 +61,7 @@ def expel(transition: Transition, asked: ExpelAsked) -> None:
     ledger, node = transition.state.ledger, asked.node
     try:
         check_operator(ledger, asked.by)
-        holder = ledger.access.get(node)
+        holder = ledger.access.names.get(node)
         if node not in ledger.members and (holder is None or holder.role != Role.NODE):
             known = "`dtfm-coordinator members` shows them"
             raise Refused(wire.MALFORMED, f"there is no node {shorten(repr(node), 80)}; {known}")
@@ -88,7 +88,7 @@ def forgive(transition: Transition, asked: ForgiveAsked) -> None:
     try:
         check_operator(ledger, asked.by)
         if (why := ledger.quarantine_of(node)) is None:
-            held = ", ".join([quarantined.node for quarantined in ledger.quarantined.values()][-8:])
+            held = ", ".join([quarantined.node for quarantined in ledger.trust.quarantined.values()][-8:])
             raise Refused(
                 wire.MALFORMED, f"{shorten(repr(node), 80)} is not quarantined; those who are: {held or 'nobody'}"
             )

@@ -118,7 +118,7 @@ def planned(transition: Transition, result: Planned) -> None:
     if not isinstance(state.phase, Gathering | Stepping):
         transition.set_planner(replace(planner, asked=None))
         answer(transition, asked.tickets, False, "the plan changed meanwhile")
-    elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, state.ledger.plan):
+    elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, state.ledger.training.plan):
         transition.set_planner(replace(planner, asked=None, answer=found, chosen=None))
         answer(transition, asked.tickets, False, f"the plan stays as it is: {outcome.reason}")
     else:
@@ -153,7 +153,7 @@ def question_of(state: State) -> Question:
     """What the planner would be asked now."""
     members, staying = state.ledger.members, state.ledger.staying
     nodes = frozenset((node, members[node].incarnation) for node in staying)
-    return Question(nodes, state.ledger.changes, shown_by(state.ledger, staying))
+    return Question(nodes, state.ledger.reach.changes, shown_by(state.ledger, staying))
 
 
 def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool) -> Decision:
@@ -175,7 +175,7 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
         return Wait(WaitReason.PLANNING, "the planner is at work")
     if found is not None and found.plan is None and not found.hasty and not asked_for:
         return Wait(WaitReason.NO_PLAN, found.problem)
-    hasty = state.ledger.plan is not None and not (found is not None and found.hasty)
+    hasty = state.ledger.training.plan is not None and not (found is not None and found.hasty)
     return Ask(question, hasty)
 
 
@@ -199,7 +199,7 @@ def _is_best(state: State, question: Question) -> bool:
         return False
     if found.plan is None:
         return found.question == question
-    target = chosen.plan if chosen is not None else state.ledger.plan
+    target = chosen.plan if chosen is not None else state.ledger.training.plan
     return (
         question.nodes <= found.question.nodes
         and question.shown <= found.question.shown
@@ -211,14 +211,21 @@ def _is_best(state: State, question: Question) -> bool:
 def _carried_on(state: State) -> Plan | None:
     """The plan that trained until now, without its nodes that are gone; None if that is not possible."""
     ledger = state.ledger
-    plan, described = ledger.plan, ledger.described
-    if plan is None or described is None or not state.planner.has_planned or len(ledger.plan_failures) == ATTEMPTS - 1:
+    plan, described = ledger.training.plan, ledger.described
+    if (
+        plan is None
+        or described is None
+        or not state.planner.has_planned
+        or len(ledger.trust.plan_failures) == ATTEMPTS - 1
+    ):
         return None  # the last attempt is made with another plan
     staying = set(ledger.staying)
-    present = [n for n in ledger.ready if n in staying or (n in plan.nodes and n not in ledger.benched)]
+    present = [n for n in ledger.ready if n in staying or (n in plan.nodes and n not in ledger.trust.benched)]
     if not present:
         return None
-    holders = availability(state).in_memory(ledger.step) or [frozenset[str]() for _ in described.workload.layers]
+    holders = availability(state).in_memory(ledger.training.step) or [
+        frozenset[str]() for _ in described.workload.layers
+    ]
     cluster = measured_cluster(ledger, present, bytes_ratio(state.run))
     return rerouted(plan, Problem(cluster, as_the_run_allows(described.workload, state.run)), holders)
 
@@ -228,7 +235,7 @@ def _too_few(state: State, phase: Gathering, now: float) -> str:
     cluster, ready = state.run.cluster, len(state.ledger.staying)
     pinned = cluster.pinned
     least = len(pinned) if isinstance(pinned, tuple) else pinned or 1
-    waited = bool(state.ledger.generation) and now - phase.since >= GRACE_LEASES * state.lease
+    waited = bool(state.ledger.training.generation) and now - phase.since >= GRACE_LEASES * state.lease
     if not state.planner.has_planned and not waited:
         least = cluster.nodes
     if ready >= least:
@@ -252,7 +259,7 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
     """Logs the wait once, and drops the planner's question, which is out of date."""
     if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
         phase = replace(phase, waiting=transition.now)
-    if quarantined := transition.state.ledger.quarantined.values():
+    if quarantined := transition.state.ledger.trust.quarantined.values():
         names = name_some(why.node for why in quarantined)
         *_, last = quarantined
         sentence = f"{sentence}; quarantined: {names} (`dtfm-coordinator forgive NODE` lets one come back)"
@@ -284,17 +291,18 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     assert state.ledger.described is not None
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
-    if isinstance(pinned, tuple) and sum(pinned) > len(nodes):
-        pinned = len(pinned)  # some of the pinned replicas are missing: train with the same number of stages
+    apart = any({one, other} <= set(nodes) for one, other in state.ledger.reach.broken)
+    if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
+        pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
     transition.commands.append(
         PlanWanted(
             number=asked.number,
             cluster=measured_cluster(state.ledger, nodes, bytes_ratio(state.run)),
             workload=as_the_run_allows(state.ledger.described.workload, state.run),
-            incumbent=state.ledger.plan,
+            incumbent=state.ledger.training.plan,
             stages=pinned,
             seed=state.run.seed,
-            generation=state.ledger.generation + 1,
+            generation=state.ledger.training.generation + 1,
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
         )
     )

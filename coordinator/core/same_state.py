@@ -44,14 +44,14 @@ def told(state: State, phase: Switching, node: str, states: Collection[wire.Buck
     """The phase, once ``node`` has said what it holds. Raises Refused."""
     ledger = state.ledger
     assert ledger.described is not None
-    assert ledger.plan is not None
-    due = [layer for stage in ledger.plan.stages if node in stage.replicas for layer in range(*stage.layers)]
+    assert ledger.training.plan is not None
+    due = [layer for stage in ledger.training.plan.stages if node in stage.replicas for layer in range(*stage.layers)]
     named = phase.givers.get(node, ()), state.members.sessions[node].copies_from
     layers = len(ledger.described.workload.layers)
     mine = check_states(
         states, ledger.described.buckets, lambda bucket: could_name(named, bucket, layers) - {node}, due
     )
-    if node not in ledger.plan.nodes:
+    if node not in ledger.training.plan.nodes:
         mine = {bucket: said for bucket, said in mine.items() if _holds(ledger, node, bucket, said)}
     return replace(phase, states={**phase.states, node: {**phase.states.get(node, {}), **mine}})
 
@@ -101,23 +101,25 @@ def _contradict(
     """Those who have trained a bucket hold different state of it; or, unless training ``went_on`` with it, those who have read or
     made it."""
     ledger = transition.state.ledger
-    assert ledger.plan is not None
-    stage = next((i for i, stage in enumerate(ledger.plan.stages) if bucket in range(*stage.layers)), 0)
-    transition.emit(ev.DigestMismatch(ledger.step + 1, ledger.generation, stage, dict(digests)))
-    reason = f"after step {ledger.step} its state of bucket {bucket} differs from that of others"
+    assert ledger.training.plan is not None
+    stage = next((i for i, stage in enumerate(ledger.training.plan.stages) if bucket in range(*stage.layers)), 0)
+    transition.emit(ev.DigestMismatch(ledger.training.step + 1, ledger.training.generation, stage, dict(digests)))
+    reason = f"after step {ledger.training.step} its state of bucket {bucket} differs from that of others"
     quarantine(
         transition, replace(verdict, undecided=True), Charge.DIGEST, reason
     )  # as in a step, see stepping/votes.py
     regroup(transition, f"{name_some(verdict.members)}: {reason}")
     if verdict.undecided and went_on:
-        back_before(transition, ledger.step, reason)
+        back_before(transition, ledger.training.step, reason)
 
 
 def _get_again(transition: Transition, wrong: Collection[_Wrong]) -> None:
     """Nodes have got wrong state. They get it again, from other donors."""
     ledger = transition.state.ledger
     for each in wrong:
-        transition.emit(ev.StateRefused(ledger.step, ledger.generation, each.node, each.donors, each.bucket))
+        transition.emit(
+            ev.StateRefused(ledger.training.step, ledger.training.generation, each.node, each.donors, each.bucket)
+        )
     accused = set[str]()
     for each in wrong:
         if accused.isdisjoint(each.donors) and (verdict := _against_donor(transition.state.ledger, each)) is not None:
@@ -129,7 +131,8 @@ def _get_again(transition: Transition, wrong: Collection[_Wrong]) -> None:
             accused.isdisjoint(each.donors)
             and (verdict := _between_them(ledger, transition.state.ledger, each)) is not None
         ):
-            reason = f"after step {ledger.step} the state of bucket {each.bucket} that {each.node} has differs, whoever gives it"
+            state = f"the state of bucket {each.bucket} that {each.node} has"
+            reason = f"after step {ledger.training.step} {state} differs, whoever gives it"
             quarantine(transition, verdict, Charge.DIGEST, reason)
             accused.update(verdict.members)
     first = next(iter(wrong))

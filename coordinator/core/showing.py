@@ -33,7 +33,7 @@ class _Part:
 
 def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
     """What a committed step, and those before it under this plan, show."""
-    last = transition.state.ledger.last
+    last = transition.state.ledger.training.last
     if not transition.state.ledger.is_open or last is None or last.resumed or last.seconds <= 0:
         return
     parts = _parts(transition.state, votes)
@@ -68,7 +68,7 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
 
 def _parts(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, _Part]:
     """By node of the plan that has computed for long enough."""
-    plan, described = state.ledger.plan, state.ledger.described
+    plan, described = state.ledger.training.plan, state.ledger.described
     if plan is None or described is None:
         return {}
     parts = {}

@@ -67,7 +67,8 @@ class Session:
     dial it. ``to_measure``: by node, how often it was asked to measure its links to that one and has not answered. ``told``: the
     ways and holders that it was last told (ways.py). ``prepared``: what it would train, while it is JOINED
     and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of); empty: not known,
-    or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the same layers."""
+    or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the same layers.
+    ``links_changed``: how often it was told so, and has not answered by choosing codecs."""
 
     node: str
     stream: int
@@ -88,6 +89,7 @@ class Session:
     prepared: wire.Prepared | None = None
     origin: str = ""
     copies_from: Givers = ()
+    links_changed: int = 0
 
     @property
     def process(self) -> str:
@@ -116,10 +118,11 @@ class Dialled:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a broken link is measured again, and the pause after that."""
+    """When a broken link is measured again, and the pause after that. ``works_since``: None while it is broken."""
 
     due: float
     pause: float
+    works_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +399,8 @@ class Speeds:
 @dataclass(frozen=True, slots=True)
 class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
-    devices, by (source, destination) for links, and by (node, node) for what a node delivers of what it claims (drift.py).
+    devices, by (source, destination) for links, by (" ", node) for devices
+    that are idle, and by (node, node) for what a node delivers of what it claims (drift.py).
     ``also``: reports that the step in hand failed, as in Ledger.failures, which came after it was aborted because of another.
     Once ``stopped``, nothing but farewells happens."""
 

@@ -50,7 +50,7 @@ def after_an_error(state: State, event: Input, now: float) -> tuple[State, Ready
         case InviteAsked() | EnrolAsked() | RevokeAsked() | ExpelAsked() | ForgiveAsked():
             return state, Ready((), (AnswerAccess(event.ticket, Refused(wire.MALFORMED, SENTENCE)),))
         case PlanNow():
-            return state, Ready((), (AnswerPlanNow(event.ticket, False, state.ledger.generation, SENTENCE),))
+            return state, Ready((), (AnswerPlanNow(event.ticket, False, state.ledger.training.generation, SENTENCE),))
         case _:
             fresh, answers = _forgetful(state, now)
             with contextlib.suppress(Exception):
@@ -71,7 +71,7 @@ def _forgetful(state: State, now: float) -> tuple[State, tuple[AnswerPlanNow, ..
         speeds={},
         auditing=memory.remembered(state.ledger, state.auditing.number),
     )
-    generation = state.ledger.generation
+    generation = state.ledger.training.generation
     return fresh, tuple(
         AnswerPlanNow(ticket, False, generation, SENTENCE) for ticket in (asked.tickets if asked else ())
     )

@@ -89,7 +89,7 @@ def _take_in(transition: Transition, event: Input) -> None:
             quarantine.forgive(transition, event)
         case PlanNow() if over:
             transition.commands.append(
-                AnswerPlanNow(event.ticket, False, transition.state.ledger.generation, "the run is over")
+                AnswerPlanNow(event.ticket, False, transition.state.ledger.training.generation, "the run is over")
             )
         case PlanNow():
             replanning.replan(transition, (event.ticket,))

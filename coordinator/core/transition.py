@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from dtfm.coordinator.core.state import Members, Phase, PlanChosen, Planner, Safekeeping, Session, State
 from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
-from dtfm.coordinator.log.fold import apply
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
@@ -298,7 +297,7 @@ class Transition:
 
     def emit(self, event: Event) -> None:
         """Adds the event to the log, and what follows from it to the ledger."""
-        self.state = replace(self.state, ledger=apply(self.state.ledger, event))
+        self.state = replace(self.state, ledger=event.apply(self.state.ledger))
         self.entries.append(event)
 
     def enter(self, phase: Phase) -> None:
@@ -325,14 +324,10 @@ class Transition:
         self.commands.extend(Send(sessions[node].stream, message) for node in sorted(set(nodes) & sessions.keys()))
 
     def refuse(self, stream: int, node: str, reason: wire.RefusalReason, sentence: str) -> None:
-        """Ends the stream. A message that makes no sense, or comes in vain, leaves no entry unless it is a member's, so that
-        nobody fills the log with them."""
+        """Ends the stream. This leaves no entry unless it is a member's, so that nobody else fills the log with refusals."""
         name = wire.RefusalReason.Name(reason)
         self.log(f"refused {node or 'a stranger'}: {name}: {sentence}")
-        if (
-            reason not in (wire.NAME_TAKEN, wire.MALFORMED, wire.QUARANTINED)
-            or self.state.members.session_of(stream) is not None
-        ):
+        if self.state.members.session_of(stream) is not None:
             self.emit(NodeRefused(node, name, sentence))
         refusal = wire.Refusal(reason=reason, sentence=sentence)
         self.commands += [Send(stream, wire.CoordinatorMessage(refusal=refusal)), HangUp(stream)]

@@ -17,11 +17,10 @@ from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.links import check_reached
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.reach import Pair, pair_of
 from dtfm.protos import control_pb2 as wire
 
 NO_RELAY = "neither can dial the other, and no member that both reach relays; have one `join --relay`, or run `dtfm-node relay`"
-
-Pair = tuple[str, str]
 
 
 def have_dialled(transition: Transition, session: Session, others: Iterable[Session]) -> None:
@@ -44,7 +43,7 @@ def probe(transition: Transition, node: str, peers: Iterable[Session]) -> None:
 
 def reached(transition: Transition, node: str, report: wire.Reached) -> None:
     """The answer of a node that was asked to dial others."""
-    before, new = transition.state.ledger.ways, list[Pair]()
+    before, new = transition.state.ledger.reach.ways, list[Pair]()
     for other, known in check_reached(report, node, transition.state.members.sessions).items():
         session = transition.state.members.sessions[other]
         if node not in session.reaching:
@@ -57,12 +56,12 @@ def reached(transition: Transition, node: str, report: wire.Reached) -> None:
 
 def measured(transition: Transition, node: str, links: Iterable[ev.Link]) -> None:
     """What a node's measurements say about the ways to others."""
-    before, new = transition.state.ledger.ways, list[Pair]()
+    before, new = transition.state.ledger.reach.ways, list[Pair]()
     for link in links:
         if link.source != node:
             continue
         failed = link.bandwidth == 0
-        if (way := transition.state.ledger.ways.get(node, {}).get(link.destination)) is None:
+        if (way := transition.state.ledger.reach.ways.get(node, {}).get(link.destination)) is None:
             new += _know(transition, node, link.destination, Dialled(link.way, link.problem if failed else ""))
         elif failed:
             reason = f"{way.name} did not work: {link.problem}"
@@ -76,7 +75,7 @@ def arrived(transition: Transition, node: str) -> None:
     found = [
         ev.Way(source, node, known.way)
         for source, row in sorted(dialled.items())
-        if (known := row.get(node)) is not None and known.way and node in ledger.links.get(source, {})
+        if (known := row.get(node)) is not None and known.way and node in ledger.reach.links.get(source, {})
     ]
     if found:
         transition.emit(ev.WaysChosen(tuple(found)))
@@ -86,7 +85,7 @@ def remembered(transition: Transition, ways: Iterable[ev.Way]) -> None:
     """A node returned whose links are still known, and with them the ways that are not direct."""
     sessions = transition.state.members.sessions
     good = tuple(way for way in ways if not way.relay or way.relay in sessions)
-    before, new = transition.state.ledger.ways, list[Pair]()
+    before, new = transition.state.ledger.reach.ways, list[Pair]()
     if good:
         transition.emit(ev.WaysChosen(good))
     for way in ways:
@@ -109,7 +108,7 @@ def left(transition: Transition, node: str, before: Mapping[str, Mapping[str, ev
 
 def try_again(transition: Transition, node: str, peer: str) -> None:
     """A broken link is about to be measured once more. A pair without a way may get a relay that has come meanwhile."""
-    ways, pair = transition.state.ledger.ways, _pair(node, peer)
+    ways, pair = transition.state.ledger.reach.ways, pair_of(node, peer)
     members = transition.state.members
     transition.set_members(replace(members, tried={p: relays for p, relays in members.tried.items() if p != pair}))
     known = (members.dialled.get(node, {}).get(peer), members.dialled.get(peer, {}).get(node))
@@ -123,17 +122,17 @@ def try_again(transition: Transition, node: str, peer: str) -> None:
 def relay_came(transition: Transition) -> None:
     """A relay has joined: pairs that had no way may have one now."""
     members = transition.state.members
-    for a, b in sorted(transition.state.ledger.broken):
+    for a, b in sorted(transition.state.ledger.reach.broken):
         if {a, b} <= members.sessions.keys():
-            had = transition.state.ledger.ways.get(a, {}).get(b)
+            had = transition.state.ledger.reach.ways.get(a, {}).get(b)
             try_again(transition, a, b)
-            if transition.state.ledger.ways.get(a, {}).get(b) is not had:
+            if transition.state.ledger.reach.ways.get(a, {}).get(b) is not had:
                 _measure(transition, [(a, b)])
 
 
 def _use(transition: Transition, before: Mapping[str, Mapping[str, ev.Way]], new: Iterable[Pair]) -> None:
     """Tells nodes of ways that are others than ``before``, and then has the first of each ``new`` pair measure its links."""
-    if transition.state.ledger.ways is not before:
+    if transition.state.ledger.reach.ways is not before:
         _tell(transition)
     _measure(transition, new)
 
@@ -142,11 +141,11 @@ def _tell(transition: Transition) -> None:
     """Tells every node how it reaches others, and to whom it lends, if that has changed."""
     ledger = transition.state.ledger
     holders: dict[str, set[str]] = {}
-    for source, row in ledger.ways.items():
+    for source, row in ledger.reach.ways.items():
         for destination, way in row.items():
             holders.setdefault(destination, set()).add(way.relay or source)
     for node, session in sorted(transition.state.members.sessions.items()):
-        row = ledger.ways.get(node, {})
+        row = ledger.reach.ways.get(node, {})
         ways = tuple((name, way.relay) for name, way in sorted(row.items()))
         told = (ways, tuple(sorted(holders.get(node, ()))))
         if told != session.told:
@@ -165,25 +164,25 @@ def _know(transition: Transition, node: str, other: str, known: Dialled) -> list
     if known.problem and back.problem:
         return _relay(transition, node, other, "neither can dial the other")
     source, destination = (node, other) if known.problem else (other, node)
-    ways = transition.state.ledger.ways
+    ways = transition.state.ledger.reach.ways
     if destination in ways.get(source, {}):
         return []
     reason = f"{source} cannot dial {destination}, which can dial {source}"
     transition.emit(ev.WaysChosen((ev.Way(source, destination, "dial-back", "", reason),)))
-    link = transition.state.ledger.links.get(source, {}).get(destination)
+    link = transition.state.ledger.reach.links.get(source, {}).get(destination)
     return [(source, destination)] if link is None or link.bandwidth == 0 else []
 
 
 def _relay(transition: Transition, node: str, other: str, reason: str, without: str = "") -> list[Pair]:
     """Has two nodes reach each other over a relay that they have not tried, if there is one. Returns them if it is to be
     measured."""
-    pair, members = _pair(node, other), transition.state.members
+    pair, members = pair_of(node, other), transition.state.members
     if without:
         tried = {**members.tried, pair: members.tried.get(pair, frozenset()) | {without}}
         transition.set_members(replace(members, tried=tried))
     relay = _pick(transition, pair)
     if relay is None:
-        ways = transition.state.ledger.ways
+        ways = transition.state.ledger.reach.ways
         direct = tuple(ev.Way(a, b, "direct") for a, b in (pair, pair[::-1]) if b in ways.get(a, {}))
         if direct:
             transition.emit(ev.WaysChosen(direct))
@@ -202,7 +201,7 @@ def _choose(transition: Transition, pair: Pair, relay: str, reason: str) -> None
 def _pick(transition: Transition, pair: Pair) -> str | None:
     """The relay with the least to do that the pair has not tried."""
     members = transition.state.members
-    busy = Counter(way.relay for row in transition.state.ledger.ways.values() for way in row.values())
+    busy = Counter(way.relay for row in transition.state.ledger.reach.ways.values() for way in row.values())
     leaving = {node for node, member in transition.state.ledger.members.items() if member.leaving}
     known = (
         node
@@ -241,7 +240,3 @@ def _without(dialled: Mapping[str, Mapping[str, Dialled]], node: str) -> Mapping
         for who, row in dialled.items()
         if who != node
     }
-
-
-def _pair(a: str, b: str) -> Pair:
-    return (a, b) if a < b else (b, a)

@@ -27,8 +27,6 @@ class Charge(enum.StrEnum):
     """It alone could not do its part of a step, again and again."""
     PLAN_FAILED = "PLAN_FAILED"
     """It could not take its part in a plan, again and again."""
-    PEER_LOST = "PEER_LOST"
-    """It lost several peers, or several lost it."""
     STALLED = "STALLED"
     """It was waited for in vain, again and again, though its heartbeats came."""
     SNAPSHOT = "SNAPSHOT"

@@ -14,20 +14,20 @@ from dataclasses import replace
 from blake3 import blake3
 from pydantic import TypeAdapter, ValidationError
 
+import dtfm
 from dtfm.coordinator.log.events import Link
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import LedgerSnapshot, Store
 
 log = logging.getLogger(__name__)
-
-FORMAT = 26
-"""Raise it whenever the ledger's fields change, or what an event does to them: older ledger snapshots are passed over then."""
 
 EVERY = 10_000
 """The number of events between two ledger snapshots. Folding that many takes some tenths of a second."""
 
 _LEDGER: TypeAdapter[Ledger] = TypeAdapter(Ledger)
+
+FORMAT = int.from_bytes(blake3(json.dumps([dtfm.__version__, _LEDGER.json_schema()]).encode()).digest(3))
+"""It follows from the version and the ledger's fields: ledger snapshots with another one are passed over."""
 
 
 def take(ledger: Ledger, sequence: int) -> LedgerSnapshot:
@@ -45,7 +45,7 @@ def read(snapshot: LedgerSnapshot) -> Ledger:
     first, *rest = snapshot.text.split("\n")
     try:
         ledger = _LEDGER.validate_json(first)
-        return replace(ledger, links=dict(map(_row, rest)))
+        return replace(ledger, reach=replace(ledger.reach, links=dict(map(_row, rest))))
     except (ValidationError, ValueError, TypeError) as error:
         raise ValueError(f"it cannot be read: {str(error).splitlines()[0]}") from None
 
@@ -65,8 +65,8 @@ def restore(store: Store) -> Ledger:
 
 
 def _lines(ledger: Ledger) -> Iterator[str]:
-    yield _LEDGER.dump_json(replace(ledger, links={})).decode()
-    for source, row in ledger.links.items():
+    yield _LEDGER.dump_json(replace(ledger, reach=replace(ledger.reach, links={}))).decode()
+    for source, row in ledger.reach.links.items():
         links = [
             [link.destination, link.latency_seconds, link.bandwidth, link.problem, link.way] for link in row.values()
         ]

@@ -10,10 +10,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from dtfm.coordinator.log.events import DeviceSeen, WorkAudited
+from dtfm.coordinator.log.members import DeviceSeen
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.trust import WorkAudited
 
 MOST_SORTS = 256
 """Sorts of comparisons that are remembered. From then on that with the fewest audits is forgotten for each new one."""

@@ -9,7 +9,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from dtfm.coordinator.log.ledger import Audits, Ledger
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.trust import Audits
 
 PROVEN_AFTER = 3
 """The number of audits in a row that must have found a stranger's work right. Where two other parties can do it again, it must be
@@ -57,12 +58,12 @@ class Earned:
 def earned(ledger: Ledger, name: str) -> Earned:
     """The standing of the party to which the name belongs."""
     who = ledger.party(name)
-    audits = ledger.audits.get(who)
+    audits = ledger.trust.audits.get(who)
     clean = 0 if audits is None else audits.clean
     if (why := ledger.quarantine_of(name)) is not None:
         return Earned(Standing.QUARANTINED, f"{why.charge} in step {why.step}: {why.reason}")
-    if any(ledger.party(node) == who for node in ledger.benched):
-        return Earned(Standing.SUSPECTED, f"the step is tried without it: {ledger.benched_for}", clean)
+    if any(ledger.party(node) == who for node in ledger.trust.benched):
+        return Earned(Standing.SUSPECTED, f"the step is tried without it: {ledger.trust.benched_for}", clean)
     if audits is not None and audits.differed:
         return Earned(Standing.SUSPECTED, "its last audit came to something else")
     if audits is not None and clean >= PROVEN_AFTER and audits.witnessed:
@@ -70,7 +71,7 @@ def earned(ledger: Ledger, name: str) -> Earned:
     if not ledger.is_open:
         return Earned(Standing.PROVEN, "members of this run know each other", clean)
     so_far = "no audit of its work yet" if audits is None or not clean else f"{said_of(audits)}; {_lacks(audits)}"
-    if (forgiven := ledger.forgiven.get(who)) is not None:
+    if (forgiven := ledger.trust.forgiven.get(who)) is not None:
         said = f"an operator has forgiven it, after {forgiven.charge} in step {forgiven.step}; {so_far}"
         return Earned(Standing.SUSPECTED, said, clean)
     return Earned(Standing.NEW, so_far, clean)

@@ -33,16 +33,14 @@ _SNAPSHOTS = sa.Table(
     sa.Column("digest", sa.String(64), nullable=False),
     sa.Column("text", sa.Text, nullable=False),
 )
-_SECRETS = sa.Table(  # of older versions
-    "secrets",
-    sa.MetaData(),
-    sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
 
 
 class StoreError(ValueError):
     """The store cannot be used. The message says why, and what to do."""
+
+
+class AnotherWriter(StoreError):
+    """Another coordinator writes to the same log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +147,6 @@ class Store:
             rows = connection.execute(query).all()
         return [LedgerSnapshot(row.sequence, row.format, row.digest, row.text) for row in rows]
 
-    def secret(self, name: str) -> str | None:
-        """What an older version of dtfm kept here beside the log; None: nothing."""
-        with _Explained(self.url), self._engine.connect() as connection:
-            if not sa.inspect(connection).has_table(_SECRETS.name):
-                return None
-            found = connection.execute(sa.select(_SECRETS.c.value).where(_SECRETS.c.name == name)).scalar()
-            return None if found is None else str(found)
-
-    def erase_secrets(self) -> None:
-        """Leaves nothing of them in the database's files."""
-        with _Explained(self.url):
-            with self._engine.begin() as connection:
-                _SECRETS.drop(connection)  # SQLite overwrites it with zeros, see _durable
-            if self._engine.dialect.name == "sqlite":
-                with self._engine.connect() as connection:
-                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-
     def close(self) -> None:
         self._engine.dispose()
         if self._lock is not None:
@@ -200,17 +181,18 @@ class _Explained:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if not isinstance(error, exc.SQLAlchemyError):
             return
+        where = f"store {sa.make_url(self.url).render_as_string()}"
         if isinstance(error, exc.IntegrityError):
-            sentence = "another coordinator writes to it; stop one of them, or give this one its own with --store"
-        else:
-            text = str(getattr(error, "orig", None) or error)
-            sentence = next((fix for cause, fix in _CAUSES.items() if cause in text), text)
-        raise StoreError(f"store {sa.make_url(self.url).render_as_string()}: {sentence}") from None
+            fix = "stop one of them, or give this one its own with --store"
+            raise AnotherWriter(f"{where}: another coordinator writes to it; {fix}") from None
+        text = str(getattr(error, "orig", None) or error)
+        sentence = next((fix for cause, fix in _CAUSES.items() if cause in text), text)
+        raise StoreError(f"{where}: {sentence}") from None
 
 
 _CAUSES = {
     "is locked": "another process has locked it; stop that one, or give another store with --store",
-    "disk is full": "the disk is full; make room, then go on with --resume",
+    "disk is full": "the disk is full; make room",
     "unable to open": "it cannot be opened; make sure that its folder exists and may be written to",
     "readonly": "it is read-only; change its permissions, or give another with --store",
     "not a database": "it is not a database; give another with --store",

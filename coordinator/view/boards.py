@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record
-from dtfm.coordinator.view.narration import narrate
 
 _TOLD = (
     ev.RunResumed,
@@ -68,7 +67,7 @@ class TensorBoard:
             self._step = record.event.step  # type: ignore[union-attr]  # those with points have one
             self._writer.add_scalar(name, value, self._step, walltime=record.time)
         if isinstance(record.event, _TOLD):
-            self._writer.add_text("events", narrate(record.event), self._step, walltime=record.time)
+            self._writer.add_text("events", record.event.narrate(), self._step, walltime=record.time)
 
     def close(self) -> None:
         self._writer.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from dtfm.coordinator.view.narration import name_nodes
+from dtfm.coordinator.log.wording import name_nodes
 from dtfm.scheduler.cost.limits import Limit, limits
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.keeping import Held, held_by

@@ -18,7 +18,7 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
     a ``word`` ("new", "proven", "suspected" or "quarantined"), with the ``reason``, and how many ``audits`` in a row have found
     its work right. ``quarantine``: for what, why and since which step; None: it is not quarantined.
     """
-    plan = ledger.plan
+    plan = ledger.training.plan
     documents = []
     for node, member in sorted(ledger.members.items()):
         stage = plan.stage_of(node) if plan is not None else None
@@ -29,7 +29,7 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
                 "candidates": list(member.candidates),
                 "relay": member.relay,
                 "status": status(ledger, node),
-                "steps": ledger.worked.get(node, 0),
+                "steps": ledger.trust.worked.get(node, 0),
                 "standing": earned(ledger, node).document,
                 "quarantine": None,
                 "stage": stage,
@@ -40,13 +40,13 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
                         "latency_seconds": link.latency_seconds,
                         "bandwidth": link.bandwidth,
                         "way": link.way,
-                        "codecs": dict(ledger.codecs.get(node, {}).get(destination, {})),
+                        "codecs": dict(ledger.training.codecs.get(node, {}).get(destination, {})),
                     }
-                    for destination, link in sorted(ledger.links.get(node, {}).items())
+                    for destination, link in sorted(ledger.reach.links.get(node, {}).items())
                 },
             }
         )
-    return documents + [_quarantine(ledger, why) for why in ledger.quarantined.values()]
+    return documents + [_quarantine(ledger, why) for why in ledger.trust.quarantined.values()]
 
 
 def _quarantine(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _quarantine(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
     return {
         "node": why.node,
         "status": "quarantined",
-        "steps": ledger.worked.get(why.node, 0),
+        "steps": ledger.trust.worked.get(why.node, 0),
         "standing": earned(ledger, why.node).document,
         "quarantine": {"charge": why.charge, "reason": why.reason, "step": why.step, "undecided": why.undecided},
     }
@@ -62,9 +62,9 @@ def _quarantine(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
 
 def status(ledger: Ledger, node: str) -> str:
     """What the node does, in a word."""
-    if ledger.plan is not None and ledger.plan.stage_of(node) is not None:
+    if ledger.training.plan is not None and ledger.training.plan.stage_of(node) is not None:
         return "computing"
     member = ledger.members[node]
-    if node in ledger.benched:
+    if node in ledger.trust.benched:
         return "benched"
     return "relays" if member.relay == "only" else "idle" if member.ready else "preparing"

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.view.narration import narrate
 
 LINES = 10
 """Number of lines about steps that a whole run prints without a terminal."""
@@ -52,7 +51,7 @@ class RunProgress:
         if isinstance(event, ev.StepCommitted):
             self._show_step(event)
         elif not isinstance(event, _QUIET):
-            self._console.print(narrate(event), markup=False, highlight=False)
+            self._console.print(event.narrate(), markup=False, highlight=False)
 
     def _show_step(self, event: ev.StepCommitted) -> None:
         if (rate := event.tokens_per_second) is not None:
@@ -61,7 +60,7 @@ class RunProgress:
         self._bar.update(self._task, completed=event.step, loss=f"{event.loss:.3f}", rate=shown)
         every = max(1, self._steps // LINES)
         if not self._console.is_terminal and (event.step % every == 0 or event.step in (1, self._steps)):
-            self._console.print(f"{narrate(event)} ({event.step} of {self._steps})", markup=False, highlight=False)
+            self._console.print(f"{event.narrate()} ({event.step} of {self._steps})", markup=False, highlight=False)
 
 
 class _TimeLeft(ProgressColumn):

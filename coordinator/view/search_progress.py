@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dtfm.coordinator.view.narration import describe_seconds
+from dtfm.coordinator.log.wording import describe_seconds
 
 QUIET_SECONDS = 2.0
 """What takes less needs no progress."""

@@ -16,12 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import apply
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.standing import earned
 from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.wording import describe_routes, describe_seconds
 from dtfm.coordinator.view.members import status
-from dtfm.coordinator.view.narration import describe_routes, describe_seconds, narrate
 
 RECENT_STEPS = 20
 """Number of steps that tokens/s is averaged over."""
@@ -45,8 +44,8 @@ class View:
     """What a step of the plan is expected to take, and what no plan can beat."""
 
     def add(self, record: Record) -> None:
-        before = self.ledger.plan
-        self.ledger = apply(self.ledger, record.event)
+        before = self.ledger.training.plan
+        self.ledger = record.event.apply(self.ledger)
         if isinstance(record.event, ev.PlanAdopted):
             said = describe_seconds(record.event.predicted_seconds, record.event.lower_bound_seconds)
             again = before is not None and before.stages == record.event.plan.stages  # it was not planned anew
@@ -79,16 +78,16 @@ def _head(view: View) -> RenderableType:
     rate = view.tokens_per_second
     line = Text.assemble(
         (str(ledger.run.get("name", "no run yet")), "bold"),
-        f"  step {ledger.step}/{steps}",
-        f"  plan {ledger.generation}",
-        f"  loss {ledger.last.loss:.4f}" if ledger.last else "",
+        f"  step {ledger.training.step}/{steps}",
+        f"  plan {ledger.training.generation}",
+        f"  loss {ledger.training.last.loss:.4f}" if ledger.training.last else "",
         f"  {rate:,.0f} tokens/s" if rate is not None else "",
         f"  held out {ledger.evaluated.loss:.4f} (frequencies {ledger.evaluated.unigram_entropy:.4f})"
         if ledger.evaluated
         else "",
     )
     bar = Table.grid(expand=True)  # a bar alone does not end its line
-    bar.add_row(ProgressBar(total=max(steps, 1), completed=ledger.step))
+    bar.add_row(ProgressBar(total=max(steps, 1), completed=ledger.training.step))
     body: list[RenderableType] = [line, bar]
     if len(view.losses) > 1:
         body.append(Text("loss " + sparkline(view.losses), style="dim"))
@@ -118,7 +117,7 @@ def _nodes(ledger: Ledger) -> RenderableType:
     ):
         table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
-        stage = ledger.plan.stage_of(node) if ledger.plan else None
+        stage = ledger.training.plan.stage_of(node) if ledger.training.plan else None
         does = f"stage {stage}" if stage is not None else status(ledger, node)
         if (its := earned(ledger, node)).is_earned:
             does += f", {its.standing.word}"
@@ -131,14 +130,14 @@ def _nodes(ledger: Ledger) -> RenderableType:
         )
     if (more := len(ledger.members) - MOST_NODES) > 0:
         table.add_row(f"and {more} more", "", "", "", "")
-    for why in list(ledger.quarantined.values())[-MOST_QUARANTINED:]:
+    for why in list(ledger.trust.quarantined.values())[-MOST_QUARANTINED:]:
         table.add_row(Text(why.node, style="red"), Text(f"quarantined: {why.charge}", style="red"), "", "", "")
     return table
 
 
 def _busy(ledger: Ledger, node: str) -> str:
     """Fraction of the last step that the node spent computing, not waiting."""
-    last = ledger.last
+    last = ledger.training.last
     if last is None or node not in last.compute_seconds:
         return ""
     whole = last.compute_seconds[node] + last.wait_seconds[node]
@@ -148,13 +147,13 @@ def _busy(ledger: Ledger, node: str) -> str:
 def _grid(ledger: Ledger, expected: str) -> RenderableType:
     title = f"Stages: {expected}" if expected else "Stages x replicas"
     table = Table(title=title, title_justify="left", expand=True, show_header=False)
-    for index, stage in enumerate(ledger.plan.stages if ledger.plan else ()):
+    for index, stage in enumerate(ledger.training.plan.stages if ledger.training.plan else ()):
         names = ", ".join(stage.replicas[:6]) + (f" +{len(stage.replicas) - 6}" if len(stage.replicas) > 6 else "")
         table.add_row(f"{index}: layers {stage.layers[0]}-{stage.layers[1] - 1}", Text(names, style=_style(index)))
-    if ledger.plan is None:
+    if ledger.training.plan is None:
         table.add_row("no plan yet", "")
-    elif len(ledger.plan.stages) > 1:
-        table.add_row("heaviest routes", Text(describe_routes(ledger.plan), overflow="ellipsis", no_wrap=True))
+    elif len(ledger.training.plan.stages) > 1:
+        table.add_row("heaviest routes", Text(describe_routes(ledger.training.plan), overflow="ellipsis", no_wrap=True))
     return table
 
 
@@ -166,18 +165,18 @@ def _links(ledger: Ledger) -> RenderableType:
     table.add_column("Mbit/s", justify="right", no_wrap=True)
     table.add_column("way", no_wrap=True)
     table.add_column("codec", no_wrap=True)
-    links = [link for row in ledger.links.values() for link in row.values()]
-    used = [link for link in links if ledger.codecs.get(link.source, {}).get(link.destination)]
+    links = [link for row in ledger.reach.links.values() for link in row.values()]
+    used = [link for link in links if ledger.training.codecs.get(link.source, {}).get(link.destination)]
     for link in heapq.nsmallest(MOST_LINKS, used or links, key=lambda link: (link.bandwidth, -link.latency_seconds)):
         rate = f"{link.bandwidth * 8 / 1e6:,.0f}" if link.bandwidth > 0 else "none"
-        codecs = ledger.codecs.get(link.source, {}).get(link.destination, {})
+        codecs = ledger.training.codecs.get(link.source, {}).get(link.destination, {})
         under = "/".join(dict.fromkeys(codec for _, codec in sorted(codecs.items())))
         table.add_row(f"{link.source} → {link.destination}", f"{link.latency_seconds * 1e3:.2f}", rate, link.way, under)
     return table
 
 
 def _events(recent: deque[Record]) -> RenderableType:
-    lines = [Text(narrate(record.event), no_wrap=True, overflow="ellipsis") for record in recent]
+    lines = [Text(record.event.narrate(), no_wrap=True, overflow="ellipsis") for record in recent]
     return Panel(Group(*lines), title="Events", title_align="left")
 
 

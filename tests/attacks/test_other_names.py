@@ -164,7 +164,7 @@ async def test_of_many_who_show_an_invitation_of_one_use_at_once_one_gets_in(ser
     answers = await asyncio.gather(*(refusal(served, once, name, name) for name in names))
     assert sorted(answers) == ["", *["INVITATION_USED_UP"] * 7]
     winner = names[answers.index("")]
-    assert set(names) & served.server.ledger.access.keys() == {winner}
+    assert set(names) & served.server.ledger.access.names.keys() == {winner}
     assert await refusal(served, once, "later", "later") == "INVITATION_USED_UP"
     assert await refusal(served, once, winner, winner) == "", "it may ask twice, as an answer may get lost"
 
@@ -173,7 +173,7 @@ async def test_an_invitation_that_was_revoked_lets_nobody_in(served: Served) -> 
     revoked = await invited(served)
     await served.server.revoke(revoked.id, served.operator)
     assert await refusal(served, revoked, "thief", "thief") == "REVOKED"
-    assert "thief" not in served.server.ledger.access
+    assert "thief" not in served.server.ledger.access.names
 
 
 async def test_a_name_is_not_another_keys_while_its_owner_is_a_member_nor_when_it_has_gone_nor_when_it_is_revoked(

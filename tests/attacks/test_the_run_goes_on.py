@@ -73,7 +73,6 @@ def the_others_finish(cluster: Cluster, charge: str, steps: int = STEPS) -> None
         ("nan", "NON_FINITE"),
         pytest.param("huge_loss", "NON_FINITE", marks=pytest.mark.soak),  # found like "nan"
         ("no_plan_suits", "PLAN_FAILED"),
-        ("loses_peers", "PEER_LOST"),
     ],
 )
 def test_a_liar_among_three_replicas_is_quarantined_and_the_others_finish(
@@ -86,6 +85,16 @@ def test_a_liar_among_three_replicas_is_quarantined_and_the_others_finish(
         assert not cluster.of("run_failed")
         if twist != "no_plan_suits":
             assert cluster.of("node_quarantined")[0]["step"] == FROM - 1
+
+
+def test_who_says_that_it_loses_everybody_throws_nobody_out_and_the_others_finish(tmp_path: Path) -> None:
+    """It names the others in turn. Nobody else goes on its word; whom it names once they are kept apart is its own failure."""
+    with attacked(tmp_path, "loses_peers", (*PEERS, LIAR)) as cluster:
+        assert cluster.finish() == 0
+        assert {event["node"] for event in cluster.of("node_quarantined")} <= {LIAR}
+        assert len(cluster.of("step_aborted")) <= 8
+        assert not has_part(LIAR, cluster.of("step_committed")[-1])
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
 
 
 def test_who_sends_nan_and_says_that_all_is_well_is_found(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from typing import Any, Self
 
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import take
 from dtfm.coordinator.log.store import Store
 from dtfm.node.host.rows import Row, show

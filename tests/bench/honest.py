@@ -112,7 +112,6 @@ def found_in(events: Iterable[Event]) -> Findings:
                 found.audits += 1
                 found.clean += event["clean"]
                 found.unequal += any(event["errors"].values())
-                found.suspicious["alarms"] += event.get("why") == "unusual"
                 for kind, error in event["errors"].items():
                     found.errors[kind] = max(found.errors[kind], error)
             case "node_quarantined":
@@ -222,7 +221,7 @@ def run_leg(leg: Leg, steps: int, rate: float, seed: int, folder: Path) -> Findi
             problems.append(str(problem))
             print_complaints(cluster)
     found = found_in(cluster.log())
-    audit = cluster.audit()
+    audit = cluster.check()
     found.missing_samples = audit.steps * SAMPLES - audit.samples
     found.problems = [*problems, *(finding.sentence for finding in audit.findings)]
     found.kills = run.kills

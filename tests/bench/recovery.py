@@ -127,7 +127,7 @@ def measure(folder: Path, kills: int, silences: int, seed: int) -> list[Row]:
         cluster.coordinator.send(signal.SIGINT)
         cluster.finish()
     events = cluster.log()
-    assert cluster.audit().findings == ()
+    assert cluster.check().findings == ()
     iteration = statistics.median(e["seconds"] for e in commits(events) if by_all(e))
     after_kill = [until_commit_without(events, loss.node, loss.at) for loss in killed]
     after_silence = [until_commit_without(events, loss.node, loss.at) for loss in silenced]

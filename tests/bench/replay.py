@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dtfm.scheduler.assemble.evaluate import memory_shortfall, missing_links
+from dtfm.scheduler.assemble.evaluate import missing_links
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.cluster import Cluster
@@ -21,6 +21,7 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
 from tests.bench.clusters import part_of, regional_cluster
+from tests.scheduler.plans import memory_shortfall
 
 STEPS = 100
 """Between two events."""

@@ -127,7 +127,7 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6, period: f
         cluster.coordinator.send(signal.SIGINT)
         assert cluster.finish() == 1
     events = cluster.log()
-    audited = cluster.audit()
+    audited = cluster.check()
     returns = [contribution(events, kill.node, at) for kill, at in zip(kills, died_at, strict=True)]
     quiet = list(zip((first for _, first in returns), [*died_at[1:], whole["time"]], strict=True))
     chaos_lasted = whole["time"] - began["time"]

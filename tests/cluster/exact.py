@@ -10,7 +10,7 @@ from tests.cluster.runs import losses_alone
 
 def assert_exact(cluster: Cluster, tolerance: float = 1e-8) -> None:
     """Steps are consecutive, except after a roll-back, where no node held a stage's state any more. Each step has the loss that
-    one process computes. The audit finds nothing wrong in the log; it would find replicas whose states differed."""
+    one process computes. `check` finds nothing wrong in the log; it would find replicas whose states differed."""
     events = cluster.log()
     alone = losses_alone(cluster.run_file, steps=max(e["step"] for e in events if e["event"] == "step_committed"))
     last = 0
@@ -21,4 +21,4 @@ def assert_exact(cluster: Cluster, tolerance: float = 1e-8) -> None:
             assert event["step"] == last + 1
             assert event["loss"] == pytest.approx(alone[last], rel=tolerance, abs=0)
             last = event["step"]
-    assert cluster.audit().findings == ()
+    assert cluster.check().findings == ()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from dtfm.coordinator.log.audit import Audit, audit
+from dtfm.coordinator.log.check import Checked, check
 from dtfm.coordinator.log.store import Store
 from tests.cluster.faults import COORDINATOR, HOLD, Fault, announcement, gate, to_text
 from tests.cluster.nursery import MODULES, Command, nursery
@@ -324,10 +324,10 @@ class Cluster:
         with Store(self.store, write=False) as store:
             return [record.to_json() for record in store.read()]
 
-    def audit(self) -> Audit:
-        """What `dtfm-coordinator audit` finds in the store."""
+    def check(self) -> Checked:
+        """What `dtfm-coordinator check` finds in the store."""
         with Store(self.store, write=False) as store:
-            return audit(store.read())
+            return check(store.read())
 
     @property
     def losses(self) -> list[float]:

@@ -26,7 +26,7 @@ def test_eight_bits_in_both_directions_keep_replicas_equal_and_the_loss_close(tm
         c: {a: {"gradients": eight}, b: {"gradients": eight}},
     }
     assert len(cluster.losses) == 20
-    assert cluster.audit().findings == ()
+    assert cluster.check().findings == ()
     alone = losses_alone(cluster.run_file)
     assert cluster.losses != pytest.approx(alone, rel=1e-6)  # else nothing was compressed
     assert cluster.losses == pytest.approx(alone, rel=0.005)
@@ -42,4 +42,4 @@ def test_replicas_that_exchange_the_largest_gradients_have_the_losses_of_one_pro
     replicas = [micro_batches[node] for node in plan["stages"][0]["replicas"]]
     expected = losses_with_largest_gradients(cluster.run_file, replicas, steps=steps)
     assert cluster.losses == pytest.approx(expected, rel=1e-5)
-    assert cluster.audit().findings == ()
+    assert cluster.check().findings == ()

@@ -47,7 +47,7 @@ def wait_for_the_deadline(world: World) -> None:
 
 def confirm(world: World, *nodes: str) -> None:
     """These nodes have applied the last commit, and no other has when the pause is over."""
-    step, generation = world.state.ledger.step, world.state.ledger.generation
+    step, generation = world.state.ledger.training.step, world.state.ledger.training.generation
     for node in nodes:
         world.hear(node, applied=wire.Applied(generation=generation, step=step, state_digest=DIGEST))
     assert isinstance(world.state.phase, Pausing)
@@ -66,7 +66,7 @@ def goes_on_without(world: World, *nodes: str) -> None:
         world.apply()
     if isinstance(world.state.phase, Switching):
         world.settle()
-    step = world.state.ledger.step
+    step = world.state.ledger.training.step
     world.step()
-    assert world.state.ledger.step == step + 1
+    assert world.state.ledger.training.step == step + 1
     assert world.refolded() == world.state.ledger

@@ -77,8 +77,8 @@ def answer_all(world: World, of: str = "a", **about_it: Any) -> None:
 
 def answer_each(world: World, answer: Callable[[str, str], dict[str, Any]]) -> None:
     """All audits of the step in hand are answered: as ``answer`` says of the node that is audited and the one that does so."""
-    step = world.state.ledger.step
-    while world.state.ledger.step == step and isinstance(world.state.phase, Stepping) and asked(world):
+    step = world.state.ledger.training.step
+    while world.state.ledger.training.step == step and isinstance(world.state.phase, Stepping) and asked(world):
         for accused, by in list(asked(world).items()):
             for node in by:
                 if node in asked(world).get(accused, ()):

@@ -99,9 +99,6 @@ def _right(kind: str, random: Random, generation: int, step: int) -> wire.NodeMe
                 vote.sent.add(peer=peer, kind=of, indices=[0], parts=[0], digests=bytes(16))
                 vote.losses.append(0.5)
                 vote.received.add(peer=peer, kind=of, indices=[0], parts=[0], digests=bytes(16))
-                vote.unusual.add(
-                    node=peer, kind=of, index=random.randrange(2), deviations=random.choice((9.0, *DOUBLES))
-                )
             return wire.NodeMessage(step_ready=vote)
         case "audited":
             audited = wire.Audited(number=random.randrange(20), withheld_by=random.choice(("", "", *"abcd")))

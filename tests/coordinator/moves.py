@@ -87,7 +87,9 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             world.lose(rest[0])
         case "hear" if rest[0] in world.streams:
             node, make, generation, step = rest
-            world.hear(node, make(max(0, ledger.generation + generation), max(0, ledger.step + 1 + step)))
+            world.hear(
+                node, make(max(0, ledger.training.generation + generation), max(0, ledger.training.step + 1 + step))
+            )
         case "wait":
             world.wait(rest[0], beating=list(world.state.members.sessions)[:2])
         case "plan_now":
@@ -98,7 +100,7 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             world.step()
         case "advance" | "apply" if isinstance(world.state.phase, Pausing):
             world.apply()
-        case "evaluate" if ledger.plan is not None:
+        case "evaluate" if ledger.training.plan is not None:
             world.evaluate()
         case "report_files" if (snapshot := world.state.safekeeping.snapshot(Destination.DISKS)) is not None:
             for node in sorted(world.state.members.sessions):
@@ -107,7 +109,7 @@ def play(world: World, move: tuple[Any, ...]) -> None:
                 world.hear(
                     node, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=snapshot.step, parts=parts)
                 )
-        case "save" if ledger.plan is not None:
+        case "save" if ledger.training.plan is not None:
             world.write_checkpoint()
             if world.manifests:
                 world.feed(t.ManifestDone(world.manifests.pop().step, ""))

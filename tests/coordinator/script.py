@@ -24,8 +24,7 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Record
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
@@ -206,7 +205,7 @@ class World:
         if kind == "audit" and self.automatic_audits:
             self.feed(t.Heard(send.stream, honest_work.audited(send.message.audit)))
         if (kind == "standby" and self.automatic_standbys) or (kind == "reach" and self.automatic_dialling):
-            said = answer("", send.message, wire.Assignment(step=self.state.ledger.step))
+            said = answer("", send.message, wire.Assignment(step=self.state.ledger.training.step))
             if said is not None:
                 self.feed(t.Heard(send.stream, said))
 
@@ -287,17 +286,17 @@ class World:
     def plan_ready(self, node: str, **changes: Any) -> None:
         """The node says that it is ready for the plan in force, with some fields changed."""
         states = states_of(plan_message(self.plan_in_force), node)
-        fields = {"generation": self.state.ledger.generation, "states": states, **changes}
+        fields = {"generation": self.state.ledger.training.generation, "states": states, **changes}
         self.hear(node, plan_ready=wire.PlanReady(**fields))
 
     def fail_plan(self, node: str, problem: str = "scripted", **changes: Any) -> None:
         """The node says that it cannot take its part in the plan in force."""
-        fields = {"generation": self.state.ledger.generation, "problem": problem, **changes}
+        fields = {"generation": self.state.ledger.training.generation, "problem": problem, **changes}
         self.hear(node, plan_failed=wire.PlanFailed(**fields))
 
     def vote(self, node: str, **changes: Any) -> None:
         """The node votes for the step in hand, with some fields of its vote changed."""
-        said = vote(plan_message(self.plan_in_force), node, self.state.ledger.step + 1)
+        said = vote(plan_message(self.plan_in_force), node, self.state.ledger.training.step + 1)
         said.loss_sum = 0.5 * said.samples
         if self.state.run.trust.audits:
             phase = self.state.phase
@@ -322,7 +321,7 @@ class World:
 
     def keep_up(self) -> None:
         """All standbys that have caught up report that they have the gradients of the step in hand."""
-        generation, step = self.state.ledger.generation, self.state.ledger.step
+        generation, step = self.state.ledger.training.generation, self.state.ledger.training.step
         for node, session in list(self.state.members.sessions.items()):
             standby = session.standby
             if standby is not None and standby.caught_up is not None and not standby.ended:
@@ -340,15 +339,15 @@ class World:
     def fail_step(self, node: str, problem: wire.StepProblem, **changes: Any) -> None:
         """The node says that it cannot do the step in hand."""
         fields = {
-            "generation": self.state.ledger.generation,
-            "step": self.state.ledger.step + 1,
+            "generation": self.state.ledger.training.generation,
+            "step": self.state.ledger.training.step + 1,
             "sentence": "scripted",
         }
         self.hear(node, step_failed=wire.StepFailed(problem=problem, **{**fields, **changes}))
 
     def evaluate(self, *nodes: str, loss: float = 2.0) -> None:
         """The nodes, by default all that are to, report the held-out loss after the last commit, if it is awaited."""
-        plan, step = self.plan_in_force, self.state.ledger.step
+        plan, step = self.plan_in_force, self.state.ledger.training.step
         if (evaluation := self.state.evaluations.get(step)) is None:
             self.hear(last_busy(plan_message(plan)), evaluated(plan.generation, step))
             return
@@ -362,13 +361,13 @@ class World:
 
     def apply(self) -> None:
         """All nodes of the plan say that they have applied the last commit, as they do before a pause."""
-        plan, step = self.plan_in_force, self.state.ledger.step
+        plan, step = self.plan_in_force, self.state.ledger.training.step
         for node in plan.nodes:
             self.hear(node, applied=wire.Applied(generation=plan.generation, step=step, state_digest=DIGEST))
 
     def write_checkpoint(self, *nodes: str, problem: str = "") -> None:
         """Each of the nodes, by default all of the plan, has written its part of the last commit's checkpoint."""
-        plan, step = plan_message(self.plan_in_force), self.state.ledger.step
+        plan, step = plan_message(self.plan_in_force), self.state.ledger.training.step
         for node in nodes or self.plan_in_force.nodes:
             buckets: Iterable[int] = checkpoint_buckets(plan, node) if not problem else ()
             files = dict.fromkeys(buckets, (10, FILE_DIGEST))
@@ -381,9 +380,11 @@ class World:
 
     def finish_run(self) -> None:
         """All that is left of the run, from a step in hand on."""
-        while (last := self.state.ledger.step) < self.state.run.train.steps:
+        while (last := self.state.ledger.training.step) < self.state.run.train.steps:
             self.step()
-            assert self.state.ledger.step == last + 1, f"step {last + 1} does not come about: {self.state.phase}"
+            assert self.state.ledger.training.step == last + 1, (
+                f"step {last + 1} does not come about: {self.state.phase}"
+            )
         self.evaluate()
         self.vote_on_last_evaluation()
         self.apply()
@@ -391,8 +392,8 @@ class World:
 
     @property
     def plan_in_force(self) -> Plan:
-        assert self.state.ledger.plan is not None
-        return self.state.ledger.plan
+        assert self.state.ledger.training.plan is not None
+        return self.state.ledger.training.plan
 
     def donors_to(self, node: str) -> list[list[str]]:
         """Who gives the node its state under the last plan that it was sent: the nodes, by bucket."""

@@ -41,7 +41,7 @@ def report_written(world: World, *nodes: str) -> None:
     for node in nodes or plan.nodes:
         stage = plan.stage_of(node)
         assert stage is not None
-        report_files(world, node, world.state.ledger.step, range(*plan.stages[stage].layers))
+        report_files(world, node, world.state.ledger.training.step, range(*plan.stages[stage].layers))
 
 
 def report_fetched(world: World, step: int) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import apply
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import LONG, World, training
 
@@ -30,13 +29,13 @@ def without_reports(*nodes: str) -> World:
 
 def caught_up(world: World, node: str, **changes: Any) -> None:
     """The standby has the state as of the last commit, and no gradients of the next step yet."""
-    fields = {"number": world.last_to(node, "standby").number, "step": world.state.ledger.step, **changes}
+    fields = {"number": world.last_to(node, "standby").number, "step": world.state.ledger.training.step, **changes}
     world.hear(node, standby_progress=wire.StandbyProgress(**fields))
 
 
 def report(world: World, node: str, **changes: Any) -> None:
     """The standby has the state as of the last commit, and the gradients of the step in hand as voted in this generation."""
-    caught_up(world, node, **{"voted": world.state.ledger.generation, **changes})
+    caught_up(world, node, **{"voted": world.state.ledger.training.generation, **changes})
 
 
 def share_a_machine(world: World, *nodes: str) -> None:
@@ -44,4 +43,4 @@ def share_a_machine(world: World, *nodes: str) -> None:
     for node in nodes:
         enrolled = ev.Enrolled(node, "node", f"the key of {' and '.join(nodes)}", "")
         world.log.append(enrolled)
-        world.state = replace(world.state, ledger=apply(world.state.ledger, enrolled))
+        world.state = replace(world.state, ledger=enrolled.apply(world.state.ledger))

@@ -12,12 +12,10 @@ from dtfm.coordinator.core.auditing.fetching import fetch_seconds
 from dtfm.coordinator.core.auditing.judgement import judged, referees
 from dtfm.coordinator.core.auditing.obstruction import charge_neighbours, obstruction
 from dtfm.coordinator.core.auditing.order import needed, order_for, order_for_held_out
-from dtfm.coordinator.core.auditing.resumption import is_owed
 from dtfm.coordinator.core.auditing.views import View, views_of
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, audit_patience
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.alarms import follow, read_alarms, refilled, repeats
 from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request
 from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw, draw_held_out
 from dtfm.coordinator.core.trust.passed import read_passed
@@ -31,14 +29,13 @@ from dtfm.scheduler.model.plan import Plan
 def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) -> Mapping[str, Passed]:
     """By node that has voted, this one included, what it says was passed on; empty if the step cannot be audited. Raises
     Refused."""
-    plan, described = state.ledger.plan, state.ledger.described
+    plan, described = state.ledger.training.plan, state.ledger.described
     if not state.run.trust.audits or phase.resumed:
         return {}
     assert plan is not None
     assert described is not None
     trained = not phase.only_evaluation
     passed = read_passed(vote, plan, node, described.buckets, phase.held_out, trained=trained)
-    read_alarms(vote, node, passed)
     return {**phase.passed, node: passed}
 
 
@@ -47,9 +44,9 @@ NEWCOMERS_WEIGHT = 5.0
 
 
 def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
-    """What is done again of a step for which all have voted, and of an evaluation right before it: what is drawn, and in an open
-    run what somebody finds unusual. Nobody is asked yet: see `conclude`."""
-    state, plan = transition.state, transition.state.ledger.plan
+    """What is done again of a step for which all have voted, and of an evaluation right before it: nobody is
+    asked yet, see `conclude`."""
+    state, plan = transition.state, transition.state.ledger.training.plan
     assert plan is not None
     if not phase.passed:
         return ()
@@ -66,19 +63,9 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
         party,
         kept,
         lambda node: _weight(state, node),
-        certain=is_owed(state),
-        broken=state.ledger.broken,
+        broken=state.ledger.reach.broken,
     )
     audits = [Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found]
-    if state.ledger.is_open:
-        alarms = [alarm for node, vote in phase.votes.items() for alarm in read_alarms(vote, node, phase.passed[node])]
-        alarms += repeats(phase.passed)
-        allowances = refilled(plan, state.run.trust.audits, party, state.auditing.allowances)
-        followed, left = follow(plan, alarms, allowances, random, party, kept, found)
-        transition.state = replace(transition.state, auditing=replace(transition.state.auditing, allowances=left))
-        for each in followed:
-            order = order_for(state, phase, plan, each.drawn, random)
-            audits.append(Audit(order, (each.drawn.by,), raised_by=each.alarm.by))
     memory.drawn_again(transition, {each.node for each in found})
     return *audits, *_drawn_of_evaluation(state, phase, plan, random)
 

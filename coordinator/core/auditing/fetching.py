@@ -11,7 +11,7 @@ from dtfm.protos import control_pb2 as wire
 def fetch_seconds(state: State, order: wire.Audit, by: str) -> float:
     """The longest that one node needs to hand ``by`` what the order names, if nothing is compressed and no digest is equal, as
     between devices that differ. A link that nobody has measured takes no time here."""
-    rows = state.ledger.links
+    rows = state.ledger.reach.links
     return max(
         (
             size / link.bandwidth
@@ -23,7 +23,7 @@ def fetch_seconds(state: State, order: wire.Audit, by: str) -> float:
 
 
 def _bytes_from(state: State, order: wire.Audit) -> Counter[str]:
-    plan, described = state.ledger.plan, state.ledger.described
+    plan, described = state.ledger.training.plan, state.ledger.described
     assert plan is not None
     assert described is not None
     layers = described.workload.layers

@@ -21,7 +21,8 @@ from dtfm.coordinator.core.trust.verdict import Against, settle
 from dtfm.coordinator.core.validation.refusal import name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import Audits, Ledger
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.trust import Audits
 
 MOST_REFEREES = 4
 """Further parties that are asked when one has come to something else, or was given nothing to compare with, or says that a
@@ -36,7 +37,7 @@ def referees(state: State, audit: Audit) -> list[str]:
     given nothing to compare with; one, if the first auditor has come to nothing. If that is because of a neighbour, as it says,
     one after the other until one comes to something, that neighbour last, as its own answer does not clear it. They are drawn, so
     that nobody can choose a name that comes first."""
-    plan, phase, party = state.ledger.plan, state.phase, party_of(state.ledger)
+    plan, phase, party = state.ledger.training.plan, state.phase, party_of(state.ledger)
     assert plan is not None
     assert isinstance(phase, Stepping)
     views = views_of(state, audit).values()
@@ -145,12 +146,12 @@ def _with_undoing(state: State, found: Conclusion, audit: Audit, by: str) -> Con
     assert answer is not None
     who = ledger.party(node)
     others = {what: each.usual for what, each in limits(state, audit.order, by).items() if what != "addends"}
-    audits = ledger.audits.get(who, Audits())
+    audits = ledger.trust.audits.get(who, Audits())
     last = audits.last_of if exceeds(answer, others) else audits.last_added
-    clean = max(last.get(node, 0), ledger.began.get(who, 0))
-    if clean >= ledger.step:
+    clean = max(last.get(node, 0), ledger.trust.began.get(who, 0))
+    if clean >= ledger.training.step:
         return found
-    back = ledger.step - newest_before(state, clean + 1).step
+    back = ledger.training.step - newest_before(state, clean + 1).step
     if back > MOST_UNDONE:
         reason = f"{found.reason}; what it did since step {clean} stays, as undoing it would take {back} steps"
         return replace(found, reason=reason)
@@ -175,8 +176,7 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool, ti
             by_key=transition.state.ledger.key_of(by),
             kinds=kinds if len(kinds) == 2 else (),
             codecs=codecs_compared(transition.state, order),
-            why="evaluation" if order.evaluation else "drawn" if audit.raised_by is None else "unusual",
-            raised_by=audit.raised_by or "",
+            why="evaluation" if order.evaluation else "drawn",
             others=max(_others(transition.state, order.node), 1),
             tied=tied,
         )
@@ -190,7 +190,7 @@ def _where(audit: Audit) -> str:
 
 def _others(state: State, node: str) -> int:
     """The number of other parties that hold the node's stage, and kept what they sent."""
-    plan, phase, party = state.ledger.plan, state.phase, party_of(state.ledger)
+    plan, phase, party = state.ledger.training.plan, state.phase, party_of(state.ledger)
     assert plan is not None
     assert isinstance(phase, Stepping)
     stage = plan.stages[plan.stage_of(node) or 0]

@@ -13,7 +13,7 @@ from dtfm.protos import control_pb2 as wire
 
 def limits(state: State, order: wire.Audit, by: str) -> Mapping[str, Limit]:
     """By what is to be compared, the relative errors that count as rounding if ``by`` is the auditor."""
-    kinds, rounding = device_kinds(state, order.node, by), state.ledger.rounding
+    kinds, rounding = device_kinds(state, order.node, by), state.ledger.trust.rounding
     is_last = not any(each.next for each in order.micro_batches)
 
     def of(what: str, codec: str) -> Limit:
@@ -36,7 +36,7 @@ def device_kinds(state: State, *nodes: str) -> tuple[str, ...]:
 
 def codecs_compared(state: State, order: wire.Audit) -> Mapping[str, str]:
     """By what is to be compared, the codec under which it was sent; of several the roughest."""
-    codecs, plan = state.ledger.codecs.get(order.node, {}), state.ledger.plan
+    codecs, plan = state.ledger.training.codecs.get(order.node, {}), state.ledger.training.plan
     assert plan is not None
 
     def of(tensors: str, receivers: Collection[str]) -> str:

@@ -24,7 +24,7 @@ MOST_TRIES = 20
 def remembered(ledger: Ledger, number: int = 0) -> Auditing:
     """What the log says of strikes, for a process that starts. ``number``: of the last audit that was asked for."""
     memory = Auditing(number)
-    for each in ledger.strikes:
+    for each in ledger.trust.strikes:
         who, of = (ledger.party(name) for name in (each.node, each.of))
         strike = Strike(each.generation, each.step, each.node, each.by, each.ended)
         if each.of:
@@ -95,7 +95,7 @@ def put_off(transition: Transition, phase: Stepping, ender: str, believed: Colle
     for audit in phase.audits:
         for by, request in audit.awaited.items() if audit.order.node == ender else ():
             if by in believed:
-                left[request.number] = OpenRequest(by, ender, ledger.generation, phase.step)
+                left[request.number] = OpenRequest(by, ender, ledger.training.generation, phase.step)
     due = _now_due(memory.due, [audit.order.node for audit in phase.audits if not audit.order.evaluation])
     memory = replace(memory, due=due, left=dict(list(left.items())[-MOST_LEFT:]))
     transition.state = replace(transition.state, auditing=memory)
@@ -114,7 +114,7 @@ def compared(transition: Transition, node: str) -> None:
     """Somebody has come to the same as the node or to something else. It is due no more, nor are names of its party that are
     out of the plan, under which it may have taken part before."""
     memory, ledger = transition.state.auditing, transition.state.ledger
-    plan, party = ledger.plan, party_of(ledger)
+    plan, party = ledger.training.plan, party_of(ledger)
     assert plan is not None
     due = {
         each: times

@@ -18,7 +18,7 @@ from dtfm.scheduler.model.plan import Plan
 
 
 def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: Random) -> wire.Audit:
-    """With the digests that votes have. ``random`` chooses the bucket of a whole share, unless one was drawn, and the sum."""
+    """With the digests that votes have. ``random`` chooses the bucket of a whole share, and the sum."""
     node, stage = drawn.node, plan.stage_of(drawn.node)
     assert stage is not None
     sent, received, vote = phase.passed[node].sent, phase.passed[node].received, phase.votes[node]
@@ -42,7 +42,7 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
         party = party_of(state.ledger)
         kept = {each for each, its in phase.votes.items() if its.kept or party(each) == party(node)}
         summed = added_up(phase.passed[node], kept) if not vote.clipped else {}
-        _order_addends(order, phase.passed[node], summed, random, drawn.bucket)
+        _order_addends(order, phase.passed[node], summed, random)
     return order
 
 
@@ -74,14 +74,13 @@ def _order_addends(
     passed: Passed,
     summed: Mapping[tuple[int, int], Mapping[str, bytes]],
     random: Random,
-    wanted: int | None = None,
 ) -> None:
-    """Of one bucket, the ``wanted`` one if it may be, what it sent to be added up, and one of the pieces that it added up
+    """Of one bucket, what it sent to be added up, and one of the pieces that it added up
     itself."""
     pieces = {(hop[3], hop[4]): digest for hop, digest in passed.sent.items() if hop[2] == Kind.REDUCE}
     if not (buckets := sorted({bucket for bucket, _ in (*pieces, *summed)})):
         return
-    bucket = order.bucket = wanted if wanted in buckets else random.choice(buckets)
+    bucket = order.bucket = random.choice(buckets)
     for (index, piece), digest in sorted(pieces.items()):
         if index == bucket:
             order.pieces.add(piece=piece, digest=digest)

@@ -1,8 +1,8 @@
 """Whether a step that was interrupted goes on from where it stood, where work is audited.
 
 Such a step cannot be audited: part of what was sent belongs to an earlier generation. So a member's word is not enough to resume
-one: a node must have left, or a deadline must have passed. A member can cause both. So only one step in a while is resumed, and
-the step after it is always audited. Every other interrupted step starts from its beginning.
+one: a node must have left, or a deadline must have passed. A member can cause both. So only one step in a while is resumed.
+Every other interrupted step starts from its beginning.
 """
 
 from __future__ import annotations
@@ -36,19 +36,16 @@ def committed(transition: Transition, phase: Stepping) -> None:
 def counts_from(state: State, generation: int) -> int:
     """Since which generation work on the next step counts under the plan that gets this ``generation``."""
     ledger = state.ledger
-    goes_on = not state.run.trust.audits or state.auditing.goes_on == ledger.step + 1
-    return ledger.counts_from if goes_on else generation
+    goes_on = not state.run.trust.audits or state.auditing.goes_on == ledger.training.step + 1
+    return ledger.training.counts_from if goes_on else generation
 
 
 def counted(transition: Transition, node: str, progress: wire.Progress) -> wire.Progress:
     """The part of a node's reported progress that counts: nothing, if the plan starts the step from its beginning."""
     ledger = transition.state.ledger
-    if ledger.counts_from < ledger.generation or not (progress.activations or progress.gradients or progress.finished):
+    if ledger.training.counts_from < ledger.training.generation or not (
+        progress.activations or progress.gradients or progress.finished
+    ):
         return progress
-    transition.log(f"ignored what {node} says that it has of step {ledger.step + 1}: it begins anew")
+    transition.log(f"ignored what {node} says that it has of step {ledger.training.step + 1}: it begins anew")
     return wire.Progress()
-
-
-def is_owed(state: State) -> bool:
-    """Whether the step in hand is audited for certain, as the last one could not be."""
-    return state.ledger.last is not None and state.ledger.last.resumed

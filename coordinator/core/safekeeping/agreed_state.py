@@ -22,11 +22,11 @@ def by_stage(transition: Transition, told: Mapping[str, tuple[bytes, Mapping[int
     digest, and the digests (hex) of its buckets, which count if they are all of the stage's own and make up that of the stage.
     That does not say which they are of those that several stages share: there most parties count."""
     ledger = transition.state.ledger
-    assert ledger.plan is not None
+    assert ledger.training.plan is not None
     if not is_wanted(transition.state):
         return
     layers, views = len(ledger.holders), dict[int, dict[str, str]]()
-    for stage in ledger.plan.stages:
+    for stage in ledger.training.plan.stages:
         said = {
             node: told[node][1] for node in stage.replicas if node in told and _is_whole(stage, layers, *told[node])
         }
@@ -42,16 +42,20 @@ def by_bucket(transition: Transition, digests: Mapping[int, str]) -> None:
     assert state.ledger.described is not None
     if is_wanted(state) and digests:
         whole = tuple(digests.get(bucket, "") for bucket in range(state.ledger.described.buckets))
-        transition.emit(ev.StateAgreed(state.ledger.step, whole))
+        transition.emit(ev.StateAgreed(state.ledger.training.step, whole))
 
 
 def is_wanted(state: State) -> bool:
     """Whether there is, or may soon be, a snapshot of the last committed step, of which the log does not say this yet."""
     ledger = state.ledger
-    step = ledger.step
-    on_disks = ledger.on_disks is not None and ledger.on_disks.step == step
-    there = on_disks or step in ledger.checkpoints or any(tally.step == step for tally in state.safekeeping.snapshots)
-    return there and step not in ledger.agreed
+    step = ledger.training.step
+    on_disks = ledger.copies.on_disks is not None and ledger.copies.on_disks.step == step
+    there = (
+        on_disks
+        or step in ledger.copies.checkpoints
+        or any(tally.step == step for tally in state.safekeeping.snapshots)
+    )
+    return there and step not in ledger.copies.agreed
 
 
 def _is_whole(stage: Stage, layers: int, whole: bytes, digests: Mapping[int, str]) -> bool:

@@ -76,23 +76,25 @@ def availability(state: State) -> Availability:
     ledger = state.ledger
     memory = [
         [copy for node, process in processes if (copy := _replica(state, node, process)) is not None]
-        for processes in ledger.held
+        for processes in ledger.training.held
     ]
     for node in ledger.ready if memory else ():
         standby = state.members.sessions[node].standby
-        if standby is not None and step_of(standby, ledger) == ledger.step:  # training cannot go on from an older one
+        if (
+            standby is not None and step_of(standby, ledger) == ledger.training.step
+        ):  # training cannot go on from an older one
             for layer in range(*standby.layers):
-                memory[layer].append(Copy(Kind.STANDBY, node, ledger.step))
+                memory[layer].append(Copy(Kind.STANDBY, node, ledger.training.step))
     return Availability(tuple(map(tuple, memory)), _files(state))
 
 
 def step_of(standby: Standby, ledger: Ledger) -> int | None:
     """The last step that the standby's copy includes. The last commit counts if the standby has its gradients. None: it is still
     copying."""
-    last = ledger.last
+    last = ledger.training.last
     applies = last is not None and (standby.step + 1, standby.voted) == (last.step, last.generation)
-    if applies and standby.step + 1 == ledger.step:
-        return ledger.step
+    if applies and standby.step + 1 == ledger.training.step:
+        return ledger.training.step
     return standby.step if standby.caught_up is not None else None
 
 
@@ -105,10 +107,10 @@ def standbys_of(state: State) -> Mapping[str, Standby]:
 
 def standby_of(state: State, session: Session) -> Standby | None:
     """The session's standby, unless a later plan in which the node has a part has ended it."""
-    standby, plan = session.standby, state.ledger.plan
+    standby, plan = session.standby, state.ledger.training.plan
     if standby is None or plan is None:
         return None
-    ended = standby.generation != state.ledger.generation and session.node in plan.nodes
+    ended = standby.generation != state.ledger.training.generation and session.node in plan.nodes
     return None if ended else standby
 
 
@@ -134,16 +136,16 @@ def _replica(state: State, node: str, process: str) -> Copy | None:
     if session is not None and session.process != process:
         return None
     here = session is not None and session.admission is Admission.READY
-    return Copy(Kind.REPLICA, node, state.ledger.step, here)
+    return Copy(Kind.REPLICA, node, state.ledger.training.step, here)
 
 
 def _files(state: State) -> tuple[tuple[Copy, ...], ...]:
     ledger, sessions = state.ledger, state.members.sessions
     if ledger.described is None:
         return ()
-    newest = [Copy(Kind.CHECKPOINT, "", ledger.checkpoint_step)] if ledger.checkpoints else []
+    newest = [Copy(Kind.CHECKPOINT, "", ledger.copies.checkpoint_step)] if ledger.copies.checkpoints else []
     files = [list(newest) for _ in range(ledger.described.buckets)]
-    if (snapshot := ledger.on_disks) is not None:
+    if (snapshot := ledger.copies.on_disks) is not None:
         for bucket, nodes in on_disk(state, snapshot.step, range(len(files))).items():
             files[bucket] += [Copy(Kind.DISK, node, snapshot.step) for node in nodes]
         for node in snapshot.holders:

@@ -84,7 +84,7 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
     ledger = transition.state.ledger
     transition.commands.append(
         TidyCheckpoints(
-            target.uri, ledger.run_id, ledger.checkpoint_step, target.keep, under_way, unfinished - under_way
+            target.uri, ledger.run_id, ledger.copies.checkpoint_step, target.keep, under_way, unfinished - under_way
         )
     )
 
@@ -99,7 +99,7 @@ def give_up(
     ledger = transition.state.ledger
     accused = weakest(ledger, suspects) if suspects else ""
     transition.emit(ev.CheckpointFailed(tally.step, reason, accused))
-    failures = transition.state.ledger.checkpoint_failures
+    failures = transition.state.ledger.trust.checkpoint_failures
     is_owner = is_alone(ledger) and not ledger.is_open
     verdict = OfTheRun() if is_owner or not accused else blame(ledger, failures)
     match verdict:
@@ -118,7 +118,7 @@ def give_up(
 def _writers(state: State) -> Mapping[int, frozenset[str]]:
     """By bucket, who writes it into a checkpoint (Group.checkpoint_writer of the nodes). Which stages use one that several layers
     share is not known here: it may be one of each."""
-    plan, described = state.ledger.plan, state.ledger.described
+    plan, described = state.ledger.training.plan, state.ledger.described
     assert plan is not None
     assert described is not None
     layers = len(described.workload.layers)

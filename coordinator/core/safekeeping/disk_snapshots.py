@@ -66,7 +66,7 @@ def put_off(transition: Transition) -> None:
 def claimed(transition: Transition, session: Session, claims: Collection[wire.SnapshotParts]) -> None:
     """A node that has just joined says what is on its disk. It gives no digests: only buckets that it had when the snapshot
     became whole count. Of a step that was trained again since then, it may have other files."""
-    described, whole = transition.state.ledger.described, transition.state.ledger.on_disks
+    described, whole = transition.state.ledger.described, transition.state.ledger.copies.on_disks
     assert described is not None
     for claim in claims:
         check_parts(claim, described.buckets, digest_bytes=0)
@@ -157,7 +157,7 @@ def _end(transition: Transition, tally: SnapshotTally) -> None:
 
 def _to_keep(state: State) -> wire.KeepSnapshots:
     """The snapshots that every node should keep."""
-    whole, tally = state.ledger.on_disks, state.safekeeping.snapshot(Destination.DISKS)
+    whole, tally = state.ledger.copies.on_disks, state.safekeeping.snapshot(Destination.DISKS)
     return wire.KeepSnapshots(whole=whole.step if whole else 0, under_way=tally.step if tally else 0)
 
 
@@ -182,7 +182,7 @@ def _fetchers(
     for holder in sorted(set(single.values()) - donors_at_work(state)):
         buckets = frozenset(bucket for bucket, node in single.items() if node == holder)
         size = sum(tally.parts[bucket].size_bytes for bucket in buckets)
-        row = state.ledger.links.get(holder, {})
+        row = state.ledger.reach.links.get(holder, {})
         elsewhere = [n for n in staying if machine[n] != machine.get(holder, holder)]
         links = {n: row[n].bandwidth for n in elsewhere if n in row and n not in tally.unable}
         seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}

@@ -17,7 +17,7 @@ def fastest_donors(state: State, node: str, holders: Sequence[str]) -> tuple[str
     the fastest first."""
 
     def bandwidth(donor: str) -> float:
-        link = state.ledger.links.get(donor, {}).get(node)
+        link = state.ledger.reach.links.get(donor, {}).get(node)
         return link.bandwidth if link is not None else 0.0
 
     others = [holder for holder in believed(state.ledger, node, holders) if holder != node]
@@ -26,7 +26,7 @@ def fastest_donors(state: State, node: str, holders: Sequence[str]) -> tuple[str
 
 def donors_at_work(state: State) -> frozenset[str]:
     """Nodes whose state others fetch for the plan that is about to begin, or copy without having caught up yet."""
-    plan, holders = state.ledger.plan, state.ledger.holders
+    plan, holders = state.ledger.training.plan, state.ledger.holders
     wanted = [standby.layers for standby in standbys_of(state).values() if standby.caught_up is None]
     if isinstance(state.phase, Switching) and plan is not None:
         wanted += [

@@ -13,7 +13,7 @@ def machines(ledger: Ledger) -> Mapping[str, str]:
     Where all members are on one machine no copy outlives it. There each counts as on a machine of its own: copies still outlive
     a process.
     """
-    keys = {node: ledger.access[node].key if node in ledger.access else node for node in ledger.members}
+    keys = {node: ledger.access.names[node].key if node in ledger.access.names else node for node in ledger.members}
     return keys if len(set(keys.values())) > 1 else {node: node for node in ledger.members}
 
 

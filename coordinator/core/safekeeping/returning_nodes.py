@@ -33,7 +33,7 @@ def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
         return None
     nodes = table.needed(with_them, returning)
     waiting = now if phase.waiting is None else phase.waiting
-    seconds = state.ledger.step_seconds if state.planner.has_planned else None
+    seconds = state.ledger.training.step_seconds if state.planner.has_planned else None
     worth = math.inf if seconds is None else (with_them.step - without.step) * seconds
     patience = min(worth, GRACE_LEASES * state.lease)
     until = min(waiting + patience, max(_awaited_until(state, phase, node) for node in nodes))

@@ -21,7 +21,7 @@ from dtfm.protos import control_pb2 as wire
 
 def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotDestination:
     """What the plan's nodes write after the commit of ``step``, which is then under way. ``checkpoint``: one is due."""
-    plan = transition.state.ledger.plan
+    plan = transition.state.ledger.training.plan
     assert plan is not None
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
     if checkpoint:
@@ -112,7 +112,7 @@ def end_overdue(transition: Transition) -> None:
 
 def rolled_back(transition: Transition) -> None:
     """Training has gone back: snapshots of later steps no longer belong to its history."""
-    step = transition.state.ledger.step
+    step = transition.state.ledger.training.step
     for tally in transition.state.safekeeping.snapshots:
         if tally.step <= step:
             continue
@@ -127,13 +127,13 @@ def rolled_back(transition: Transition) -> None:
 def source(state: State) -> wire.SnapshotSource:
     """The whole snapshot of the last committed step, for nodes that read it."""
     ledger = state.ledger
-    if (whole := ledger.on_disks) is not None and whole.step == ledger.step:
+    if (whole := ledger.copies.on_disks) is not None and whole.step == ledger.training.step:
         holders = on_disk(state, whole.step, range(len(whole.parts)))
         if len(holders) == len(whole.parts):
             parts = [part_message(b, whole.parts[b], nodes) for b, nodes in holders.items()]
             return wire.SnapshotSource(parts=parts, states=_states(ledger))
-    manifest = bytes.fromhex(ledger.manifests.get(ledger.step, ""))
-    folder = ledger.checkpoints.get(ledger.step, "")
+    manifest = bytes.fromhex(ledger.copies.manifests.get(ledger.training.step, ""))
+    folder = ledger.copies.checkpoints.get(ledger.training.step, "")
     return wire.SnapshotSource(folder=folder, manifest=manifest, states=_states(ledger) if folder else ())
 
 
@@ -146,5 +146,5 @@ def _without(tally: SnapshotTally, node: str) -> SnapshotTally:
 
 def _states(ledger: Ledger) -> list[wire.BucketState]:
     """What is known of the state after the last committed step."""
-    agreed = enumerate(ledger.agreed.get(ledger.step, ()))
+    agreed = enumerate(ledger.copies.agreed.get(ledger.training.step, ()))
     return [wire.BucketState(bucket=bucket, digest=bytes.fromhex(digest)) for bucket, digest in agreed if digest]

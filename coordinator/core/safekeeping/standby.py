@@ -46,9 +46,9 @@ def arrange(transition: Transition) -> None:
     state = transition.state
     if state.stopped or not isinstance(state.phase, Stepping):
         return
-    ledger, last = state.ledger, state.ledger.last
-    timed = last is not None and last.generation == ledger.generation and not last.resumed
-    arrangement = Arrangement(ledger.generation, timed, state.planner.chosen, ledger.ready, ledger.staying)
+    ledger, last = state.ledger, state.ledger.training.last
+    timed = last is not None and last.generation == ledger.training.generation and not last.resumed
+    arrangement = Arrangement(ledger.training.generation, timed, state.planner.chosen, ledger.ready, ledger.staying)
     if arrangement == state.safekeeping.arranged:
         return
     transition.set_safekeeping(replace(state.safekeeping, arranged=arrangement))
@@ -60,12 +60,12 @@ def arrange(transition: Transition) -> None:
             if before is not None:
                 transition.set_session(replace(session, standby=None))
                 transition.send([node], wire.CoordinatorMessage(standby=wire.Standby()))
-        elif current is None or current.layers != layers or current.generation != ledger.generation:
+        elif current is None or current.layers != layers or current.generation != ledger.training.generation:
             number = transition.state.safekeeping.standby_number + 1
             transition.set_safekeeping(replace(transition.state.safekeeping, standby_number=number))
             same = before if before is not None and before.layers == layers else None
             caught_up_before = same is not None and (same.caught_up is not None or same.caught_up_before)
-            standby = Standby(number, ledger.generation, layers, caught_up_before=caught_up_before)
+            standby = Standby(number, ledger.training.generation, layers, caught_up_before=caught_up_before)
             named = _named(state, node, layers)
             may_have = _both(named, session.copies_from) if same is not None else named
             transition.set_session(replace(session, standby=standby, copies_from=may_have))
@@ -83,7 +83,7 @@ def reported(transition: Transition, session: Session, report: wire.StandbyProgr
     has_applied = standby.voted and (report.step, report.voted) == (standby.step + 1, 0)  # what it had before
     standby = replace(
         standby,
-        caught_up=transition.state.ledger.step if standby.caught_up is None else standby.caught_up,
+        caught_up=transition.state.ledger.training.step if standby.caught_up is None else standby.caught_up,
         step=report.step,
         voted=report.voted,
         reported=standby.reported if has_applied else transition.now,
@@ -94,17 +94,17 @@ def reported(transition: Transition, session: Session, report: wire.StandbyProgr
 
 def commit_patience(state: State) -> float:
     """The seconds that a commit may wait for standbys."""
-    step_seconds = state.ledger.step_seconds or 0.0
+    step_seconds = state.ledger.training.step_seconds or 0.0
     return min(max(COMMIT_WAIT_FRACTION * step_seconds, COMMIT_WAIT_LEASES * state.lease), state.lease)
 
 
 def commit_waits_for(state: State) -> frozenset[str]:
     """The standbys that a commit waits for, once all have voted: for each stage whose new state only one machine would have,
     its standbys that have kept up. One of them is enough."""
-    assert state.ledger.plan is not None
+    assert state.ledger.training.plan is not None
     machine, standbys = machines(state.ledger), _by_layers(state)
     waits_for: set[str] = set()
-    for stage in state.ledger.plan.stages:
+    for stage in state.ledger.training.plan.stages:
         of_stage = standbys.get(stage.layers, {})
         with_next_step, kept_up = _with_next_step(state, of_stage), keeping_up(state, of_stage)
         if not (useful := _outliving(machine, stage, with_next_step | kept_up)) & with_next_step:
@@ -114,21 +114,21 @@ def commit_waits_for(state: State) -> frozenset[str]:
 
 def next_step_survives(state: State) -> bool:
     """Whether each stage's new state, once the step in hand is committed, is with a node that is here."""
-    assert state.ledger.plan is not None
+    assert state.ledger.training.plan is not None
     ready, standbys = set(state.ledger.ready), _by_layers(state)
     return all(
         not ready.isdisjoint(stage.replicas) or _with_next_step(state, standbys.get(stage.layers, {}))
-        for stage in state.ledger.plan.stages
+        for stage in state.ledger.training.plan.stages
     )
 
 
 def rests_on_one_machine(state: State) -> bool:
     """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up."""
-    assert state.ledger.plan is not None
+    assert state.ledger.training.plan is not None
     machine, standbys = machines(state.ledger), _by_layers(state)
     return any(
         len(machines_of(machine, keeping_up(state, standbys.get(stage.layers, {})).union(stage.replicas))) == 1
-        for stage in state.ledger.plan.stages
+        for stage in state.ledger.training.plan.stages
     )
 
 
@@ -136,14 +136,14 @@ def last_reports_awaited(state: State) -> frozenset[str]:
     """The standbys of lost state that have not yet reported how far they came. They report when they notice that their donors are
     gone."""
     ledger = state.ledger
-    lost = {layer for layer, nodes in enumerate(availability(state).in_memory(ledger.step)) if not nodes}
+    lost = {layer for layer, nodes in enumerate(availability(state).in_memory(ledger.training.step)) if not nodes}
     return frozenset(
         node
         for node in ledger.ready
         if (standby := state.members.sessions[node].standby) is not None
         and not standby.ended
         and (standby.caught_up is not None or standby.caught_up_before)
-        and step_of(standby, ledger) != ledger.step
+        and step_of(standby, ledger) != ledger.training.step
         and not lost.isdisjoint(range(*standby.layers))
     )
 
@@ -168,16 +168,16 @@ def promote(transition: Transition) -> None:
     ledger = transition.state.ledger
     for node in ledger.ready:
         standby = transition.state.members.sessions[node].standby
-        if standby is not None and step_of(standby, ledger) == ledger.step:
+        if standby is not None and step_of(standby, ledger) == ledger.training.step:
             process = ledger.members[node].incarnation
-            transition.emit(ev.StandbyPromoted(node, process, standby.layers, ledger.step))
+            transition.emit(ev.StandbyPromoted(node, process, standby.layers, ledger.training.step))
 
 
 def wanted_standbys(state: State) -> Mapping[str, Layers]:
     """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
     the stage whose replicas and standbys are on the fewest machines, its own not among them if possible; and for stages that are
     left on one machine alone, a neighbour whose link allows it."""
-    plan, chosen = state.ledger.plan, state.planner.chosen
+    plan, chosen = state.ledger.training.plan, state.planner.chosen
     machine, holders = machines(state.ledger), state.ledger.holders
     assert plan is not None
     wanted = _lacking(state, chosen.plan) if chosen is not None else {}
@@ -235,14 +235,14 @@ def keeping_up(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
         for node, standby in standbys.items()
         if standby.caught_up is not None
         and not standby.ended
-        and step_of(standby, state.ledger) == state.ledger.step
-        and (standby.caught_up == state.ledger.step or _was_in_time(state, standby))
+        and step_of(standby, state.ledger) == state.ledger.training.step
+        and (standby.caught_up == state.ledger.training.step or _was_in_time(state, standby))
     )
 
 
 def _with_next_step(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
     """Those of the ``standbys`` that have the gradients of the step in hand, as voted in this generation."""
-    next_step = (state.ledger.step, state.ledger.generation)
+    next_step = (state.ledger.training.step, state.ledger.training.generation)
     return frozenset(node for node, standby in standbys.items() if (standby.step, standby.voted) == next_step)
 
 
@@ -251,7 +251,7 @@ def _was_in_time(state: State, standby: Standby) -> bool:
     phase = state.phase
     if not isinstance(phase, Stepping):
         return False
-    committed_by = phase.committed_by if phase.step > state.ledger.step else phase.commit_by
+    committed_by = phase.committed_by if phase.step > state.ledger.training.step else phase.commit_by
     return committed_by is not None and standby.reported <= committed_by
 
 
@@ -264,13 +264,13 @@ def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage], machine: M
     ``free`` are the nodes that are no standbys yet, with the stages that they train; ``machine``: see `machines`.
     """
     ledger = state.ledger
-    if ledger.step_seconds is None:
+    if ledger.training.step_seconds is None:
         return ""
     here = machines_of(machine, stage.replicas)
-    slowest = parameter_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.step_seconds, 1e-3))
+    slowest = parameter_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.training.step_seconds, 1e-3))
     fastest: dict[str, float] = {}
     for replica in stage.replicas:
-        for node, link in ledger.links.get(replica, {}).items():
+        for node, link in ledger.reach.links.get(replica, {}).items():
             if link.bandwidth >= slowest and node in free:
                 fastest[node] = max(link.bandwidth, fastest.get(node, 0.0))
     candidates = []
@@ -307,7 +307,7 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     """By node, the layers that ``plan`` gives it and that it does not hold, if it can copy them while others train: it has memory
     for them beside those that it trains now, and its links keep up."""
-    holders, current = state.ledger.holders, state.ledger.plan
+    holders, current = state.ledger.holders, state.ledger.training.plan
     assert current is not None
     trained = {node: stage for stage in current.stages for node in stage.replicas}
     return {
@@ -325,7 +325,7 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step; true while that is not known.
     ``holders``: Ledger.holders, which looks at every member."""
     ledger = state.ledger
-    if not ledger.step_seconds or not holders:
+    if not ledger.training.step_seconds or not holders:
         return True
     sizes: dict[tuple[str, ...], float] = {}
     for layer in range(*layers):
@@ -333,8 +333,10 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
         if node not in donors:
             sizes[donors] = sizes.get(donors, 0.0) + parameter_bytes(state, (layer, layer + 1))
     for donors, size in sizes.items():
-        known = [ledger.links[donor][node].bandwidth for donor in donors if node in ledger.links.get(donor, {})]
-        if known and size > FOLLOW_FRACTION * ledger.step_seconds * sum(known):
+        known = [
+            ledger.reach.links[donor][node].bandwidth for donor in donors if node in ledger.reach.links.get(donor, {})
+        ]
+        if known and size > FOLLOW_FRACTION * ledger.training.step_seconds * sum(known):
             return False
     return True
 

@@ -12,19 +12,19 @@ from dtfm.coordinator.core.auditing import conduct, resumption
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, fail_or_suspend
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, try_without_another
+from dtfm.coordinator.core.links import keep_apart
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.plan_adoption import again, regroup
 from dtfm.coordinator.core.state import ATTEMPTS, Stepping
 from dtfm.coordinator.core.stepping import last_evaluation
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.apart import lost_too_often
 from dtfm.coordinator.core.trust.standing import is_alone, weakest
 from dtfm.coordinator.core.trust.verdict import (
     Against,
-    OfTheLink,
     OfTheRun,
     Unsettled,
     blame,
-    blame_for_losses,
     blame_for_waiting,
     named_twice,
     times_suspected,
@@ -32,7 +32,9 @@ from dtfm.coordinator.core.trust.verdict import (
 from dtfm.coordinator.core.validation.refusal import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import OVERDUE, PEER_LOST, SETTLED, UNAUDITED, Ledger
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.reach import Pair
+from dtfm.coordinator.log.steps import OVERDUE, PEER_LOST, SETTLED, UNAUDITED
 from dtfm.protos import control_pb2 as wire
 
 MEMORY_ADVICE = ". Lower train.micro_batch, or add nodes"
@@ -49,11 +51,11 @@ def abort_step(transition: Transition, problem: wire.StepProblem, node: str, sen
         return
     conduct.interrupted(transition, phase, node)
     name = wire.StepProblem.Name(problem)
-    transition.emit(ev.StepAborted(phase.step, ledger.generation, name, node, sentence))
+    transition.emit(ev.StepAborted(phase.step, ledger.training.generation, name, node, sentence))
     reason = f"step {phase.step}: {name} on {node}: {sentence}"
     send_abort(transition, phase.step, reason)
     advice = _advice(problem)
-    failures = _unsettled(ledger, transition.state.ledger.failures)
+    failures = _unsettled(ledger, transition.state.ledger.trust.failures)
     also = _unsettled(ledger, transition.state.also)
     lacking = _lack_memory(ledger, (*failures, *also))
     match blame(transition.state.ledger, [who for who, _ in failures], [who for who, _ in also]):
@@ -76,39 +78,34 @@ def abort_step(transition: Transition, problem: wire.StepProblem, node: str, sen
 
 
 def peer_lost(transition: Transition, node: str, peer: str, sentence: str) -> None:
-    """A stream between two nodes broke. If the peer is dead, its own stream tells soon. If the link is, planning goes on without
-    it after some attempts; if one of them loses others as well, without that one."""
+    """A stream between two nodes broke. If the peer is dead, its own stream tells soon. Otherwise the two are kept apart after
+    some attempts."""
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
     if phase.only_evaluation:
         last_evaluation.give_up(transition, f"{node} lost {peer}: {sentence}", node, peer)
         return
     conduct.interrupted(transition, phase, node, lost=peer)
-    transition.emit(ev.StepAborted(phase.step, ledger.generation, PEER_LOST, node, f"lost {peer}: {sentence}", peer))
+    transition.emit(
+        ev.StepAborted(phase.step, ledger.training.generation, PEER_LOST, node, f"lost {peer}: {sentence}", peer)
+    )
     resumption.interrupted(transition, phase, by_a_word=True)
     reason = f"step {phase.step}: {node} lost {peer}"
     send_abort(transition, phase.step, reason)
-    match blame_for_losses(transition.state.ledger):
-        case Against() as verdict:
-            losses = transition.state.ledger.peer_losses
-            quarantine(
-                transition, verdict, Charge.PEER_LOST, f"in {len(losses)} attempts in a row nodes lost others; {reason}"
-            )
-            regroup(transition, reason)
-        case OfTheLink():
-            problem = f"broke {ATTEMPTS} times in a row"
-            dead = (ev.Link(node, peer, 0.0, 0.0, problem), ev.Link(peer, node, 0.0, 0.0, problem))
-            transition.emit(ev.LinksMeasured(node, dead))
-            regroup(transition, f"the link between {node} and {peer} {problem}")
-        case Unsettled():
-            again(transition, reason)
+    if pairs := lost_too_often(transition.state.ledger):
+        keep_apart(
+            transition, pairs, f"lost each other in {len(transition.state.ledger.trust.peer_losses)} attempts in a row"
+        )
+        regroup(transition, reason)
+    else:
+        again(transition, reason)
 
 
 def overdue(transition: Transition, phase: Stepping) -> None:
     """A step exceeded its deadline, though heartbeats came. It is tried again, from where it stands. After ATTEMPTS in a row, it
     is settled against one of those at whom it stood each time."""
     ledger = transition.state.ledger
-    plan = ledger.plan
+    plan = ledger.training.plan
     assert plan is not None
     if phase.commit_by is not None:
         return  # the commit comes
@@ -122,7 +119,9 @@ def overdue(transition: Transition, phase: Stepping) -> None:
         last_evaluation.give_up(transition, sentence)
         return
     transition.emit(
-        ev.StepAborted(phase.step, ledger.generation, OVERDUE, accused, sentence, suspects=tuple(sorted(suspects)))
+        ev.StepAborted(
+            phase.step, ledger.training.generation, OVERDUE, accused, sentence, suspects=tuple(sorted(suspects))
+        )
     )
     resumption.interrupted(transition, phase, by_a_word=False)
     reason = f"step {phase.step}: {sentence}"
@@ -141,10 +140,22 @@ def settled(transition: Transition, verdict: Against, charge: Charge, reason: st
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
     conduct.interrupted(transition, phase)
-    transition.emit(ev.StepAborted(phase.step, ledger.generation, SETTLED, verdict.members[0], reason))
+    transition.emit(ev.StepAborted(phase.step, ledger.training.generation, SETTLED, verdict.members[0], reason))
     send_abort(transition, phase.step, reason)
     quarantine(transition, verdict, charge, reason)
     regroup(transition, f"{name_some(verdict.members)}: {reason}")
+
+
+def disputed(transition: Transition, pairs: Collection[Pair], reason: str) -> None:
+    """Nodes do not say the same of what passed between them. The step is aborted, and goes on with these pairs kept apart."""
+    phase, ledger = transition.state.phase, transition.state.ledger
+    assert isinstance(phase, Stepping)
+    conduct.interrupted(transition, phase)
+    node, _ = min(pairs)
+    transition.emit(ev.StepAborted(phase.step, ledger.training.generation, SETTLED, node, reason))
+    send_abort(transition, phase.step, reason)
+    keep_apart(transition, pairs, "do not say the same of what passed between them")
+    regroup(transition, reason)
 
 
 def unaudited(transition: Transition, node: str, reason: str, leaver: str = "") -> None:
@@ -153,12 +164,12 @@ def unaudited(transition: Transition, node: str, reason: str, leaver: str = "") 
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
     conduct.interrupted(transition, phase, leaver)
-    transition.emit(ev.StepAborted(phase.step, ledger.generation, UNAUDITED, node, reason))
+    transition.emit(ev.StepAborted(phase.step, ledger.training.generation, UNAUDITED, node, reason))
     send_abort(transition, phase.step, reason)
 
 
 def send_abort(transition: Transition, step: int, reason: str) -> None:
-    plan = transition.state.ledger.plan
+    plan = transition.state.ledger.training.plan
     assert plan is not None
     transition.send(plan.nodes, abort(plan, step, reason))
 

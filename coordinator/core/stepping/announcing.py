@@ -56,7 +56,9 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
 def patience(transition: Transition, *, usual: bool) -> float:
     """Seconds for the step that begins."""
     state = transition.state
-    return step_patience(state.lease, state.ledger.step_seconds, usual=usual, overdue=len(state.ledger.waited_for))
+    return step_patience(
+        state.lease, state.ledger.training.step_seconds, usual=usual, overdue=len(state.ledger.trust.waited_for)
+    )
 
 
 def _is_due(step: int, every: int) -> bool:

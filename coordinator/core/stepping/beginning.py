@@ -23,15 +23,15 @@ from dtfm.protos import control_pb2 as wire
 def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None:
     """A node of the plan holds its state. Once all do, training goes on."""
     phase, ledger, run = transition.state.phase, transition.state.ledger, transition.state.run
-    if not isinstance(phase, Switching) or ready.generation != ledger.generation:
+    if not isinstance(phase, Switching) or ready.generation != ledger.training.generation:
         return
     if node not in phase.awaiting:
         if node not in phase.states:
             transition.enter(same_state.told(transition.state, phase, node, ready.states))
         return
-    assert ledger.plan is not None
-    check_progress(ready.progress, ledger.plan, node)
-    codecs = check_codecs(ready.codecs, ledger.plan, node, run.network)
+    assert ledger.training.plan is not None
+    check_progress(ready.progress, ledger.training.plan, node)
+    codecs = check_codecs(ready.codecs, ledger.training.plan, node, run.network)
     phase = replace(
         phase,
         awaiting=phase.awaiting - {node},
@@ -42,21 +42,21 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
     transition.enter(phase)
     if phase.awaiting and phase.awaiting <= phase.damaged.keys():
         who, why = next(iter(phase.damaged.items()))
-        plan_failed(transition, who, ledger.generation, why, snapshot_damaged=True)
+        plan_failed(transition, who, ledger.training.generation, why, snapshot_damaged=True)
         return
     if phase.awaiting or not same_state.is_agreed(transition, phase):
         return
-    step = ledger.step + 1
+    step = ledger.training.step + 1
     finished = {number for progress in phase.progress.values() for number in progress.finished}
-    transition.emit(ev.PlanStarted(ledger.generation, step, len(finished), phase.codecs))
+    transition.emit(ev.PlanStarted(ledger.training.generation, step, len(finished), phase.codecs))
     drift.forget(transition)
-    if ledger.step >= run.train.steps and ledger.last is not None:
-        announce(transition, ledger.step, ledger.plan, ledger.last.gradient_norm)
+    if ledger.training.step >= run.train.steps and ledger.training.last is not None:
+        announce(transition, ledger.training.step, ledger.training.plan, ledger.training.last.gradient_norm)
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
-    again = bool(ledger.waited_for)
-    at = stalled(ledger.plan, phase.progress) if again else frozenset[str]()
+    again = bool(ledger.trust.waited_for)
+    at = stalled(ledger.training.plan, phase.progress) if again else frozenset[str]()
     deadline = transition.now + patience(transition, usual=again)
     transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
-    for nodes, begin in beginnings(ledger.plan, step, phase.progress):
+    for nodes, begin in beginnings(ledger.training.plan, step, phase.progress):
         transition.send(nodes, wire.CoordinatorMessage(begin=begin))

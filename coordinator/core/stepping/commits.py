@@ -55,15 +55,15 @@ def commit(transition: Transition, phase: Stepping) -> None:
     if phase.only_evaluation:
         last_evaluation.stands(transition, phase)
         return
-    state, plan = transition.state, transition.state.ledger.plan
+    state, plan = transition.state, transition.state.ledger.training.plan
     assert plan is not None
     assert state.ledger.described is not None
     squared_norm = math.fsum(phase.votes[stage.replicas[0]].squared_gradient_norm for stage in plan.stages)
     last = [phase.votes[node] for node in plan.stages[-1].replicas]
     samples = sum(vote.samples for vote in last)
     loss = math.fsum(vote.loss_sum for vote in last) / samples
-    reporters = [node for node, _ in (*state.ledger.failures, *state.also)]
-    benched = state.ledger.benched
+    reporters = [node for node, _ in (*state.ledger.trust.failures, *state.also)]
+    benched = state.ledger.trust.benched
     post_commit.audited(transition, phase)
     agreed_state.by_stage(transition, agreed_state.told_in_votes(phase.votes))
     transition.emit(

@@ -36,7 +36,7 @@ def stands(transition: Transition, phase: Stepping) -> None:
 
 def give_up(transition: Transition, why: str, ender: str = "", lost: str = "") -> None:
     """Its audit is interrupted: the run ends without it. ``ender``, ``lost``: as in `conduct.interrupted`."""
-    phase, plan = transition.state.phase, transition.state.ledger.plan
+    phase, plan = transition.state.phase, transition.state.ledger.training.plan
     assert isinstance(phase, Stepping)
     assert plan is not None
     conduct.interrupted(transition, phase, ender, lost)
@@ -49,21 +49,21 @@ def last_checkpoint_comes(transition: Transition) -> bool:
     """Whether all steps are trained, and their checkpoint is whole or under way."""
     ledger, steps = transition.state.ledger, transition.state.run.train.steps
     under_way = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, steps)
-    return ledger.step >= steps and (steps in ledger.checkpoints or under_way is not None)
+    return ledger.training.step >= steps and (steps in ledger.copies.checkpoints or under_way is not None)
 
 
 def _pause(transition: Transition) -> None:
     """The nodes get the last commit once more, which says now that nothing follows."""
-    ledger, plan = transition.state.ledger, transition.state.ledger.plan
+    ledger, plan = transition.state.ledger, transition.state.ledger.training.plan
     assert plan is not None
-    assert ledger.last is not None
+    assert ledger.training.last is not None
     destination = wire.NO_SNAPSHOT
     if not last_checkpoint_comes(transition):
-        destination = snapshot.begin(transition, ledger.step, checkpoint=True)
+        destination = snapshot.begin(transition, ledger.training.step, checkpoint=True)
     commit = wire.Commit(
         generation=plan.generation,
-        step=ledger.step,
-        gradient_norm=ledger.last.gradient_norm,
+        step=ledger.training.step,
+        gradient_norm=ledger.training.last.gradient_norm,
         snapshot=destination,
         pause=True,
     )

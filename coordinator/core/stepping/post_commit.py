@@ -95,10 +95,10 @@ def evaluation_lost(transition: Transition, step: int, why: str) -> None:
 
 def applied(transition: Transition, node: str, message: wire.Applied) -> None:
     """A node has applied the commit before the pause."""
-    phase, plan = transition.state.phase, transition.state.ledger.plan
+    phase, plan = transition.state.phase, transition.state.ledger.training.plan
     if not isinstance(phase, Pausing) or plan is None or node not in plan.nodes:
         return
-    if (message.generation, message.step) == (plan.generation, transition.state.ledger.step):
+    if (message.generation, message.step) == (plan.generation, transition.state.ledger.training.step):
         check_digest(message.state_digest)
         described = transition.state.ledger.described
         assert described is not None
@@ -120,17 +120,23 @@ def end_pause(transition: Transition) -> None:
     phase, ledger = transition.state.phase, transition.state.ledger
     if transition.state.stopped or not isinstance(phase, Pausing) or awaits(transition.state, phase):
         return
-    assert ledger.plan is not None
-    for index, stage in enumerate(ledger.plan.stages):
+    assert ledger.training.plan is not None
+    for index, stage in enumerate(ledger.training.plan.stages):
         digests = {node: phase.applied[node].hex() for node in stage.replicas if node in phase.applied}
         if (verdict := settle(ledger, digests, operator.eq)) is not None:
             _settled(transition, verdict, index, digests)
             return
     by_stage(transition, _told(phase))
-    if ledger.step >= transition.state.run.train.steps and ledger.step not in ledger.checkpoints:
+    if (
+        ledger.training.step >= transition.state.run.train.steps
+        and ledger.training.step not in ledger.copies.checkpoints
+    ):
         again(transition, "the last checkpoint failed")
-    elif ledger.step >= transition.state.run.train.steps:
-        finish(transition, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
+    elif ledger.training.step >= transition.state.run.train.steps:
+        finish(
+            transition,
+            f"all {ledger.training.step} steps are trained; the checkpoint is {ledger.copies.checkpoints[ledger.training.step]}",
+        )
     elif transition.state.planner.chosen is not None:
         adopt(transition, transition.state.planner.chosen, "")
     elif not phase.for_leaver:
@@ -140,14 +146,14 @@ def end_pause(transition: Transition) -> None:
 def awaits(state: State, phase: Pausing) -> str:
     """What the pause still waits for; empty: nothing."""
     ledger = state.ledger
-    assert ledger.plan is not None
-    silent = sorted((set(ledger.plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
-    last = ledger.step == state.run.train.steps
-    if last and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.step) is not None:
+    assert ledger.training.plan is not None
+    silent = sorted((set(ledger.training.plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
+    last = ledger.training.step == state.run.train.steps
+    if last and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.training.step) is not None:
         return "the last checkpoint"
-    if phase.for_leaver and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.step) is not None:
+    if phase.for_leaver and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.training.step) is not None:
         return "the checkpoint"
-    if ledger.step in state.evaluations:
+    if ledger.training.step in state.evaluations:
         return "the held-out loss"
     return f"the confirmation of {', '.join(silent)}" if silent else ""
 
@@ -159,8 +165,8 @@ def overdue(transition: Transition, phase: Pausing) -> None:
     be one, go one after the other. Whoever writes its part of the last checkpoint at the last moment leaves the coordinator no
     less time for the manifest."""
     state, ledger = transition.state, transition.state.ledger
-    assert ledger.plan is not None
-    step = ledger.step
+    assert ledger.training.plan is not None
+    step = ledger.training.step
     if step in state.evaluations:
         evaluation_lost(transition, step, f"it did not come within {state.patience:g} seconds")
     tally = state.safekeeping.snapshot(Destination.CHECKPOINT, step)
@@ -168,7 +174,7 @@ def overdue(transition: Transition, phase: Pausing) -> None:
         transition.now > tally.due if tally.writers else transition.now <= tally.heard + state.patience
     ):
         return
-    late = {node for node in ledger.plan.nodes if node in state.members.sessions and node not in phase.applied}
+    late = {node for node in ledger.training.plan.nodes if node in state.members.sessions and node not in phase.applied}
     awaited = awaits(transition.state, phase)
     reason = f"step {step} is trained, but {awaited} did not come within {state.patience:g} seconds"
     if not awaited:
@@ -178,9 +184,9 @@ def overdue(transition: Transition, phase: Pausing) -> None:
         return
     suspects = tuple(sorted(late))
     accused = weakest(ledger, late)
-    transition.emit(ev.PlanFailed(ledger.generation, accused, reason, silent=True, suspects=suspects))
+    transition.emit(ev.PlanFailed(ledger.training.generation, accused, reason, silent=True, suspects=suspects))
     party = party_of(ledger)
-    everybody = {party(node) for node in ledger.plan.nodes}
+    everybody = {party(node) for node in ledger.training.plan.nodes}
     match blame_for_waiting(transition.state.ledger):
         case Against(members, others) if not ledger.is_open and (
             is_alone(ledger) or (len(everybody) > 1 and {party(node) for node in (*members, *others)} == everybody)
@@ -205,12 +211,12 @@ def _told(phase: Pausing) -> Mapping[str, tuple[bytes, Mapping[int, str]]]:
 def _settled(transition: Transition, verdict: Against, stage: int, digests: Mapping[str, str]) -> None:
     """After a commit the replicas of a stage (digests by node) hold different state."""
     ledger = transition.state.ledger
-    transition.emit(ev.DigestMismatch(ledger.step + 1, ledger.generation, stage, dict(digests)))
-    reason = f"after step {ledger.step} its state differs from that of the other replicas of stage {stage}"
+    transition.emit(ev.DigestMismatch(ledger.training.step + 1, ledger.training.generation, stage, dict(digests)))
+    reason = f"after step {ledger.training.step} its state differs from that of the other replicas of stage {stage}"
     quarantine(transition, replace(verdict, undecided=True), Charge.DIGEST, reason)  # as in a step, see votes.py
     regroup(transition, f"{name_some(verdict.members)}: {reason}")
     if verdict.undecided:
-        back_before(transition, ledger.step, reason)
+        back_before(transition, ledger.training.step, reason)
 
 
 def _set_evaluation(transition: Transition, step: int, evaluation: Evaluation) -> None:

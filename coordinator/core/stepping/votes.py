@@ -9,9 +9,10 @@ from dtfm.coordinator.core.plan_adoption import back_before
 from dtfm.coordinator.core.safekeeping import standby
 from dtfm.coordinator.core.state import Pausing, Stepping
 from dtfm.coordinator.core.stepping import post_commit
-from dtfm.coordinator.core.stepping.aborts import abort_step, peer_lost, settled
+from dtfm.coordinator.core.stepping.aborts import abort_step, disputed, peer_lost, settled
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.agreement import contradiction
+from dtfm.coordinator.core.trust.agreement import Dispute, contradiction
+from dtfm.coordinator.core.trust.apart import may_lose
 from dtfm.coordinator.core.trust.verdict import Against
 from dtfm.coordinator.core.validation.refusal import is_finite, shorten
 from dtfm.coordinator.core.validation.votes import check_clipped, check_vote
@@ -22,7 +23,7 @@ from dtfm.scheduler.model.plan import Plan
 
 def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     """A node's vote. After the last one the step can be committed, see `commit_if_due`."""
-    phase, plan = transition.state.phase, transition.state.ledger.plan
+    phase, plan = transition.state.phase, transition.state.ledger.training.plan
     if not is_finite(vote.squared_gradient_norm, vote.loss_sum) and _said_before(transition, node, vote):
         return
     if not _is_current(transition, vote.generation, vote.step) or plan is None or node not in plan.nodes:
@@ -54,11 +55,14 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
 
 def _all_voted(transition: Transition, phase: Stepping) -> None:
     """Ends the step if the votes do not agree. Otherwise it waits for its commit, and for audits, if any are drawn."""
-    found = contradiction(transition.state.ledger, phase, transition.state.run.train.micro_batch)
+    found = contradiction(transition.state, phase)
     if found is None:
         post_commit.all_voted(transition, phase)
         by = transition.now + (0 if phase.only_evaluation else standby.commit_patience(transition.state))
         transition.enter(replace(phase, voted=transition.now, commit_by=by, audits=conduct.drawn(transition, phase)))
+        return
+    if isinstance(found, Dispute):
+        disputed(transition, found.pairs, found.reason)
         return
     verdict = found.verdict
     if found.mismatch is not None:
@@ -70,15 +74,15 @@ def _all_voted(transition: Transition, phase: Stepping) -> None:
 
 
 def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> None:
-    plan, ledger = transition.state.ledger.plan, transition.state.ledger
+    plan, ledger = transition.state.ledger.training.plan, transition.state.ledger
     sentence = shorten(message.sentence)
     if isinstance(transition.state.phase, Pausing) and (message.generation, message.step - 1) == (
-        ledger.generation,
-        ledger.step,
+        ledger.training.generation,
+        ledger.training.step,
     ):
-        evaluation = transition.state.evaluations.get(ledger.step)
+        evaluation = transition.state.evaluations.get(ledger.training.step)
         if evaluation is not None and node in evaluation.nodes:
-            post_commit.evaluation_lost(transition, ledger.step, f"{node}: {sentence}")
+            post_commit.evaluation_lost(transition, ledger.training.step, f"{node}: {sentence}")
         return
     if message.problem != wire.PEER_LOST and _said_before(transition, node, message):
         return
@@ -88,11 +92,14 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
         )
         return
     problem = _known(message.problem)
-    if problem == wire.PEER_LOST and message.peer in plan.nodes and message.peer != node:
+    if problem == wire.PEER_LOST and may_lose(ledger, node, message.peer):
         peer_lost(transition, node, message.peer, sentence)
     elif problem == wire.PEER_LOST:
         abort_step(
-            transition, wire.INTERNAL, node, f"it lost {shorten(repr(message.peer), 64)}, which is no peer of its"
+            transition,
+            wire.INTERNAL,
+            node,
+            f"it lost {shorten(repr(message.peer), 64)}, with which it exchanges nothing",
         )
     else:
         abort_step(transition, problem, node, sentence)
@@ -100,13 +107,17 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
 
 def _said_before(transition: Transition, node: str, said: wire.StepReady | wire.StepFailed) -> bool:
     """Whether the step in hand was aborted already when the node says that it failed. Then that is noted."""
-    state, ledger, plan = transition.state, transition.state.ledger, transition.state.ledger.plan
-    if _is_current(transition, said.generation, said.step) or said.step != ledger.step + 1:
+    state, ledger, plan = transition.state, transition.state.ledger, transition.state.ledger.training.plan
+    if _is_current(transition, said.generation, said.step) or said.step != ledger.training.step + 1:
         return False
-    if plan is None or node not in plan.nodes or said.generation not in (ledger.generation - 1, ledger.generation):
+    if (
+        plan is None
+        or node not in plan.nodes
+        or said.generation not in (ledger.training.generation - 1, ledger.training.generation)
+    ):
         return False
     times = sum(who == node for who, _ in state.also)
-    if ledger.failures and ledger.failures[-1][0] != node and times < len(ledger.failures):
+    if ledger.trust.failures and ledger.trust.failures[-1][0] != node and times < len(ledger.trust.failures):
         problem = said.problem if isinstance(said, wire.StepFailed) else wire.NON_FINITE
         transition.state = replace(state, also=(*state.also, (node, wire.StepProblem.Name(_known(problem)))))
     return True
@@ -124,4 +135,7 @@ def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
 
 def _is_current(transition: Transition, generation: int, step: int) -> bool:
     phase = transition.state.phase
-    return isinstance(phase, Stepping) and (generation, step) == (transition.state.ledger.generation, phase.step)
+    return isinstance(phase, Stepping) and (generation, step) == (
+        transition.state.ledger.training.generation,
+        phase.step,
+    )

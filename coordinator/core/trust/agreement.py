@@ -7,14 +7,14 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.core.state import State, Stepping
+from dtfm.coordinator.core.trust.apart import outweighed
 from dtfm.coordinator.core.trust.audits import Passed
 from dtfm.coordinator.core.trust.passed import differing, lacks, sent_several_sums
-from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.verdict import Against, against_one, settle
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import DigestMismatch
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.reach import Pair, pair_of
 from dtfm.scheduler.model.plan import Plan
 
 NORM_TOLERANCE = 1e-4
@@ -34,12 +34,20 @@ class Contradiction:
     mismatch: DigestMismatch | None = None
 
 
-def contradiction(ledger: Ledger, phase: Stepping, micro_batch: int) -> Contradiction | None:
-    """What is wrong with the votes of a step for which all have voted; None: nothing. ``micro_batch``: samples in one.
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """These pairs do not say the same of what passed between them, and it is not known which of the two is right."""
+
+    pairs: tuple[Pair, ...]
+    reason: str
+
+
+def contradiction(state: State, phase: Stepping) -> Contradiction | Dispute | None:
+    """What is wrong with the votes of a step for which all have voted; None: nothing.
 
     Replicas that differ from a majority may not be at fault: one that reduces gradients can send another result to each.
     """
-    plan = ledger.plan
+    ledger, plan = state.ledger, state.ledger.training.plan
     assert plan is not None
     for index, stage in enumerate(plan.stages):
         digests = {node: phase.votes[node].state_digest.hex() for node in stage.replicas}
@@ -47,17 +55,17 @@ def contradiction(ledger: Ledger, phase: Stepping, micro_batch: int) -> Contradi
             mismatch = DigestMismatch(phase.step, plan.generation, index, digests)
             reason = f"before step {phase.step} its state differs from that of the other replicas of stage {index}"
             return Contradiction(verdict, Charge.DIGEST, reason, mismatch)
-    if phase.passed and (found := _of_hops(ledger, plan, phase)) is not None:
+    if phase.passed and (found := _of_hops(state, plan, phase)) is not None:
         return found  # it says whose fault it is that norms differ
     for index, stage in enumerate(plan.stages):
         norms = {node: phase.votes[node].squared_gradient_norm for node in stage.replicas}
         if (verdict := settle(ledger, norms, _same_norm)) is not None:
             reason = f"in step {phase.step} its gradient differs from that of the other replicas of stage {index}"
             return Contradiction(replace(verdict, undecided=True), Charge.GRADIENT_NORM, reason)
-    return _of_losses(plan, phase, micro_batch) if phase.passed and not phase.only_evaluation else None
+    return _of_losses(plan, phase, state.run.train.micro_batch) if phase.passed and not phase.only_evaluation else None
 
 
-def _of_hops(ledger: Ledger, plan: Plan, phase: Stepping) -> Contradiction | None:
+def _of_hops(state: State, plan: Plan, phase: Stepping) -> Contradiction | Dispute | None:
     step, passed = phase.step, phase.passed
     for node in plan.nodes:
         if what := lacks(plan, node, passed[node], phase.held_out, trained=not phase.only_evaluation):
@@ -66,7 +74,18 @@ def _of_hops(ledger: Ledger, plan: Plan, phase: Stepping) -> Contradiction | Non
         return _of_sums(plan, step, passed)
     sender, receiver, what = pairs[0]
     reason = f"in step {step}, {sender} and {receiver} do not say the same of {what} between them"
-    return Contradiction(_blame_for_hops(ledger, [pair[:2] for pair in pairs]), Charge.HOP, reason)
+    contradicts: dict[str, set[str]] = {}
+    for one, other, _ in pairs:
+        contradicts.setdefault(one, set()).add(other)
+        contradicts.setdefault(other, set()).add(one)
+    for accused in sorted(contradicts, key=lambda node: (-len(contradicts[node]), node)):
+        if outweighed(state, accused, contradicts[accused]):
+            verdict = Against((accused,), tuple(sorted(contradicts[accused])), undecided=True)
+            return Contradiction(verdict, Charge.HOP, reason)
+    disputed = {pair_of(one, other) for one, other, _ in pairs}
+    if disputed <= state.ledger.reach.broken:  # no plan does without them: the step must not be tried so for ever
+        return Contradiction(against_one(state.ledger, pairs[0][:2]), Charge.HOP, reason)
+    return Dispute(tuple(sorted(disputed)), reason)
 
 
 def _of_sums(plan: Plan, step: int, passed: Mapping[str, Passed]) -> Contradiction | None:
@@ -78,20 +97,6 @@ def _of_sums(plan: Plan, step: int, passed: Mapping[str, Passed]) -> Contradicti
     node, what = next(iter(several.items()))
     reason = f"in step {step} it did not send the same sum of {what} to all other replicas"
     return Contradiction(Against((node,)), Charge.HOP, reason)
-
-
-def _blame_for_hops(ledger: Ledger, pairs: list[tuple[str, str]]) -> Against:
-    """Against a party that is common to all pairs, and contradicted by several others, undecided as these could have agreed on
-    it; else against one of the first pair."""
-    party = party_of(ledger)
-    parties = {frozenset(map(party, pair)) for pair in pairs}
-    common = frozenset[str].intersection(*parties)
-    if len(parties) == 1 or len(common) != 1:
-        return against_one(ledger, pairs[0])
-    nodes = {node for pair in pairs for node in pair}
-    accused = min(node for node in nodes if party(node) in common)
-    others = tuple(sorted(node for node in nodes if party(node) not in common))
-    return Against((accused,), others, undecided=True)
 
 
 def _of_losses(plan: Plan, phase: Stepping, micro_batch: int) -> Contradiction | None:

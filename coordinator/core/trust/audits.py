@@ -35,20 +35,17 @@ class Request:
 class Audit:
     """Work of the step in hand that others do again: ``order`` is what they are asked, without a number. ``auditors`` are to
     answer it, the first of them the one that was drawn; the others are asked once that one came to something else. ``requests``
-    and ``answers`` are by auditor; None: no answer came. ``raised_by``: somebody's alarm led to it, nobody's if that is empty;
-    None: it was drawn."""
+    and ``answers`` are by auditor; None: no answer came."""
 
     order: wire.Audit
     auditors: tuple[str, ...]
     requests: Mapping[str, Request] = field(default_factory=dict)
     answers: Mapping[str, wire.Audited | None] = field(default_factory=dict)
-    raised_by: str | None = None
 
     @property
     def counts(self) -> bool:
-        """Whether the node is cleared where its work is found right. Who raises an alarm chooses the step; and work on held-out
-        data says nothing of what the node trains."""
-        return self.raised_by is None and not self.order.evaluation
+        """Whether the node is cleared where its work is found right. Work on held-out data says nothing of what it trains."""
+        return not self.order.evaluation
 
     @property
     def awaited(self) -> Mapping[str, Request]:
@@ -72,9 +69,8 @@ class Auditing:
     do and did not answer. ``withheld``: by (party that did not hand out what audits need, party that was audited). ``due``: by
     node whose party's work is done again in any case when it next takes part in a step, how often it was drawn for that in vain.
     ``left``: by number, the last requests whose answers may still come though the node has left. ``cannot``: the layers [first,
-    past_last) of the stages of which it was logged that their work cannot be audited. ``allowances``: by party, how much is done
-    again for its alarms (alarms.py); who is not named has the whole allowance. ``goes_on``: the step that may go on from where it
-    was interrupted. ``resumed``: the last that was committed which did."""
+    past_last) of the stages of which it was logged that their work cannot be audited. ``goes_on``: the step
+    that may go on from where it was interrupted. ``resumed``: the last that was committed which did."""
 
     number: int = 0
     silent: Mapping[str, Record] = field(default_factory=dict)
@@ -82,6 +78,5 @@ class Auditing:
     due: Mapping[str, int] = field(default_factory=dict)
     left: Mapping[int, OpenRequest] = field(default_factory=dict)
     cannot: frozenset[tuple[int, int]] = frozenset()
-    allowances: Mapping[str, float] = field(default_factory=dict)
     goes_on: int | None = None
     resumed: int | None = None

@@ -30,13 +30,12 @@ MOST_EACH = 2
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """``by`` does these micro-batches of ``node`` again. ``whole``: they are all of its share, so that what it added to a bucket
-    can be compared as well; to this ``bucket``, or to any if that is None."""
+    can be compared as well."""
 
     node: str
     by: str
     micro_batches: tuple[int, ...]
     whole: bool
-    bucket: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +72,17 @@ def draw(
     kept: Collection[str],
     weight: Callable[[str], float] = lambda _: 1.0,
     *,
-    certain: bool = False,
     broken: Collection[tuple[str, str]] = (),
 ) -> tuple[Drawn, ...]:
     """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
     run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches can be done again whose neighbours
-    `must_have` what they sent. An auditor is a replica of the same stage, and of another party. ``certain``: it is of each
-    node. ``broken``: pairs of nodes, each in order of name, that do not reach each other. Who reaches all of the node's
-    neighbours audits it rather than others."""
+    `must_have` what they sent. An auditor is a replica of the same stage, and of another party. ``broken``: pairs of
+    nodes, each in order of name, that do not reach each other. Who reaches all of the node's neighbours audits it rather than
+    others."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
     by_node = {node: odds(rate, most, weight(node)) for node in plan.nodes}
     at = random.random()  # one for all, so that all are audited in the same steps
-    if certain:
-        at *= min(odd.whole + odd.part for odd in by_node.values())
     if all(at >= odd.whole + odd.part for odd in by_node.values()):
         return ()
     neighbours, has = neighbours_of(plan), frozenset(kept)
@@ -101,7 +97,7 @@ def draw(
                 len(share_of[node]),
                 [n for n in share_of[node] if must_have(neighbours[node, n], node, party, has)],
             )
-            count = load if at < odd.whole else max(math.floor(odd.share * load + random.random()), int(certain))
+            count = load if at < odd.whole else math.floor(odd.share * load + random.random())
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
             able = [by for by in able if busy[by] < room]
             beside = frozenset[str]().union(*(neighbours[node, number] for number in mine)) if broken else ()

@@ -23,21 +23,21 @@ def givers(ledger: Ledger, nodes: Iterable[str]) -> Mapping[str, Givers]:
     Whoever once got something else from several, of which one broke off, is named one at a time, by turns, so that it can say
     which of them it was.
     """
-    if ledger.step == 0 or not ledger.state_is_held:
+    if ledger.training.step == 0 or not ledger.state_is_held:
         return {}
     holders = ledger.holders
-    return {node: _named(ledger, node, holders) if ledger.refused else holders for node in nodes}
+    return {node: _named(ledger, node, holders) if ledger.trust.refused else holders for node in nodes}
 
 
 def believed(ledger: Ledger, node: str, holders: Sequence[str]) -> tuple[str, ...]:
     """Of those who hold some state: ``node``, if it does, and those from whom it may copy it. They are those whom nobody has
     accused of handing out something else, if there are any; else those whom it has not accused itself; else those whom it has not
     accused alone; else all."""
-    if not ledger.refused:
+    if not ledger.trust.refused:
         return tuple(holders)
     party = party_of(ledger)
-    accused = {party(donor) for _, donors in ledger.refused for donor in donors}
-    by_node = {party(donor) for who, donors in ledger.refused if party(who) == party(node) for donor in donors}
+    accused = {party(donor) for _, donors in ledger.trust.refused for donor in donors}
+    by_node = {party(donor) for who, donors in ledger.trust.refused if party(who) == party(node) for donor in donors}
     for doubted in (accused, by_node, has_accused(ledger, node)):
         if others := [holder for holder in holders if holder != node and party(holder) not in doubted]:
             return tuple(holder for holder in holders if holder == node or holder in others)
@@ -54,9 +54,9 @@ def could_name(named: Collection[Givers], bucket: int, layers: int) -> frozenset
 def only_givers(ledger: Ledger, named: Mapping[str, Givers], nodes: Collection[str]) -> frozenset[str]:
     """The nodes of each party that alone was ``named`` to one of ``nodes`` for some of its state. Where it was named several
     parties it has a choice, and none of them is to blame."""
-    assert ledger.plan is not None
+    assert ledger.training.plan is not None
     party, only = party_of(ledger), set[str]()
-    for stage in ledger.plan.stages:
+    for stage in ledger.training.plan.stages:
         for node in set(nodes).intersection(stage.replicas):
             for holders in named.get(node, ())[slice(*stage.layers)]:
                 if node not in holders and len(set(map(party, holders))) == 1:
@@ -69,7 +69,7 @@ def accusers(ledger: Ledger, donor: str) -> tuple[str, ...]:
     quarantined, and has earned as much as the donor."""
     party, least = party_of(ledger), max(earned(ledger, donor).standing, Standing.SUSPECTED)
     first: dict[str, tuple[str, str]] = {}
-    for node, donors in ledger.refused:
+    for node, donors in ledger.trust.refused:
         if len({party(each) for each in donors}) == 1:
             first.setdefault(party(node), (node, party(donors[0])))
     return tuple(
@@ -84,7 +84,7 @@ def accusers(ledger: Ledger, donor: str) -> tuple[str, ...]:
 def has_accused(ledger: Ledger, node: str) -> frozenset[str]:
     """The parties from each of which alone the node, or another of its party, had something else."""
     party = party_of(ledger)
-    found = ({party(donor) for donor in donors} for who, donors in ledger.refused if party(who) == party(node))
+    found = ({party(donor) for donor in donors} for who, donors in ledger.trust.refused if party(who) == party(node))
     return frozenset().union(*(whose for whose in found if len(whose) == 1))
 
 
@@ -92,7 +92,8 @@ def has_mixed(ledger: Ledger, node: str) -> bool:
     """Whether the node's party had something else of which it could not say whose it was."""
     party = party_of(ledger)
     return any(
-        party(who) == party(node) and len({party(donor) for donor in donors}) > 1 for who, donors in ledger.refused
+        party(who) == party(node) and len({party(donor) for donor in donors}) > 1
+        for who, donors in ledger.trust.refused
     )
 
 
@@ -103,6 +104,6 @@ def _named(ledger: Ledger, node: str, holders: Givers) -> Givers:
         if layer not in found:
             named = believed(ledger, node, layer)
             others = [name for name in named if name != node] if one_by_one else []
-            turn = others[ledger.generation % len(others)] if others else ""
+            turn = others[ledger.training.generation % len(others)] if others else ""
             found[layer] = tuple(name for name in named if name in (node, turn)) if others else named
     return tuple(found[layer] for layer in holders)

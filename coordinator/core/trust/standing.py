@@ -16,9 +16,9 @@ def is_alone(ledger: Ledger) -> bool:
     """Whether all members, and nodes of the plan, belong to one party, and among strangers also all who ever took part in a step:
     then there is nobody to be protected from it. Who shares a run with people it knows may so end it while they are away, as it
     must be able to if it goes on with it alone. A stranger may not. Whose the revoked names were is not known any more."""
-    nodes = [*ledger.members, *(ledger.plan.nodes if ledger.plan is not None else ())]
+    nodes = [*ledger.members, *(ledger.training.plan.nodes if ledger.training.plan is not None else ())]
     if ledger.is_open:
-        nodes += [node for node, steps in ledger.worked.items() if steps and node not in ledger.revoked]
+        nodes += [node for node, steps in ledger.trust.worked.items() if steps and node not in ledger.access.revoked]
     return len({ledger.party(node) for node in nodes}) <= 1
 
 
@@ -41,17 +41,22 @@ def standing(ledger: Ledger) -> Callable[[str], tuple[int, int, int, int]]:
     """By name, the standing of its party: larger is more. See `weakest`."""
     party = party_of(ledger)
     disputes = Counter(
-        who for why in ledger.quarantined.values() if why.weighed for who in {party(name) for name in why.against}
+        who for why in ledger.trust.quarantined.values() if why.weighed for who in {party(name) for name in why.against}
     )
     steps: dict[str, int] = {}
     came: dict[str, int] = {}
-    for number, (node, worked) in enumerate(ledger.worked.items()):
+    for number, (node, worked) in enumerate(ledger.trust.worked.items()):
         who = party(node)
         steps[who] = max(worked, steps.get(who, 0))
         came.setdefault(who, number)
 
     def of(name: str) -> tuple[int, int, int, int]:
         who = party(name)
-        return earned(ledger, name).standing, -disputes[who], steps.get(who, 0), -came.get(who, len(ledger.worked))
+        return (
+            earned(ledger, name).standing,
+            -disputes[who],
+            steps.get(who, 0),
+            -came.get(who, len(ledger.trust.worked)),
+        )
 
     return of

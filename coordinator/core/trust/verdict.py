@@ -36,11 +36,6 @@ class OfTheRun:
 
 
 @dataclass(frozen=True, slots=True)
-class OfTheLink:
-    """Two nodes lose each other and nobody else."""
-
-
-@dataclass(frozen=True, slots=True)
 class Unsettled:
     """Too little is known. It is tried again."""
 
@@ -88,17 +83,17 @@ def blame_for_waiting(ledger: Ledger) -> Against | Unsettled:
     fault; if there are several, one of them, undecided. So is one, undecided, that has left meanwhile and come back, and has not
     taken part in a committed step since. After WITHOUT_ONE_CAUSE attempts it is one of those who were suspected
     most often, undecided: several may be silent in turn."""
-    if not ledger.waited_for:
+    if not ledger.trust.waited_for:
         return Unsettled()
-    party, last = party_of(ledger), ledger.waited_for[-ATTEMPTS:]
+    party, last = party_of(ledger), ledger.trust.waited_for[-ATTEMPTS:]
     in_a_row = {party(node): _in_a_row(ledger, node) for node in last[-1]}
     if suspects := [node for node in last[-1] if in_a_row[party(node)] >= ATTEMPTS]:
         return against_one(ledger, suspects)
     if suspects := [node for node in last[-1] if in_a_row[party(node)] + _evaded(ledger, node) >= ATTEMPTS]:
         return replace(against_one(ledger, suspects), undecided=True)
-    if len(ledger.waited_for) < WITHOUT_ONE_CAUSE:
+    if len(ledger.trust.waited_for) < WITHOUT_ONE_CAUSE:
         return Unsettled()
-    names = frozenset[str]().union(*ledger.waited_for)
+    names = frozenset[str]().union(*ledger.trust.waited_for)
     times = {node: times_suspected(ledger, node) for node in names}
     most = [node for node in names if times[node] == max(times.values())]
     return replace(against_one(ledger, most), undecided=True) if most else Unsettled()
@@ -107,20 +102,20 @@ def blame_for_waiting(ledger: Ledger) -> Against | Unsettled:
 def times_suspected(ledger: Ledger, node: str) -> int:
     """In how many of the attempts that waited in vain its party was suspected."""
     party = party_of(ledger)
-    return sum(party(node) in map(party, suspects) for suspects in ledger.waited_for) + _evaded(ledger, node)
+    return sum(party(node) in map(party, suspects) for suspects in ledger.trust.waited_for) + _evaded(ledger, node)
 
 
 def _in_a_row(ledger: Ledger, node: str) -> int:
     """In how many of the last attempts in a row its party was suspected."""
     party = party_of(ledger)
-    suspected = [party(node) in map(party, suspects) for suspects in reversed(ledger.waited_for)]
+    suspected = [party(node) in map(party, suspects) for suspects in reversed(ledger.trust.waited_for)]
     return suspected.index(False) if False in suspected else len(suspected)
 
 
 def _evaded(ledger: Ledger, node: str) -> int:
     """How many attempts had waited for its party when it left."""
     party = party_of(ledger)
-    return sum(times for name, times in ledger.evaded.items() if party(name) == party(node))
+    return sum(times for name, times in ledger.trust.evaded.items() if party(name) == party(node))
 
 
 def blame(ledger: Ledger, reports: Sequence[str], also: Collection[str] = ()) -> Against | OfTheRun | Unsettled:
@@ -147,18 +142,3 @@ def named_twice(ledger: Ledger, reports: Collection[str]) -> tuple[str, ...]:
     said = Counter(map(party, reports))
     names = {party(node): node for node in sorted(reports, reverse=True)}
     return tuple(sorted(names[who] for who, times in said.items() if times >= 2))
-
-
-def blame_for_losses(ledger: Ledger) -> Against | OfTheLink | Unsettled:
-    """Nodes have lost each other (Ledger.peer_losses). A pair that loses each other ATTEMPTS times has a bad link. A party that
-    is common to two such pairs, or to losses of ATTEMPTS others, is at fault, or its connection. A party that is alone has bad
-    links only: they are measured again later, and none of its nodes gains by them."""
-    party = party_of(ledger)
-    pairs = [(party(node), party(peer)) for node, peer in ledger.peer_losses]
-    last = frozenset(pairs[-1])
-    for node in () if is_alone(ledger) else ledger.peer_losses[-1]:
-        who = party(node)
-        peers = Counter(other for pair in pairs if who in pair for other in pair if other != who)
-        if len(peers) >= ATTEMPTS or sum(times >= ATTEMPTS for times in peers.values()) >= 2:
-            return Against((node,), undecided=True)
-    return OfTheLink() if sum(frozenset(pair) == last for pair in pairs) >= ATTEMPTS else Unsettled()

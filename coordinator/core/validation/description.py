@@ -134,14 +134,10 @@ def check_agrees(mine: Described, run: Described) -> None:
         bucket = next(i for i in range(run.buckets) if mine.layout_of(i) != run.layout_of(i))
         raise _workload_differs(f"the layout of bucket {bucket}", mine.layout_of(bucket), run.layout_of(bucket))
     costs: dict[str, Any] = {"kept_bytes": None, "working_bytes": 0.0}
-    if is_older(run):
-        costs |= {"forward_flops": 0.0, "activation_bytes": 0.0}
     for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
         mine_of, run_of = (replace(layer, **costs) for layer in (ours, theirs))
         if mine_of != run_of:
             raise _workload_differs(f"layer {theirs.name}", mine_of, run_of)
-    if is_older(run):
-        return
     for part in ("optimizer", "own", "copy"):
         ratio = f"{part}_bytes_per_parameter_byte"
         if getattr(mine.workload, ratio) != getattr(run.workload, ratio):
@@ -154,12 +150,6 @@ def check_agrees(mine: Described, run: Described) -> None:
             if large > MOST_APART * max(small, LEAST_COMPARED):
                 name = f"{field} of layer {theirs.name}"
                 raise _workload_differs(name, getattr(ours, field), getattr(theirs, field))
-
-
-def is_older(run: Described) -> bool:
-    """Whether an older version described the run (protocol 8 and before): it does not say what layers keep, and counted what
-    they send in other ways."""
-    return any(layer.kept_bytes is None for layer in run.workload.layers)
 
 
 def _weights_differ(mine: str, run: str) -> str:

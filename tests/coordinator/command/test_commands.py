@@ -73,7 +73,7 @@ def test_events_print_one_json_object_per_line(
     assert {"node", "reason"} <= joined.keys()
 
 
-@pytest.mark.parametrize("command", ["events", "members", "watch", "audit"])
+@pytest.mark.parametrize("command", ["events", "members", "watch", "check"])
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_commands_read_a_store_without_a_coordinator(
     command: str, form: tuple[str, ...], store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -85,7 +85,7 @@ def test_commands_read_a_store_without_a_coordinator(
         assert all(json.loads(line) for line in lines)
 
 
-@pytest.mark.parametrize("command", ["events", "members", "watch", "audit", "plan-now", "invite"])
+@pytest.mark.parametrize("command", ["events", "members", "watch", "check", "plan-now", "invite"])
 def test_commands_say_when_no_coordinator_answers(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

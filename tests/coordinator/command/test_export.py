@@ -17,8 +17,7 @@ from dtfm.coordinator.command import export as export_module
 from dtfm.coordinator.command.export import NotTheLogs, export_checkpoint
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import SnapshotPart
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, write_manifest
 from dtfm.coordinator.log.store import Store
 from dtfm.node.model.bucket import Bucket, BucketSpec

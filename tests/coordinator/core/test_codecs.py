@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.watch import View, render
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.drifting import steady_run, timed_steps
@@ -43,7 +42,7 @@ def test_the_log_names_the_codec_of_every_link_when_a_plan_begins(world: World) 
         "b": {"c": {"activations": "i8b256"}, "a": {"reduction": "off"}},
         "c": {"b": {"gradients": "raw16"}},
     }
-    assert narrate(started) == "plan 1 begins with step 1; codecs of links: i8b256 on 1, off on 2, raw16 on 1"
+    assert started.narrate() == "plan 1 begins with step 1; codecs of links: i8b256 on 1, off on 2, raw16 on 1"
 
 
 def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
@@ -96,7 +95,9 @@ def test_a_codec_that_the_run_does_not_use_is_refused(network: dict[str, str], c
 
 def test_a_codec_that_the_run_does_not_use_is_refused_later_too() -> None:
     world = steady_run()
-    chosen = wire.CodecsChosen(generation=world.state.ledger.generation, codecs=[link("c", "activations", "i4b64")])
+    chosen = wire.CodecsChosen(
+        generation=world.state.ledger.training.generation, codecs=[link("c", "activations", "i4b64")]
+    )
     world.hear("a", codecs_chosen=chosen)
     assert not world.events(ev.CodecsChosen)
 
@@ -106,28 +107,45 @@ def test_the_sender_on_a_link_that_changed_is_told_and_its_choice_of_codec_is_lo
     timed_steps(world, 10, seconds=1.0, arrived=1.0)
     timed_steps(world, 10, seconds=1.0, arrived=4.0)
     (changed,) = world.last_to("a", "links_changed").links
-    known = world.state.ledger.links["a"]["c"]
+    known = world.state.ledger.reach.links["a"]["c"]
     assert (changed.source, changed.destination, changed.bandwidth) == ("a", "c", known.bandwidth)
     assert "links_changed" not in world.kinds_to("b") + world.kinds_to("c")
 
-    generation = world.state.ledger.generation
+    generation = world.state.ledger.training.generation
     chosen = [link("c", "activations", "i8b256")]
     world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation - 1, codecs=chosen))
     assert world.events(ev.CodecsChosen) == []
     world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation, codecs=chosen))
     (event,) = world.events(ev.CodecsChosen)
-    assert world.state.ledger.codecs["a"] == {"c": {"activations": "i8b256"}}
-    assert narrate(event) == "a now sends to c activations i8b256"
+    assert world.state.ledger.training.codecs["a"] == {"c": {"activations": "i8b256"}}
+    assert event.narrate() == "a now sends to c activations i8b256"
 
 
 def test_arrivals_under_a_new_codec_are_not_compared_with_earlier_ones() -> None:
     world = steady_run()
     timed_steps(world, 10, seconds=1.0, arrived=1.0)
-    before = world.state.ledger.links
-    chosen = wire.CodecsChosen(generation=world.state.ledger.generation, codecs=[link("c", "activations", "i8b256")])
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
+    before = world.state.ledger.reach.links
+    chosen = wire.CodecsChosen(
+        generation=world.state.ledger.training.generation, codecs=[link("c", "activations", "i8b256")]
+    )
     world.hear("a", codecs_chosen=chosen)
-    timed_steps(world, 20, seconds=1.0, arrived=4.0)
-    assert world.state.ledger.links == before
+    timed_steps(world, 20, seconds=1.0, arrived=16.0)
+    assert world.state.ledger.reach.links == before
+
+
+def test_codecs_that_no_change_of_a_link_asks_for_are_ignored() -> None:
+    world = steady_run()
+    chosen = wire.CodecsChosen(
+        generation=world.state.ledger.training.generation, codecs=[link("c", "activations", "i8b256")]
+    )
+    world.hear("a", codecs_chosen=chosen)
+    assert not world.events(ev.CodecsChosen)
+    timed_steps(world, 10, seconds=1.0, arrived=1.0)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
+    for _ in range(3):
+        world.hear("a", codecs_chosen=chosen)
+    assert len(world.events(ev.CodecsChosen)) == 1
 
 
 def test_a_new_plan_forgets_the_codecs_of_the_one_before() -> None:
@@ -135,5 +153,5 @@ def test_a_new_plan_forgets_the_codecs_of_the_one_before() -> None:
     ledger = world.state.ledger
     again = ev.PlanAdopted(2, replace(world.plan_in_force, generation=2), "why", 0)
     chosen = ev.CodecsChosen("a", {"c": {"activations": "i8b256"}})
-    assert fold([chosen], ledger).codecs["a"]
-    assert fold([chosen, again], ledger).codecs == {}
+    assert fold([chosen], ledger).training.codecs["a"]
+    assert fold([chosen, again], ledger).training.codecs == {}

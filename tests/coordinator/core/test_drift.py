@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.core.drift import compare
+from dtfm.coordinator.core.drift import WINDOW, compare
 from dtfm.coordinator.core.state import Speeds
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.drifting import steady_run, timed_steps
+from tests.coordinator.script import LEASE
 
 
 def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
@@ -68,27 +69,27 @@ def test_a_node_that_is_slow_for_less_than_a_lease_is_ignored() -> None:
 
 def test_a_link_that_became_slower_gets_a_lower_bandwidth() -> None:
     world = steady_run()
-    before = world.state.ledger.links["a"]["c"].bandwidth
+    before = world.state.ledger.reach.links["a"]["c"].bandwidth
     timed_steps(world, 10, seconds=1.0, arrived=1.0)
     timed_steps(world, 10, seconds=1.0, arrived=4.0)
-    assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(before / 4)
+    assert world.state.ledger.reach.links["a"]["c"].bandwidth == pytest.approx(before / 4)
 
 
 def test_a_link_too_quick_to_be_timed_is_noticed_when_it_becomes_slow() -> None:
     world = steady_run()
-    before = world.state.ledger.links["a"]["c"].bandwidth
+    before = world.state.ledger.reach.links["a"]["c"].bandwidth
     timed_steps(world, 10, seconds=1.0, arrived=0.001)
     timed_steps(world, 10, seconds=1.0, arrived=4.0)
-    assert world.state.ledger.links["a"]["c"].bandwidth < before / 2
+    assert world.state.ledger.reach.links["a"]["c"].bandwidth < before / 2
 
 
 def test_a_link_too_quick_to_be_timed_gets_the_bandwidth_it_shows_once_it_is_slow() -> None:
     world = steady_run()
-    quick = replace(world.state.ledger.links["a"]["c"], bandwidth=1e12)
+    quick = replace(world.state.ledger.reach.links["a"]["c"], bandwidth=1e12)
     world.state = replace(world.state, ledger=fold([ev.LinksMeasured("c", (quick,))], world.state.ledger))
     timed_steps(world, 10, seconds=1.0, arrived=0.001)
     timed_steps(world, 10, seconds=1.0, arrived=4.0)
-    assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(1e9 / 4)
+    assert world.state.ledger.reach.links["a"]["c"].bandwidth == pytest.approx(1e9 / 4)
 
 
 def test_times_that_are_a_small_part_of_a_step_are_ignored() -> None:
@@ -102,12 +103,30 @@ def test_the_planner_learns_of_an_idle_node_that_became_faster() -> None:
     world = steady_run()
     world.join("d")
     asked = world.state.planner.number
-    world.hear("d", heartbeat=wire.Heartbeat(flops=1e12))
+    for _ in range(10):
+        world.hear("d", heartbeat=wire.Heartbeat(flops=1e12))
+        world.wait(LEASE / 4, beating=["a", "b", "c"])
     assert world.events(ev.DeviceDrifted) == [
         ev.DeviceDrifted("d", 1e12, "while idle it is 10.0 times faster than before")
     ]
     world.wait(1, beating=["a", "b", "c", "d"])
     assert world.state.planner.number == asked + 1
+
+
+@pytest.mark.parametrize(
+    ("said", "most"), [((1e11, 1e13, 1e11, 1e9, 1e11), 0), ((1e13, 1e9), 100 / WINDOW)], ids=["noise", "lies"]
+)
+def test_an_idle_node_that_says_another_speed_each_time_fills_neither_the_log_nor_the_planners_time(
+    said: tuple[float, ...], most: float
+) -> None:
+    world = steady_run()
+    world.join("d")
+    asked = world.state.planner.number
+    for number in range(100):
+        world.hear("d", heartbeat=wire.Heartbeat(flops=said[number % len(said)]))
+        world.wait(LEASE / 4, beating=["a", "b", "c"])
+    assert len(world.events(ev.DeviceDrifted)) <= most
+    assert world.state.planner.number - asked <= most
 
 
 def test_the_speed_that_a_training_node_reports_is_ignored() -> None:

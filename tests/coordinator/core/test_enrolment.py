@@ -33,7 +33,7 @@ def door() -> Door:
 def test_a_wrong_enrolment_is_refused(door: Door, changes: dict[str, Any], reason: wire.RefusalReason) -> None:
     door.invite()
     assert door.enrol(**changes) == reason
-    assert set(door.world.state.ledger.access) == {"operator"}
+    assert set(door.world.state.ledger.access.names) == {"operator"}
 
 
 def test_a_name_belongs_to_the_first_key_that_took_it(door: Door) -> None:
@@ -41,7 +41,7 @@ def test_a_name_belongs_to_the_first_key_that_took_it(door: Door) -> None:
     door.enrol("a")
     assert door.enrol("a", key="b") == wire.NAME_TAKEN
     assert "--id NAME" in door.sentence
-    assert door.world.state.ledger.access["a"].key == base64.b64encode(public_key(key_of("a"))).decode()
+    assert door.world.state.ledger.access.names["a"].key == base64.b64encode(public_key(key_of("a"))).decode()
 
 
 def test_no_name_reads_like_an_invitations_id(door: Door) -> None:
@@ -69,8 +69,10 @@ def test_further_nodes_with_a_machines_key_need_no_invitation_up_to_a_bound(door
     for number in range(2, MOST_NAMES_OF_A_KEY + 1):
         assert door.enrol(f"a-{number}", key="a", invitation="", secret=b"") is None
     assert door.enrol("a-more", key="a") == wire.FULL
-    assert door.world.state.ledger.invitations[ID].used == 1
-    assert {holder.invitation for name, holder in door.world.state.ledger.access.items() if name != "operator"} == {ID}
+    assert door.world.state.ledger.access.invitations[ID].used == 1
+    assert {
+        holder.invitation for name, holder in door.world.state.ledger.access.names.items() if name != "operator"
+    } == {ID}
     assert door.enrol("b") is None
     assert door.enrol("c") == wire.INVITATION_USED_UP
 
@@ -99,11 +101,11 @@ def test_a_viewer_with_an_operators_invitation_becomes_an_operator_and_uses_it_u
     door.invite(role="operator")
     looks: dict[str, Any] = {"roles": ["viewer", "operator"]}
     assert door.enrol("v", **looks, invitation="", secret=b"") is None
-    assert door.world.state.ledger.access["v"].role == "viewer"
+    assert door.world.state.ledger.access.names["v"].role == "viewer"
     assert door.enrol("v", **looks, secret=bytes(31) + b"x") is wire.INVITATION_UNKNOWN
     assert door.enrol("v", **looks) is None
-    assert door.world.state.ledger.access["v"].role == "operator"
-    assert door.world.state.ledger.invitations[ID].used == 1
+    assert door.world.state.ledger.access.names["v"].role == "operator"
+    assert door.world.state.ledger.access.invitations[ID].used == 1
 
 
 def test_certificates_are_renewed_when_half_of_their_time_has_passed() -> None:

@@ -49,7 +49,7 @@ def attacked(seed: int, messages: int, *, burst: int = 1) -> World:
 
 def _attack(world: World, random: Random) -> None:
     ledger = world.state.ledger
-    message = hostile(random, ledger.generation, ledger.step + 1)
+    message = hostile(random, ledger.training.generation, ledger.training.step + 1)
     session = world.state.members.sessions.get(HOSTILE)
     chance = random.random()
     if chance < 0.05:
@@ -76,7 +76,7 @@ def _one_of_the_others_acts(world: World, random: Random) -> None:
         world.lose(random.choice(acting))
     elif chance < 0.2:
         world.wait(random.choice((1.0, LEASE * 0.6, LEASE * 7)), beating=acting)
-    elif chance < 0.6 and world.state.ledger.plan is not None:
+    elif chance < 0.6 and world.state.ledger.training.plan is not None:
         for node in set(acting) & set(world.plan_in_force.nodes):
             match world.state.phase:
                 case Switching():
@@ -89,12 +89,14 @@ def _one_of_the_others_acts(world: World, random: Random) -> None:
                 case Stepping():
                     world.vote(node)
                 case Pausing():
-                    applied = wire.Applied(generation=world.plan_in_force.generation, step=world.state.ledger.step)
+                    applied = wire.Applied(
+                        generation=world.plan_in_force.generation, step=world.state.ledger.training.step
+                    )
                     applied.state_digest = b"state at some step"
                     world.hear(node, applied=applied)
                 case Gathering():
                     world.feed(t.TimePassed())
-            if world.state.ledger.plan is None:
+            if world.state.ledger.training.plan is None:
                 break
 
 

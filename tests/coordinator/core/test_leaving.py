@@ -30,7 +30,7 @@ def test_a_replica_that_wants_to_leave_works_on_until_the_others_train_without_i
     assert world.events(ev.NodeLeft) == [ev.NodeLeft("a", "in order: SIGTERM")]
     assert world.events(ev.StepAborted) == []
     world.step()
-    assert world.state.ledger.step == 2
+    assert world.state.ledger.training.step == 2
 
 
 def test_an_idle_node_that_wants_to_leave_goes_at_once() -> None:
@@ -95,7 +95,7 @@ def test_when_every_node_wants_to_leave_the_state_is_saved_first() -> None:
     world.apply()
     world.save()
     assert not world.state.members.sessions
-    assert world.state.ledger.checkpoint_step == 1
+    assert world.state.ledger.copies.checkpoint_step == 1
 
 
 def test_a_chosen_plan_that_needs_a_leaving_node_is_dropped() -> None:

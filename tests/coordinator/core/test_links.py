@@ -13,7 +13,7 @@ from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links, reached
-from tests.coordinator.script import LEASE, World, fresh_state, refusal_of, training, two_stages
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, refusal_of, training, two_stages
 
 
 def test_a_node_probes_all_that_prepared_before_it() -> None:
@@ -27,7 +27,7 @@ def test_a_node_probes_all_that_prepared_before_it() -> None:
     world.hear("c", links("c", ["a", "b"]))
     world.wait(LEASE / 4)
     assert "c" in world.state.ledger.ready
-    assert "c" in world.state.ledger.links["a"]
+    assert "c" in world.state.ledger.reach.links["a"]
 
 
 def test_a_node_that_never_reports_its_links_becomes_ready_anyway() -> None:
@@ -76,7 +76,7 @@ def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_
             link.bandwidth, link.problem = 0, "no route"
     world.hear("c", report)
     world.settle()
-    assert world.state.ledger.broken == {("b", "c")}
+    assert world.state.ledger.reach.broken == {("b", "c")}
     probed = []
     for _ in range(95):
         before = len(world.heard_by("b"))
@@ -85,8 +85,34 @@ def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_
     assert [seconds for seconds, count in enumerate(probed, 1) if count] == [7, 19, 43, 91]
     asked = world.state.planner.number
     world.hear("b", links("b", ["c"]))
-    assert world.state.ledger.broken == frozenset()
+    assert world.state.ledger.reach.broken == frozenset()
     assert world.state.planner.number == asked + 1
+
+
+def test_a_link_that_breaks_again_soon_is_not_measured_as_often_as_one_that_breaks_first() -> None:
+    """Otherwise two that lose each other, and measure well, could do so for ever."""
+    world = training(*"abc", **LONG)
+    lease = world.state.lease
+
+    def breaks_until_it_is_measured() -> int:
+        for _ in range(3):
+            world.fail_step("a", wire.PEER_LOST, peer="b")
+            world.settle()
+        assert world.state.ledger.reach.broken == {("a", "b")}
+        for leases in range(1000):
+            before = len(world.heard_by("a"))
+            world.wait(lease / 2, beating=["a", "b", "c"])
+            world.wait(lease / 2, beating=["a", "b", "c"])
+            if any(m.WhichOneof("message") == "probe" for m in world.heard_by("a")[before:]):
+                world.hear("a", links("a", ["b"]))
+                world.settle()
+                assert world.state.ledger.reach.broken == frozenset()
+                world.step()
+                return leases
+        raise AssertionError("it is never measured")
+
+    first, second, third = (breaks_until_it_is_measured() for _ in range(3))
+    assert first < second < third
 
 
 def test_impossible_link_measurements_are_refused_and_cost_only_their_sender() -> None:
@@ -128,7 +154,7 @@ def test_a_node_answers_each_time_that_it_is_asked_to_measure_and_once() -> None
     again = links("b", ["a"])
     again.links.links[0].bandwidth = 1e3
     world.hear("b", again)
-    assert world.state.ledger.links["b"]["a"].bandwidth == 1e9
+    assert world.state.ledger.reach.links["b"]["a"].bandwidth == 1e9
 
 
 def test_a_report_that_names_a_link_twice_is_refused() -> None:
@@ -145,7 +171,9 @@ def test_a_node_that_returns_to_the_same_address_does_not_measure_its_links_agai
     world.lose("c")
     world.prepare("c", incarnation=2)
     assert "probe" not in world.kinds_to("c")
-    assert world.state.ledger.links["a"]["c"].bandwidth == world.state.ledger.links["c"]["a"].bandwidth == 1e9
+    assert (
+        world.state.ledger.reach.links["a"]["c"].bandwidth == world.state.ledger.reach.links["c"]["a"].bandwidth == 1e9
+    )
 
 
 def test_a_node_that_returns_elsewhere_or_much_later_measures_its_links_again() -> None:

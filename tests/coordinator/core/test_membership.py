@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,8 +104,15 @@ def test_a_lease_that_ends_while_another_process_claims_the_identity_hands_it_ov
 def test_a_stranger_that_claims_a_members_name_cannot_fill_the_log() -> None:
     world = training("a", "b")
     streams, entries = dict(world.streams), len(world.log)
-    refused = world.greet("a", caller="b"), world.greet("a", candidates=["not an address"])
-    assert [refusal_of(world, stream).reason for stream in refused] == [wire.NAME_TAKEN, wire.MALFORMED]
+    wrong: tuple[dict[str, Any], ...] = (
+        {"caller": "b"},
+        {"candidates": ["nowhere"]},
+        {"run": "x"},
+        {"protocol_version": 9},
+    )
+    refused = [world.greet("a", **changes) for changes in wrong]
+    reasons = [refusal_of(world, stream).reason for stream in refused]
+    assert reasons == [wire.NAME_TAKEN, wire.MALFORMED, wire.WRONG_RUN, wire.PROTOCOL_VERSION]
     assert len(world.log) == entries
     world.streams.update(streams)
     world.step()
@@ -230,28 +236,6 @@ def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, An
     assert refusal_of(world, stream).reason == reason
     assert set(world.state.members.sessions) == {"a"}
     assert world.names()[-2:] == ["node_refused", "node_left"]
-
-
-def test_a_run_that_an_older_version_described_is_described_again() -> None:
-    """That version took bf16 activations for twice as large, and said nothing of what layers keep."""
-    first = World()
-    first.join("a")
-    described = first.state.ledger.described
-    assert described is not None
-    older = [
-        replace(layer, activation_bytes=2.0 * layer.activation_bytes, kept_bytes=None)
-        for layer in described.workload.layers
-    ]
-    logged = replace(described, workload=replace(described.workload, layers=tuple(older)))
-    world = World()
-    world.state = replace(world.state, ledger=replace(world.state.ledger, described=logged, described_by="a"))
-    other = prepared().prepared.workload
-    other.layers[0].parameter_bytes += 4
-    refused = world.prepare("c", prepared(workload=other))
-    assert refusal_of(world, refused).reason == wire.WORKLOAD_DIFFERS
-    world.prepare("b", prepared())
-    assert world.state.ledger.described == described
-    assert world.events(ev.RunDescribed) == [ev.RunDescribed(described, "b")]
 
 
 def test_layers_that_keep_nothing_count_as_such() -> None:

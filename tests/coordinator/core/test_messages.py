@@ -5,7 +5,7 @@ from __future__ import annotations
 from dtfm.coordinator.core.messages import assignments, plan_message
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState

@@ -11,7 +11,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import Holder
+from dtfm.coordinator.log.access import Access, Holder
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
 from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training
@@ -34,7 +34,7 @@ def told_of_the_data(world: World, node: str) -> bytes:
 def with_keys(**keys: str) -> World:
     """By name, whose it is."""
     world = World()
-    access = {name: Holder(key, "node", "") for name, key in keys.items()}
+    access = Access({name: Holder(key, "node", "") for name, key in keys.items()})
     world.state = replace(world.state, ledger=replace(world.state.ledger, access=access))
     return world
 

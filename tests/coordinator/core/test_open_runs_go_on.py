@@ -12,7 +12,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.script import LONG, MANIFEST, World, restarted
@@ -26,7 +26,7 @@ def went(world: World) -> list[tuple[str, Charge]]:
 def attempts(world: World, *liars: str, alone: bool = False) -> None:
     """Tries the next step until it is committed or nothing trains any more. As long as liars have a part in it, it fails: each
     of them says so, or (``alone``) they make all others say so."""
-    step = world.state.ledger.step
+    step = world.state.ledger.training.step
     for _ in range(200):
         if isinstance(world.state.phase, Switching):
             world.settle()
@@ -38,7 +38,7 @@ def attempts(world: World, *liars: str, alone: bool = False) -> None:
             world.vote(node, squared_gradient_norm=math.nan, generation=plan.generation)
         if not spoilt:
             world.step()
-        if world.state.ledger.step > step:
+        if world.state.ledger.training.step > step:
             return
     raise AssertionError("it goes on for ever")
 
@@ -48,7 +48,7 @@ def test_two_who_say_nan_in_every_trial_go_and_the_others_train_on() -> None:
     attempts(world, "k", "l")
     assert world.exit_code is None
     assert went(world) == [("l", Charge.SPOILS), ("k", Charge.NON_FINITE)]
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
     assert set(world.state.ledger.members) == set("ab")
     assert world.refolded() == world.state.ledger
 
@@ -64,8 +64,8 @@ def test_two_who_make_all_others_say_nan_go_one_after_the_other_though_one_is_cl
         attempts(world, "k", alone=True)
         if isinstance(world.state.phase, Pausing):
             world.apply()
-    assert world.state.ledger.quarantined.keys() == {"the key of k", "the key of l"}
-    assert world.state.ledger.step >= 3
+    assert world.state.ledger.trust.quarantined.keys() == {"the key of k", "the key of l"}
+    assert world.state.ledger.training.step >= 3
     assert world.exit_code is None
 
 
@@ -88,9 +88,9 @@ def test_what_all_strangers_say_to_the_last_makes_the_run_wait_with_its_advice_a
     attempts(world, "a", "b", "c")
     assert world.exit_code is None
     assert "Lower train.learning_rate" in world.events(ev.Waiting)[-1].reason
-    assert world.state.ledger.quarantined
+    assert world.state.ledger.trust.quarantined
     again = restarted(world, **open_changes(3))
-    assert not again.state.ledger.quarantined
+    assert not again.state.ledger.trust.quarantined
 
 
 def open_changes(nodes: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def open_changes(nodes: int) -> dict[str, Any]:
 def test_a_restart_clears_nobody_of_what_was_found_before_the_step_in_hand() -> None:
     world = strangers(*"abkl", **LONG)
     attempts(world, "k", "l")
-    assert set(restarted(world, **open_changes(4)).state.ledger.quarantined) == {"the key of k", "the key of l"}
+    assert set(restarted(world, **open_changes(4)).state.ledger.trust.quarantined) == {"the key of k", "the key of l"}
 
 
 def one_key(**changes: Any) -> World:

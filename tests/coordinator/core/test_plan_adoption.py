@@ -158,7 +158,7 @@ def test_an_only_holder_that_hands_nothing_on_goes_and_so_does_what_it_alone_had
     assert [(back.from_step, back.step) for back in world.events(ev.RolledBack)] == [(5, newest)]
     world.settle()
     world.step()
-    assert world.state.ledger.step == newest + 1
+    assert world.state.ledger.training.step == newest + 1
     assert world.refolded() == world.state.ledger
 
 
@@ -221,7 +221,7 @@ def test_before_two_who_cannot_take_up_the_state_end_the_run_it_goes_without_tha
         assert world.events(ev.RolledBack) == []
         world.fail_plan(node, "no state came")
     assert world.exit_code is None
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
 
 
 def test_two_strangers_cannot_send_training_back() -> None:

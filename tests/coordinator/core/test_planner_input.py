@@ -11,10 +11,12 @@ import torch
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.planner_input import BITS_PER_ELEMENT, bytes_ratio, measured_cluster
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Carried, Ledger, Member
+from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.members import Member
+from dtfm.coordinator.log.reach import Carried
 from dtfm.kernels.codec import Codec, encoded_bytes
 from dtfm.scheduler.model.cluster import Relay
+from tests.coordinator.ledgers import altered
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,9 @@ def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() 
         "a": {"b": ev.Link("a", "b", 0.1, 100.0), "c": ev.Link("a", "c", 0.3, 300.0)},
         "b": {"a": ev.Link("b", "a", 0.2, 200.0)},
     }
-    cluster = measured_cluster(Ledger(members=dict.fromkeys("abc", member), links=links), ["a", "b", "c"], 0.25)
+    cluster = measured_cluster(
+        altered(Ledger(), members=dict.fromkeys("abc", member), links=links), ["a", "b", "c"], 0.25
+    )
     assert cluster.bandwidth.tolist() == [[0, 100, 300], [200, 0, 200], [200, 200, 0]]
     assert cluster.latency == pytest.approx(np.array([[0, 0.1, 0.3], [0.2, 0, 0.2], [0.2, 0.2, 0]]))
     assert cluster.ratio is not None
@@ -62,7 +66,7 @@ def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_tha
     member = Member("", ev.DeviceSeen("cpu", "", 1, 1e9), "")
     links = {"a": {"b": ev.Link("a", "b", 0.1, 300.0)}, "b": {"a": ev.Link("b", "a", 0.1, 200.0)}}
     ways = {"a": {"b": ev.Way("a", "b", "relay", "r")}, "b": {"a": ev.Way("b", "a", "relay", "c")}}
-    ledger = Ledger(members=dict.fromkeys("abcr", member), links=links, ways=ways)
+    ledger = altered(Ledger(), members=dict.fromkeys("abcr", member), links=links, ways=ways)
     cluster = measured_cluster(ledger, ["a", "b", "c"], 1.0)
     assert cluster.relays == (Relay("r", up=300.0, down=300.0),)
     assert cluster.via is not None
@@ -86,8 +90,9 @@ WHOLE = 600.0
 def ups(**carried: Carried) -> dict[str, float | None]:
     """What the nodes' connections count as, where these were measured."""
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
-    members = {name: Member("", seen, "", up=carried.get(name)) for name in NAMES}
-    cluster = measured_cluster(Ledger(members=members, links=LINKS), list(NAMES), 1.0)
+    members = {name: Member("", seen, "") for name in NAMES}
+    both = {name: (up, None) for name, up in carried.items()}
+    cluster = measured_cluster(altered(Ledger(), members=members, links=LINKS, carried=both), list(NAMES), 1.0)
     assert [node.down for node in cluster.nodes] == [None] * len(NAMES)
     return {node.id: node.up for node in cluster.nodes}
 
@@ -115,7 +120,7 @@ def measured_with(peers: int, together: float) -> Carried | None:
     joined = ev.NodeJoined("a", "first contact", "", ev.DeviceSeen("cpu", "", 1, 1e9), "0.1", "1f")
     links = tuple(ev.Link("a", f"n{number}", 0.1 + number, 100.0) for number in range(peers))
     broken = ev.Link("a", "broken", 0.0, 0.0)
-    return fold([joined, ev.LinksMeasured("a", (broken, *links), up=together)]).members["a"].up
+    return fold([joined, ev.LinksMeasured("a", (broken, *links), up=together)]).reach.carried["a"][0]
 
 
 @pytest.mark.parametrize("peers", [3, 6])
@@ -146,7 +151,9 @@ def test_a_lower_bound_counts_as_the_median_of_connections_that_carry_as_much() 
 
 def test_a_node_that_was_not_reached_at_all_has_no_connection() -> None:
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
-    members = {name: Member("", seen, "", up=Carried(100.0) if name == "b" else None) for name in "ab"}
+    members = {name: Member("", seen, "") for name in "ab"}
     links = {"a": {"b": ev.Link("a", "b", 0.1, 0.0)}, "b": {"a": ev.Link("b", "a", 0.1, 100.0)}}
-    cluster = measured_cluster(Ledger(members=members, links=links), ["a", "b"], 1.0)
+    cluster = measured_cluster(
+        altered(Ledger(), members=members, links=links, carried={"b": (Carried(100.0), None)}), ["a", "b"], 1.0
+    )
     assert [node.up for node in cluster.nodes] == [None, 100.0]

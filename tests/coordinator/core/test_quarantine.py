@@ -52,7 +52,7 @@ def test_training_goes_on_without_an_expelled_node() -> None:
     assert refusal_of(world, world.streams["b"]).reason == wire.QUARANTINED
     world.settle()
     world.step()
-    assert world.state.ledger.step == 2
+    assert world.state.ledger.training.step == 2
     assert world.donors_to("c") == [["a"], ["a"], ["c"], ["c"]]
 
 
@@ -76,7 +76,7 @@ def bench_one(world: World) -> str:
         world.fail_step(node, wire.NON_FINITE)
         if isinstance(world.state.phase, Switching):
             world.settle()
-    (benched,) = world.state.ledger.benched
+    (benched,) = world.state.ledger.trust.benched
     return benched
 
 
@@ -85,7 +85,12 @@ def test_expelling_somebody_releases_who_is_benched_and_accuses_it_of_nothing() 
     assert bench_one(world) == "d"
     Operator(world).expel("c")
     ledger = world.state.ledger
-    assert (ledger.benched, ledger.tried_without, ledger.failures, world.state.also) == ((), (), (), ())
+    assert (ledger.trust.benched, ledger.trust.tried_without, ledger.trust.failures, world.state.also) == (
+        (),
+        (),
+        (),
+        (),
+    )
     world.settle()
     world.step()
     assert "d" in world.plan_in_force.nodes
@@ -97,7 +102,7 @@ def test_who_goes_during_a_trial_may_be_the_one_who_is_looked_for() -> None:
     world = training(*"abcd", **LONG)
     assert bench_one(world) == "d"
     world.vote("c", samples=7)
-    assert world.state.ledger.benched == ()
+    assert world.state.ledger.trust.benched == ()
     world.settle()
     world.step()
     assert [why.node for why in world.events(ev.NodeQuarantined)] == ["c"]

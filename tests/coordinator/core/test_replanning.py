@@ -16,10 +16,10 @@ from tests.coordinator.script import LEASE, World, fresh_state, training, two_st
 def test_training_waits_for_the_number_of_nodes_in_the_run_file() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a", "b")
-    assert world.state.ledger.plan is None
+    assert world.state.ledger.training.plan is None
     assert world.events(ev.Waiting)[-1].reason == "2 of 3 nodes are ready"
     world.join("c")
-    assert world.state.ledger.plan is not None
+    assert world.state.ledger.training.plan is not None
 
 
 def test_too_few_nodes_wait_for_more() -> None:
@@ -38,7 +38,7 @@ def test_the_run_waits_for_more_nodes_if_no_plan_fits_those_it_has() -> None:
     world.wait(LEASE, beating=["a", "b"])
     assert len([e for e in world.events(ev.Waiting) if "too little" in e.reason]) == 1  # it is said once
     world.join("c")
-    assert world.state.ledger.generation == 1
+    assert world.state.ledger.training.generation == 1
 
 
 def test_plan_now_changes_the_plan_at_the_next_commit() -> None:

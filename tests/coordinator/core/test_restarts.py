@@ -14,7 +14,11 @@ def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None
     before = training(train={"steps": 10})
     before.step()
     world = restarted(before, train={"steps": 10})
-    assert (world.state.ledger.step, world.state.ledger.plan, dict(world.state.ledger.members)) == (1, None, {})
+    assert (world.state.ledger.training.step, world.state.ledger.training.plan, dict(world.state.ledger.members)) == (
+        1,
+        None,
+        {},
+    )
     world.join("a")
     assert isinstance(world.state.phase, Gathering)
     world.join("b")
@@ -88,9 +92,9 @@ def test_who_loses_its_state_layer_by_layer_has_failed_each_time_but_the_first()
     world = back_after_a_crash("a", "b", "c")
     for layer in (0, 1):
         world.fail_plan("a", "it is not here", lost=[layer])
-    assert world.state.ledger.plan_failures == ("a",)
+    assert world.state.ledger.trust.plan_failures == ("a",)
     world.settle()
-    assert world.state.ledger.losers == ()
+    assert world.state.ledger.trust.losers == ()
     assert world.refolded() == world.state.ledger
 
 

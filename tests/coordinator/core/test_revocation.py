@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.core.state import Switching
-from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.effects import access
+from dtfm.coordinator.log import access, events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.doors import DAY, ID, Door
 from tests.coordinator.script import World, refusal_of, training
@@ -113,7 +112,7 @@ def test_of_very_many_revoked_names_the_oldest_is_forgotten(door: Door, monkeypa
         door.invite(f"{number:012x}")
         door.enrol(name, invitation=f"{number:012x}")
         door.revoke(name)
-    assert list(door.world.state.ledger.revoked) == ["y", "a"]
+    assert list(door.world.state.ledger.access.revoked) == ["y", "a"]
 
 
 def test_what_there_is_not_cannot_be_revoked(door: Door) -> None:

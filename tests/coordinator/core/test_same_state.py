@@ -13,11 +13,11 @@ from dtfm.coordinator.core.state import Stepping, Switching
 from dtfm.coordinator.core.trust.givers import givers
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.fold import apply
 from dtfm.coordinator.log.standing import Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import DIGEST, states_of
+from tests.coordinator.ledgers import altered
 from tests.coordinator.script import LAYERS, LONG, World, fresh_state, refusal_of
 
 WRONG = b"another state".ljust(32)
@@ -73,7 +73,7 @@ def test_who_gets_wrong_state_is_not_accused_and_gets_it_from_another() -> None:
     say(world, "b")
     say(world, "c", WRONG, ["a"])
     assert world.events(ev.StateRefused) == [ev.StateRefused(1, 2, "c", ("a",), 0)]
-    assert world.state.ledger.generation == 3, "the plan comes again"
+    assert world.state.ledger.training.generation == 3, "the plan comes again"
     assert world.donors_to("c") == [["b"]] * LAYERS
     assert world.donors_to("a") == [["a", "b"]] * LAYERS, "where the state is expected stays known"
     say(world, "a")
@@ -224,9 +224,9 @@ def test_of_whom_a_donor_broke_off_is_not_accused_and_says_next_time_which_it_wa
 
 
 def test_whom_it_has_accused_alone_it_is_not_named_again_where_there_is_another() -> None:
-    ledger = replace(broken_off().state.ledger, refused=(("c", ("a", "b")), ("c", ("a",))))
+    ledger = altered(broken_off().state.ledger, refused=(("c", ("a", "b")), ("c", ("a",))))
     for generation in (5, 6):
-        assert set(givers(replace(ledger, generation=generation), ["c"])["c"]) == {("b",)}
+        assert set(givers(altered(ledger, generation=generation), ["c"])["c"]) == {("b",)}
 
 
 def test_who_is_named_one_donor_alone_is_named_another_when_that_one_gives_nothing() -> None:
@@ -322,6 +322,6 @@ def test_an_accusation_is_in_the_log_until_the_donor_is_forgiven() -> None:
     for node in "ab":
         say(world, node)
     say(world, "c", WRONG, ["a"])
-    assert world.state.ledger.refused == (("c", ("a",)),)
-    assert world.refolded().refused == world.state.ledger.refused
-    assert apply(world.state.ledger, ev.NodeForgiven("a", "an operator")).refused == ()
+    assert world.state.ledger.trust.refused == (("c", ("a",)),)
+    assert world.refolded().trust.refused == world.state.ledger.trust.refused
+    assert ev.NodeForgiven("a", "an operator").apply(world.state.ledger).trust.refused == ()

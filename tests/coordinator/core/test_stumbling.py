@@ -42,7 +42,7 @@ def test_whoever_sent_it_is_refused_and_the_others_go_on() -> None:
     assert world.refolded() == world.state.ledger
     world.settle()
     world.step()
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_a_stranger_is_refused_and_nothing_is_logged() -> None:
@@ -70,7 +70,7 @@ def test_if_nobody_sent_it_what_only_this_process_knows_is_forgotten_and_trainin
     assert [command.ticket for command in commands if isinstance(command, t.AnswerPlanNow)] == [7]
     world.feed(t.TimePassed())
     assert not isinstance(world.state.phase, Gathering)  # the same plan is carried on
-    assert world.state.ledger.generation == 2
+    assert world.state.ledger.training.generation == 2
 
 
 def test_even_if_the_parting_stumbles_the_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def admission(world: World, node: str) -> Admission:
 
 
 def way(world: World, source: str, destination: str) -> str:
-    return world.state.ledger.links[source][destination].way
+    return world.state.ledger.reach.links[source][destination].way
 
 
 def test_a_newcomer_is_dialled_by_those_whose_links_it_measures() -> None:
@@ -119,7 +119,7 @@ def test_a_member_behind_nat_lends_to_a_newcomer_which_then_measures_that_way() 
     assert world.kinds_to("b")[-2:] == ["ways", "probe"]
     world.hear("b", links("b", ["a"]))
     assert admission(world, "b") is Admission.READY
-    assert world.state.ledger.broken == frozenset()
+    assert world.state.ledger.reach.broken == frozenset()
     assert way(world, "b", "a") == "dial-back"
 
 
@@ -176,8 +176,8 @@ def test_a_relay_that_does_not_work_is_replaced_by_one_that_was_not_tried() -> N
     assert ways_of(world, "b") == {"a": "s"}
     world.hear("b", measured("b", "a", problem="the relay is unreachable"))
     assert ways_of(world, "b") == {}
-    assert world.state.ledger.broken == {("a", "b")}
-    assert world.state.ledger.links["a"]["b"].problem == NO_RELAY
+    assert world.state.ledger.reach.broken == {("a", "b")}
+    assert world.state.ledger.reach.links["a"]["b"].problem == NO_RELAY
     assert admission(world, "b") is Admission.READY, "others may reach it"
 
 
@@ -215,12 +215,12 @@ def test_without_another_relay_the_link_counts_as_broken_until_one_comes() -> No
     comes(world, "b", "a", dials=False, is_dialled=False)
     world.hear("b", links("b", ["a"]))
     world.lose("r")
-    assert world.state.ledger.broken == {("a", "b")}
+    assert world.state.ledger.reach.broken == {("a", "b")}
     world.greet("s", relay=wire.Hello.ONLY)
     assert ways_of(world, "a") == {"b": "s"}
     assert world.kinds_to("a")[-2:] == ["ways", "probe"]
     world.hear("a", links("a", ["b"]))
-    assert world.state.ledger.broken == frozenset()
+    assert world.state.ledger.reach.broken == frozenset()
 
 
 def test_a_relay_that_did_not_work_is_tried_again_after_a_while() -> None:
@@ -253,8 +253,8 @@ def test_a_node_that_returns_to_remembered_links_is_reached_as_before() -> None:
 def test_the_ways_are_those_of_the_log() -> None:
     world = world_with("a", relays=["r"])
     comes(world, "b", "a", dials=False, is_dialled=False)
-    assert world.refolded().ways == world.state.ledger.ways
-    assert restarted(world).state.ledger.ways == {}, "nodes that return dial each other again"
+    assert world.refolded().reach.ways == world.state.ledger.reach.ways
+    assert restarted(world).state.ledger.reach.ways == {}, "nodes that return dial each other again"
 
 
 def test_a_relay_is_no_node_to_plan_with() -> None:

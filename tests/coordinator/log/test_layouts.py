@@ -13,15 +13,14 @@ from dtfm.coordinator.command.export import NotTheLogs, export_checkpoint
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import SnapshotPart
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import FIRST_BYTES, CheckpointError, write_manifest
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES, layout_digest
 from dtfm.protos.checkpoint_names import bucket_file
 from tests.coordinator.answers import bucket_layout
 from tests.coordinator.every_event import DESCRIBED
-from tests.coordinator.script import BUCKETS, World, fresh_state, prepared, refusal_of, restarted, training
+from tests.coordinator.script import BUCKETS, World, fresh_state, prepared, refusal_of, training
 
 NAMES = ("up", "down")
 
@@ -110,19 +109,6 @@ def test_there_is_one_for_each_bucket(size: int) -> None:
     world = World(fresh_state())
     refusal = refusal_of(world, world.prepare("a", prepared(layouts=bytes(size))))
     assert refusal.reason == wire.MALFORMED
-
-
-@pytest.mark.parametrize("mode", ["trusted", "open"])
-def test_what_an_older_version_did_not_say_is_said_by_who_comes_next_but_not_among_strangers(mode: str) -> None:
-    world = training()
-    described = replace(world.events(ev.RunDescribed)[0].described, layouts="")
-    world.log.append(ev.RunDescribed(described, "a"))
-    again = restarted(world, trust={"mode": mode})
-    again.state = replace(again.state, ledger=replace(again.state.ledger, run={"trust": {"mode": mode}}))
-    again.prepare("b")
-    assert "b" in again.state.members.sessions
-    assert again.state.ledger.described == (described if mode == "open" else world.events(ev.RunDescribed)[0].described)
-    assert again.state.ledger.described_by == "a"
 
 
 def test_who_wrote_the_bucket_is_blamed_for_it() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import CLEARED_BY, Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
+from dtfm.coordinator.log.trust import CLEARED_BY
 
 NEW, PROVEN, SUSPECTED, QUARANTINED = Standing.NEW, Standing.PROVEN, Standing.SUSPECTED, Standing.QUARANTINED
 
@@ -77,7 +77,7 @@ def test_who_has_worked_and_was_not_audited_yet_is_no_suspect() -> None:
     joined = ev.NodeJoined("a", "new", "", ev.DeviceSeen("cpu", "", 1, 1.0), "", "1")
     step = ev.StepCommitted(1, 1, 0.5, 10, 1.0, 2.0, 8, {"a": 1.0}, {"a": 1.0})
     ledger = fold([ev.RunStarted("id", {}), joined, step])
-    assert ledger.began == {"a": 0}
+    assert ledger.trust.began == {"a": 0}
     assert earned(ledger, "a").standing is PROVEN
     assert earned(replace(ledger, run={"trust": {"mode": "open"}}), "a").standing is NEW
 
@@ -92,7 +92,7 @@ def test_who_is_cleared_is_answerable_for_all_since_its_last_clean_audit() -> No
     joined = ev.NodeJoined("a", "new", "", ev.DeviceSeen("cpu", "", 1, 1.0), "", "1")
     step = ev.StepCommitted(1, 1, 0.5, 10, 1.0, 2.0, 8, {"a": 1.0}, {"a": 1.0})
     ledger = run("open", joined, step, *audits(True), QUARANTINE, CLEARED)
-    assert (ledger.audits["its key"].last, ledger.began) == (1, {"its key": 0})
+    assert (ledger.trust.audits["its key"].last, ledger.trust.began) == (1, {"its key": 0})
 
 
 def test_each_standing_says_why() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sqlite3
 from pathlib import Path
 from typing import get_args
 
@@ -110,17 +109,3 @@ def test_opening_a_store_to_read_creates_none(tmp_path: Path) -> None:
     (tmp_path / "dtfm.db").write_bytes(b"no database at all, but long enough to be looked at" * 50)
     with pytest.raises(StoreError, match="is not a database"):
         Store(store_url(tmp_path), write=False)
-
-
-def test_what_an_older_version_kept_beside_the_log_is_read_and_then_erased_from_the_files(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "dtfm.db") as older:
-        older.execute("CREATE TABLE secrets (name VARCHAR(64) PRIMARY KEY, value TEXT NOT NULL)")
-        older.execute("INSERT INTO secrets VALUES ('authority_key', 'an old secret')")
-    older.close()
-    with Store(store_url(tmp_path), write=True) as store:
-        assert store.secret("authority_key") == "an old secret"
-        assert store.secret("another") is None
-        store.erase_secrets()
-        assert store.secret("authority_key") is None
-        assert list(store.read()) == []
-        assert not any(b"an old secret" in file.read_bytes() for file in tmp_path.iterdir())

@@ -6,9 +6,9 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import MOST_WITNESSES, Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
+from dtfm.coordinator.log.trust import MOST_WITNESSES
 from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.script import LONG, World
 from tests.coordinator.strangers import come, open_run
@@ -65,7 +65,7 @@ def test_who_goes_has_found_nothing_right(end: str) -> None:
 
 def test_only_so_many_are_remembered() -> None:
     ledger = after(*audits("bcdefghijklmnop"))
-    assert len(ledger.audits["key of a"].by) == MOST_WITNESSES
+    assert len(ledger.trust.audits["key of a"].by) == MOST_WITNESSES
 
 
 def three_in_a_stage() -> World:
@@ -79,7 +79,7 @@ def test_a_friend_alone_does_not_prove_a_stranger_that_a_third_could_audit() -> 
     world = three_in_a_stage()
     while (its := earned(world.state.ledger, "a")).standing is not PROVEN:
         world.step()
-        assert world.state.ledger.step < 20
+        assert world.state.ledger.training.step < 20
     assert its.audits >= PROVEN_AFTER
     row = [event for event in world.events(ev.WorkAudited) if event.node == "a"]
     assert {event.others for event in row} == {2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.view.narration import describe_gap, describe_plan, describe_seconds, narrate, seconds_in_words
+from dtfm.coordinator.log.wording import describe_gap, describe_plan, describe_seconds, seconds_in_words
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.every_event import EVERY_EVENT, KEPT, PLAN
 
@@ -35,13 +35,13 @@ def test_of_a_large_plan_some_replicas_and_the_heaviest_routes_are_named() -> No
 
 @pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: event.event)
 def test_every_event_is_one_sentence(event: ev.Event) -> None:
-    assert narrate(event)
-    assert "\n" not in narrate(event)
+    assert event.narrate()
+    assert "\n" not in event.narrate()
 
 
 def test_a_plan_is_adopted_with_its_seconds_and_the_bound() -> None:
     def said(predicted: float | None, bound: float | None) -> str:
-        return narrate(ev.PlanAdopted(1, PLAN, "why", 0, predicted, bound))
+        return ev.PlanAdopted(1, PLAN, "why", 0, predicted, bound).narrate()
 
     assert said(12.3, 8.12).endswith("; 12.3 s a step, at best 8.12 s; why")
     assert said(12.3, None).endswith("; 12.3 s a step; why")

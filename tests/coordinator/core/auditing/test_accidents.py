@@ -27,7 +27,7 @@ def test_neighbours_that_cannot_be_reached_or_are_slow_are_never_charged_nor_are
     world = auditing("a", "b", "c", "d")
     for step in range(1, 13):
         all_vote(world)
-        while world.state.ledger.step < step:
+        while world.state.ledger.training.step < step:
             accused, by = next((of, by[0]) for of, by in asked(world).items() if by)
             order = world.last_to(by, "audit")
             others = sorted(addend.node for each in order.sums for addend in each.addends if addend.node != by)
@@ -78,8 +78,8 @@ def test_honest_nodes_that_come_and_go_are_never_accused(count: int, secret: byt
 
 
 def answers(world: World, data: st.DataObject) -> None:
-    step = world.state.ledger.step
-    while world.state.ledger.step == step and isinstance(world.state.phase, Stepping) and asked(world):
+    step = world.state.ledger.training.step
+    while world.state.ledger.training.step == step and isinstance(world.state.phase, Stepping) and asked(world):
         for accused, by in list(asked(world).items()):
             for node in by:
                 order = world.last_to(node, "audit")

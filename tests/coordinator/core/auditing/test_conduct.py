@@ -27,15 +27,15 @@ from tests.coordinator.script import LEASE, LONG, refusal_of, restarted
 def test_the_commit_waits_until_all_audits_are_answered() -> None:
     world = auditing("a", "b", "c")
     all_vote(world)
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     assert asked(world).keys() == {"a", "b", "c"}
     for number, by in enumerate(sorted(node for nodes in asked(world).values() for node in nodes), 1):
-        assert world.state.ledger.step == 0
+        assert world.state.ledger.training.step == 0
         world.audit(by)
         assert len(world.events(ev.WorkAudited)) == number
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
     assert {event.node for event in world.events(ev.WorkAudited) if event.clean} == {"a", "b", "c"}
-    assert all(world.state.ledger.audits[node].clean == 1 for node in "abc")
+    assert all(world.state.ledger.trust.audits[node].clean == 1 for node in "abc")
     assert not quarantined(world)
     assert world.refolded() == world.state.ledger
 
@@ -82,7 +82,7 @@ def test_an_answer_counts_only_from_whom_it_is_due_and_once() -> None:
     world.hear(by, audited(order, addends=2.0))
     all_find_it_right(world)
     world.hear(by, audited(order, addends=2.0))
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
     assert not quarantined(world)
 
 
@@ -99,7 +99,7 @@ def test_an_answer_that_nobody_can_mean_is_refused(changes: dict[str, Any]) -> N
 def test_what_could_not_be_compared_counts_neither_way(changes: dict[str, Any]) -> None:
     world = auditing("a", "b", "c")
     answer_all(world, **changes)
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
     assert {event.node for event in world.events(ev.WorkAudited)} == {"b", "c"}
 
 
@@ -107,12 +107,12 @@ def test_an_audit_without_an_answer_counts_for_nothing_and_the_third_in_a_row_su
     world = auditing("a", "b", "c")
     for step in range(1, 4):
         all_vote(world)
-        assert world.state.ledger.step == step - 1
-        while (world.state.ledger.step < step) and not quarantined(world):
+        assert world.state.ledger.training.step == step - 1
+        while (world.state.ledger.training.step < step) and not quarantined(world):
             for by in [node for nodes in asked(world).values() for node in nodes]:
                 if by != "c":
                     world.audit(by)
-            if world.state.ledger.step < step and not quarantined(world):
+            if world.state.ledger.training.step < step and not quarantined(world):
                 world.wait(world.state.wakes_at - world.now + 0.1, beating="abc")  # type: ignore[operator]
     assert quarantined(world) == [("c", Charge.WITHHELD, True)]
     assert all(event.clean for event in world.events(ev.WorkAudited))
@@ -124,8 +124,8 @@ def test_who_is_silent_twice_in_three_audits_is_suspended_though_it_answers_in_b
     while not quarantined(world) and times < 10:
         trains_again(world)
         all_vote(world)
-        step = world.state.ledger.step
-        while world.state.ledger.step == step and not quarantined(world):
+        step = world.state.ledger.training.step
+        while world.state.ledger.training.step == step and not quarantined(world):
             honest = [by[0] for by in asked(world).values() if by and by[0] != "c"]
             times += not honest
             if honest:
@@ -142,16 +142,16 @@ def test_a_node_that_leaves_while_it_is_audited_takes_its_work_with_it() -> None
     world = auditing("a", "b", "c")
     all_vote(world)
     world.lose("a")
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     assert world.events(ev.StepAborted)[-1].problem == "UNAUDITED"
-    assert world.state.ledger.counts_from == world.state.ledger.generation
+    assert world.state.ledger.training.counts_from == world.state.ledger.training.generation
 
 
 def test_an_auditor_that_leaves_is_no_way_round_an_audit() -> None:
     world = auditing("a", "b", "c")
     all_vote(world)
     world.lose(auditor_of(world, "a"))
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     world.settle()
     all_vote(world)
     assert "a" in asked(world)
@@ -164,7 +164,7 @@ def test_a_restart_forgets_audits_that_wait() -> None:
     again = restarted(world, **{**LONG, "trust": {"audit_rate": 1.0}, "cluster": {"nodes": 3}})
     again.planner = replicas
     again.join("a", "b", "c")
-    assert again.state.ledger.step == 0
+    assert again.state.ledger.training.step == 0
     again.settle()
     again.step()
-    assert again.state.ledger.step == 1
+    assert again.state.ledger.training.step == 1

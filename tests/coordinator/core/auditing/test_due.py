@@ -35,23 +35,23 @@ def test_a_step_of_which_the_audited_node_withholds_its_own_part_does_not_count_
     world = auditing("a", "b", "c", rate=0.02)
     drawn(world, "c")
     answer_all(world, of="c", **ASKED_IN_VAIN)
-    before = world.state.ledger.step
+    before = world.state.ledger.training.step
     assert aborts(world) == ["UNAUDITED"]
     assert not quarantined(world)
     world.settle()
     all_vote(world)
-    assert world.state.ledger.step == before
+    assert world.state.ledger.training.step == before
     assert "c" in asked(world), "its next step is audited for certain"
     answer_all(world)
-    assert world.state.ledger.step == before + 1
+    assert world.state.ledger.training.step == before + 1
 
 
 def test_who_leaves_while_its_work_is_done_again_is_audited_when_it_comes_back() -> None:
     world = auditing("a", "b", "c", rate=0.02)
     drawn(world, "c")
-    before = world.state.ledger.step
+    before = world.state.ledger.training.step
     world.lose("c")
-    assert world.state.ledger.step == before
+    assert world.state.ledger.training.step == before
     assert aborts(world) == ["UNAUDITED"]
     come_back(world, "c")
     world.automatic_audits = False
@@ -81,6 +81,6 @@ def test_what_can_never_be_compared_does_not_slow_each_step_for_ever() -> None:
         all_vote(world)
         assert "c" in asked(world)
         answer_all(world, of="c", problem="no memory")
-    before = world.state.ledger.step
+    before = world.state.ledger.training.step
     all_vote(world)
-    assert world.state.ledger.step == before + 1, "nobody is asked"
+    assert world.state.ledger.training.step == before + 1, "nobody is asked"

@@ -52,7 +52,7 @@ def test_who_ends_the_step_once_its_work_is_found_wrong_has_a_strike(how: str) -
         assert not quarantined(world)
         by = found_wrong(world, "c")
         ends(world, "c", how, lost=next(iter({"a", "b", "d"} - {by})))
-        assert world.state.ledger.step < times * 10, "the step was not committed"
+        assert world.state.ledger.training.step < times * 10, "the step was not committed"
         assert world.state.auditing.withheld["c", "c"].attempts == times
         assert world.state.auditing.withheld["c", "c"].strikes[-1].by == (by,)
         if times < 3:
@@ -74,7 +74,7 @@ def test_who_is_accused_and_did_not_end_the_step_has_no_strike_and_is_audited_in
     by = found_wrong(world, "c")
     third = next(iter({"a", "b", "d"} - {by}))
     ends(world, by if who == "the auditor" else third, how, lost="c")
-    assert world.state.ledger.step == 0, "the step was not committed"
+    assert world.state.ledger.training.step == 0, "the step was not committed"
     assert not world.state.auditing.withheld
     trains_again(world)
     all_vote(world)

@@ -130,7 +130,7 @@ def test_an_honest_run_accuses_nobody_whatever_is_drawn(count: int, rate: float,
     world.settle()
     for _ in range(12):
         world.step()
-    assert world.state.ledger.step == 12
+    assert world.state.ledger.training.step == 12
     assert not quarantined(world)
     assert all(event.clean for event in world.events(ev.WorkAudited))
 

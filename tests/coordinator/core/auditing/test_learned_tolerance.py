@@ -52,8 +52,8 @@ def joins_the_plan(world: World, node: str, device: wire.Device) -> None:
 
 def finish_audits(world: World, error: Callable[[str, str], float], what: str = "addends") -> None:
     """All audits of the step in hand are answered. ``error``: how far an auditor finds this of a node off."""
-    step = world.state.ledger.step
-    while world.state.ledger.step == step and not quarantined(world) and any(asked(world).values()):
+    step = world.state.ledger.training.step
+    while world.state.ledger.training.step == step and not quarantined(world) and any(asked(world).values()):
         for of, auditors in list(asked(world).items()):
             for by in auditors:
                 if by in asked(world).get(of, ()):
@@ -95,15 +95,15 @@ def test_a_bias_that_is_rounding_at_first_is_found_once_equal_devices_have_shown
 def test_who_lies_from_the_beginning_does_not_teach_that_lies_are_rounding() -> None:
     world = auditing("a", "b", "c", train=BF16)
     while not quarantined(world):
-        assert world.state.ledger.step < 8
+        assert world.state.ledger.training.step < 8
         others_say(world, "a", BIAS)
     assert quarantined(world) == [("a", Charge.AUDIT, False)]
 
 
 def test_what_another_number_of_threads_or_library_makes_is_rounding_though_all_bits_were_equal() -> None:
     world = learned("a", "b", "c")
-    (sort,) = [sort for sort in world.state.ledger.rounding if sort.startswith("addends")]
-    assert all(row.largest == 0 for row in world.state.ledger.rounding[sort])
+    (sort,) = [sort for sort in world.state.ledger.trust.rounding if sort.startswith("addends")]
+    assert all(row.largest == 0 for row in world.state.ledger.trust.rounding[sort])
     for error in (ROUNDING, 2 * ROUNDING):
         others_say(world, "a", error)
     assert not quarantined(world)
@@ -178,7 +178,7 @@ def test_honest_devices_that_differ_accuse_nobody(apart: float, data: st.DataObj
         all_vote(world)
         finish_audits(world, error, "losses")
     assert not quarantined(world)
-    assert len(world.state.ledger.rounding) > 2
+    assert len(world.state.ledger.trust.rounding) > 2
 
 
 def test_an_audit_that_could_not_compare_a_bucket_of_norms_still_finds_the_rest_right() -> None:
@@ -186,6 +186,6 @@ def test_an_audit_that_could_not_compare_a_bucket_of_norms_still_finds_the_rest_
     world = auditing("a", "b", "c", train=BF16)
     all_vote(world)
     finish_audits(world, lambda by, of: -1.0)
-    assert world.state.ledger.step == 1
-    assert all(world.state.ledger.audits[node].clean == 1 for node in "abc")
-    assert not any(world.state.ledger.audits[node].last_added for node in "abc")
+    assert world.state.ledger.training.step == 1
+    assert all(world.state.ledger.trust.audits[node].clean == 1 for node in "abc")
+    assert not any(world.state.ledger.trust.audits[node].last_added for node in "abc")

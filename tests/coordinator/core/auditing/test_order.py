@@ -9,7 +9,7 @@ import pytest
 from dtfm.coordinator.core.auditing.judgement import MOST_REFEREES, referees
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
@@ -89,7 +89,7 @@ def test_what_a_codec_that_the_run_names_rounds_off_is_no_error() -> None:
 def test_at_rate_nought_votes_are_taken_as_ever() -> None:
     world = auditing("a", "b", rate=0.0)
     world.step()
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_of_strangers_five_times_as_much_is_done_again_until_they_are_proven() -> None:

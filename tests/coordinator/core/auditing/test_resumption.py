@@ -38,18 +38,18 @@ def interrupted(world: World) -> World:
 
 
 def commit(world: World) -> None:
-    before = world.state.ledger.step
+    before = world.state.ledger.training.step
     resumed = is_resumed(world)
     all_vote(world, **({"sent": [], "received": [], "losses": []} if resumed else {}))
     all_find_it_right(world)
-    assert world.state.ledger.step == before + 1
+    assert world.state.ledger.training.step == before + 1
     if isinstance(world.state.phase, Pausing):
         world.apply()
 
 
 def test_what_others_have_still_counts_once_a_node_has_left() -> None:
     world = interrupted(auditing("a", "b", "c"))
-    assert world.last_to("a", "assignment").counts_from < world.state.ledger.generation
+    assert world.last_to("a", "assignment").counts_from < world.state.ledger.training.generation
     assert is_resumed(world)
 
 
@@ -57,16 +57,16 @@ def test_a_step_that_one_member_says_lost_a_peer_begins_anew_and_is_audited_what
     world = auditing("a", "b", "c")
     for _ in range(5):
         world.fail_step("c", wire.PEER_LOST, peer="a")
-        assert world.last_to("b", "assignment").counts_from == world.state.ledger.generation
+        assert world.last_to("b", "assignment").counts_from == world.state.ledger.training.generation
         says_that_it_has_something(world, "c")
         assert not is_resumed(world)
         assert world.last_to("a", "begin") == wire.Begin(
-            generation=world.state.ledger.generation, step=world.state.ledger.step + 1
+            generation=world.state.ledger.training.generation, step=world.state.ledger.training.step + 1
         )
         all_vote(world)
         assert asked(world).keys() == {"a", "b", "c"}
         all_find_it_right(world)
-    assert world.state.ledger.step == 5
+    assert world.state.ledger.training.step == 5
 
 
 @pytest.mark.parametrize("node", ["a", "c"])
@@ -78,14 +78,6 @@ def test_a_step_that_begins_under_a_new_plan_was_never_interrupted(node: str) ->
     says_that_it_has_something(world, node)
     assert world.plan_in_force.nodes == ("a", "b", "c", "d")
     assert not is_resumed(world)
-
-
-def test_the_step_after_one_that_could_not_be_audited_is_audited_for_certain() -> None:
-    world = interrupted(auditing("a", "b", "c", rate=0.001))
-    commit(world)
-    assert not world.events(ev.WorkAudited)
-    commit(world)
-    assert {event.node for event in world.events(ev.WorkAudited)} == {"a", "b"}
 
 
 def test_steps_go_on_from_where_they_stood_only_once_in_a_while() -> None:

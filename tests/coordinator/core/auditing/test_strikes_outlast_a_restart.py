@@ -6,9 +6,8 @@ import pytest
 
 from dtfm.coordinator.core.auditing.memory import remembered
 from dtfm.coordinator.core.trust.strikes import WORKED_OFF_BY
-from dtfm.coordinator.log import events as ev, fold as folding
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log import events as ev, trust
+from dtfm.coordinator.log.ledger import Ledger, fold
 from tests.coordinator.audit_scripts import answer_all, auditing, quarantined
 from tests.coordinator.script import LONG, World, restarted
 
@@ -42,33 +41,33 @@ def test_two_strikes_and_a_third_after_a_restart_are_three(kind: str) -> None:
             world = again(world)
     assert [node for node, *_ in quarantined(world)] == ["a"]
     assert world.refolded() == world.state.ledger
-    assert not world.state.ledger.strikes, "the verdict takes their place"
+    assert not world.state.ledger.trust.strikes, "the verdict takes their place"
 
 
 def silent_in_a_step(world: World) -> None:
     """All but a answer, and the step is committed all the same."""
     for node in world.plan_in_force.nodes:
         world.vote(node)
-    step = world.state.ledger.step
+    step = world.state.ledger.training.step
     for _ in range(20):
         for node in "bc":
             kinds = world.kinds_to(node)
-            if "audit" in kinds and world.state.ledger.step == step:
+            if "audit" in kinds and world.state.ledger.training.step == step:
                 world.audit(node)
         world.wait(world.state.lease * 3, beating="abc")
-        if quarantined(world) or world.state.ledger.step > step:
+        if quarantined(world) or world.state.ledger.training.step > step:
             return
 
 
 def test_a_strike_that_is_worked_off_is_over_in_the_log_too() -> None:
     world = auditing("a", "b", "c")
     answer_all(world, of="a", **WITHHELD)
-    assert len(world.state.ledger.strikes) == 1
+    assert len(world.state.ledger.trust.strikes) == 1
     world.settle()
     for _ in range(WORKED_OFF_BY):
         answer_all(world)
     assert not world.state.auditing.withheld
-    assert not world.state.ledger.strikes
+    assert not world.state.ledger.trust.strikes
     assert world.refolded() == world.state.ledger
 
 
@@ -83,11 +82,11 @@ def after(*events: ev.Event) -> Ledger:
 def test_one_ends_after_the_other_for_each_party_that_was_audited() -> None:
     events = [strike("a", "b", 1), strike("a", "b", 2), strike("a", "a", 3), strike("a", "", 4), strike("b", "a", 5)]
     ended = [ev.StrikesEnded("key of a", "b"), ev.StrikesEnded("key of a"), ev.StrikesEnded("key of a", "key of a")]
-    assert [each.step for each in after(*events, *ended).strikes] == [2, 5]
-    assert [each.step for each in after(*events, ev.StrikesEnded("key of a", all=True)).strikes] == [5]
-    assert after(*events, ev.StrikesEnded("another", "b")).strikes == tuple(events)
+    assert [each.step for each in after(*events, *ended).trust.strikes] == [2, 5]
+    assert [each.step for each in after(*events, ev.StrikesEnded("key of a", all=True)).trust.strikes] == [5]
+    assert after(*events, ev.StrikesEnded("another", "b")).trust.strikes == tuple(events)
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "MOST_HINDERED", 3)
-    assert [each.step for each in after(*(strike("a", "b", step) for step in range(9))).strikes] == [6, 7, 8]
+    monkeypatch.setattr(trust, "MOST_HINDERED", 3)
+    assert [each.step for each in after(*(strike("a", "b", step) for step in range(9))).trust.strikes] == [6, 7, 8]

@@ -11,13 +11,14 @@ from dtfm.coordinator.core.timeouts import AUDIT_LEASES, AUDITORS_FRACTION, STEP
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PEER_FRACTION, control_pb2 as wire
 from tests.coordinator.audit_scripts import all_vote, auditing, squares
+from tests.coordinator.ledgers import altered
 from tests.coordinator.script import World
 
 
 def with_link(world: World, source: str, destination: str, bandwidth: float) -> World:
-    links = {each: dict(row) for each, row in world.state.ledger.links.items()}
+    links = {each: dict(row) for each, row in world.state.ledger.reach.links.items()}
     links.setdefault(source, {})[destination] = ev.Link(source, destination, 0.01, bandwidth, "")
-    world.state = replace(world.state, ledger=replace(world.state.ledger, links=links))
+    world.state = replace(world.state, ledger=altered(world.state.ledger, links=links))
     return world
 
 

@@ -14,7 +14,7 @@ from tests.coordinator.audit_scripts import all_find_it_right_in_one_step, all_v
 from tests.coordinator.honest_work import hops, passed
 
 
-def test_a_difference_at_the_two_ends_of_a_hop_is_settled_against_one_of_the_two() -> None:
+def test_two_ends_of_a_hop_that_differ_are_kept_apart_and_neither_is_quarantined() -> None:
     world = auditing("a", "b", "c", "d", planner=squares)
     mine = [hop for hop in hops(world.plan_in_force) if hop[1] == "c"]
     received = passed([hop for hop in mine if hop[:3] != ("a", "c", Kind.ACTIVATION)], at=0)
@@ -22,8 +22,9 @@ def test_a_difference_at_the_two_ends_of_a_hop_is_settled_against_one_of_the_two
     for node in "abd":
         world.vote(node)
     world.vote("c", received=received)
-    assert quarantined(world) == [("c", Charge.HOP, True)]
-    assert world.events(ev.NodeQuarantined)[0].against == ("a",)
+    assert quarantined(world) == []
+    assert world.state.ledger.reach.broken == {("a", "c")}
+    assert world.events(ev.StepAborted)[0].reason.startswith("in step 1, a and c do not say the same of ACTIVATION")
     assert not [kind for node in "abd" for kind in world.kinds_to(node) if kind == "audit"]
 
 
@@ -45,14 +46,26 @@ def test_who_sends_different_sums_to_its_replicas_goes_and_none_of_these_though_
     assert world.plan_in_force.nodes == ("a", "b")
 
 
-def test_who_contradicts_several_is_the_one() -> None:
-    """The first to come has the best standing."""
+def test_two_that_agree_against_a_third_do_not_throw_it_out() -> None:
+    """They may be one: all three are strangers, and the two name what the third did not send."""
     world = auditing("a", "b", "c")
+    mine = [hop for hop in hops(world.plan_in_force) if hop[0] == "a"]
+    for liar in "bc":
+        theirs = [hop for hop in hops(world.plan_in_force) if hop[1] == liar]
+        honest = passed([hop for hop in theirs if hop[0] != "a"], at=0)
+        world.vote(liar, received=honest + passed([hop for hop in mine if hop[1] == liar], at=0, salt="another"))
+    world.vote("a")
+    assert quarantined(world) == []
+    assert world.state.ledger.reach.broken == {("a", "b"), ("a", "c")}
+
+
+def test_whom_three_others_contradict_is_quarantined() -> None:
+    world = auditing("a", "b", "c", "d")
     world.vote("a", sent=passed([hop for hop in hops(world.plan_in_force) if hop[0] == "a"], at=1, salt="another"))
-    world.vote("b")
-    world.vote("c")
+    for node in "bcd":
+        world.vote(node)
     assert quarantined(world) == [("a", Charge.HOP, True)]
-    assert world.events(ev.NodeQuarantined)[0].against == ("b", "c")
+    assert world.events(ev.NodeQuarantined)[0].against == ("b", "c", "d")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +87,6 @@ def test_votes_of_a_step_that_was_resumed_may_say_nothing_and_it_is_not_audited(
     world.plan_ready("a", progress=wire.Progress(finished=[0]))
     for node in world.plan_in_force.nodes:
         world.plan_ready(node)
-    before = world.state.ledger.step
+    before = world.state.ledger.training.step
     all_vote(world, sent=[], received=[], losses=[])
-    assert world.state.ledger.step == before + 1
+    assert world.state.ledger.training.step == before + 1

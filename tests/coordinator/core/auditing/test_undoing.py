@@ -9,8 +9,9 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import Audits
+from dtfm.coordinator.log.trust import Audits
 from tests.coordinator.audit_scripts import answer_all, auditing, quarantined
+from tests.coordinator.ledgers import altered
 from tests.coordinator.script import World
 
 
@@ -18,7 +19,7 @@ def with_checkpoints(world: World, steps: int, **about_a: Any) -> None:
     """So many steps, each second one with a checkpoint."""
     for _ in range(steps):
         answer_all(world, **about_a)
-        if world.state.ledger.step % 2 == 0:
+        if world.state.ledger.training.step % 2 == 0:
             world.save()
 
 
@@ -29,7 +30,7 @@ def test_a_liar_whose_work_was_found_right_in_the_last_committed_step_has_nothin
     answer_all(world, addends=2.0)
     assert quarantined(world) == [("a", Charge.AUDIT, False)]
     assert not world.events(ev.RolledBack)
-    assert world.state.ledger.step == 3
+    assert world.state.ledger.training.step == 3
 
 
 def test_what_a_liar_did_since_its_last_clean_audit_is_undone() -> None:
@@ -40,7 +41,7 @@ def test_what_a_liar_did_since_its_last_clean_audit_is_undone() -> None:
     (back,) = world.events(ev.RolledBack)
     assert (back.step, back.from_step) == (2, 6), "its last clean audit was of step 3"
     assert "what a did is undone" in back.reason
-    assert world.state.ledger.step == 2
+    assert world.state.ledger.training.step == 2
     assert world.plan_in_force.nodes == ("b", "c")
     assert world.refolded() == world.state.ledger
 
@@ -66,7 +67,7 @@ def test_what_cannot_be_undone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_all(world, addends=2.0)
     assert not world.events(ev.RolledBack)
     assert "what it did since step 0 stays" in world.events(ev.NodeQuarantined)[0].reason
-    assert world.state.ledger.step == 5
+    assert world.state.ledger.training.step == 5
 
 
 def test_checkpoints_that_are_deleted_by_now_are_no_way_back() -> None:
@@ -91,6 +92,6 @@ def test_the_last_clean_audit_is_one_that_would_have_seen_it(
 ) -> None:
     world = auditing("a", "b", "c", checkpoint={"every": 2, "keep": 3})
     with_checkpoints(world, 5, problem="no memory")
-    world.state = replace(world.state, ledger=replace(world.state.ledger, audits={"a": found}))
+    world.state = replace(world.state, ledger=altered(world.state.ledger, audits={"a": found}))
     answer_all(world, **wrong)
     assert [each.step for each in world.events(ev.RolledBack)] == back

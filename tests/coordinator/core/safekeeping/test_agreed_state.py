@@ -48,7 +48,7 @@ def test_the_votes_after_a_checkpoint_say_what_state_it_should_hold() -> None:
     assert agreed(world) == [(2, HEX)]
     world.lose("c")
     assert world.last_to("a", "assignment").snapshot.states == told((*FIRST, *LAST))
-    assert world.refolded().agreed == {2: HEX}
+    assert world.refolded().copies.agreed == {2: HEX}
 
 
 def test_without_a_snapshot_nothing_is_logged() -> None:
@@ -145,5 +145,5 @@ def test_going_back_forgets_what_was_agreed_of_later_steps() -> None:
     vote(world, a=told(FIRST), c=told(LAST))
     world.lose("c")
     world.join("d")
-    assert world.state.ledger.step == 0
-    assert world.state.ledger.agreed == {}
+    assert world.state.ledger.training.step == 0
+    assert world.state.ledger.copies.agreed == {}

@@ -16,8 +16,8 @@ from dtfm.coordinator.core.state import Gathering, Stepping, Switching
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import StopAsked, TimePassed
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import apply
 from dtfm.protos import control_pb2 as wire
+from tests.coordinator.ledgers import altered
 from tests.coordinator.script import LEASE, World, training
 from tests.coordinator.standbys import caught_up, report, with_standbys
 
@@ -41,18 +41,18 @@ def with_late_standby() -> World:
     world = with_standbys("c")
     all_vote(world)
     pass_time(world, SHORT)
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
     return world
 
 
 def test_the_commit_comes_once_the_standby_has_the_step_too() -> None:
     world = with_standbys("c")
     all_vote(world)
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     assert "commit" not in world.kinds_to("a")
     world.now += 0.01
     report(world, "c")
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
     assert world.last_to("a", "commit").step == 1
     assert isinstance(world.state.phase, Stepping)
 
@@ -61,19 +61,19 @@ def test_a_standby_that_reports_before_the_last_vote_costs_no_time() -> None:
     world = with_standbys("c")
     world.vote("a")
     report(world, "c")
-    assert world.state.ledger.step == 0  # not before all have voted
+    assert world.state.ledger.training.step == 0  # not before all have voted
     world.vote("b")
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_the_commit_comes_without_a_report_that_is_late() -> None:
     world = with_standbys("c")
     all_vote(world)
     pass_time(world, SHORT * 0.99)
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     assert world.state.wakes_at == pytest.approx(world.now + SHORT * 0.01)
     pass_time(world, SHORT * 0.01)
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
     assert world.state.wakes_at is None
 
 
@@ -86,28 +86,28 @@ def test_the_commit_waits_for_a_fraction_of_a_step_and_never_for_long(seconds: f
     world = with_standbys("c")
     report(world, "c")
     all_vote(world)
-    ledger = replace(world.state.ledger, step_seconds=seconds)
+    ledger = altered(world.state.ledger, step_seconds=seconds)
     assert commit_patience(replace(world.state, ledger=ledger)) == pytest.approx(patience)
 
 
 def test_the_commit_does_not_wait_without_standbys() -> None:
     world = with_standbys()
     all_vote(world)
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_a_standby_that_has_not_caught_up_is_not_waited_for() -> None:
     world = with_standbys()
     world.join("c")  # is asked to be a standby
     all_vote(world)
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_the_commit_does_not_wait_if_every_stage_has_two_replicas() -> None:
     world = with_standbys("e", trainers="abcd")
     assert "standby" in world.kinds_to("e")
     all_vote(world)
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_one_standby_of_each_stage_is_enough() -> None:
@@ -115,9 +115,9 @@ def test_one_standby_of_each_stage_is_enough() -> None:
     all_vote(world)
     report(world, "c")
     report(world, "e")
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     report(world, "f")
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_gradients_of_an_aborted_attempt_do_not_count() -> None:
@@ -128,15 +128,15 @@ def test_gradients_of_an_aborted_attempt_do_not_count() -> None:
     world.settle()
     report(world, "c", voted=1)
     all_vote(world)
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     report(world, "c")
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_a_standby_that_was_late_is_not_waited_for_again() -> None:
     world = with_late_standby()
     all_vote(world)
-    assert world.state.ledger.step == 2
+    assert world.state.ledger.training.step == 2
 
 
 @pytest.mark.parametrize("after_the_votes", [False, True])
@@ -149,18 +149,18 @@ def test_a_standby_that_is_in_time_again_is_waited_for_again(after_the_votes: bo
     else:
         report(world, "c")
         all_vote(world)
-    assert world.state.ledger.step == 2
+    assert world.state.ledger.training.step == 2
     all_vote(world)
-    assert world.state.ledger.step == 2
+    assert world.state.ledger.training.step == 2
     report(world, "c")
-    assert world.state.ledger.step == 3
+    assert world.state.ledger.training.step == 3
 
 
 def test_a_standby_that_is_late_every_time_is_never_waited_for() -> None:
     world = with_late_standby()
     for step in range(2, 6):
         all_vote(world)
-        assert world.state.ledger.step == step
+        assert world.state.ledger.training.step == step
         world.now += 2 * SHORT
         report(world, "c", step=step - 1)  # the gradients of the step that is committed
         world.now += SHORT
@@ -174,9 +174,9 @@ def test_a_standby_that_had_the_gradients_in_time_may_apply_them_after_the_commi
     world.now += 2 * SHORT
     report(world, "c", step=1, voted=0)
     all_vote(world)
-    assert world.state.ledger.step == 1  # the commit waits
+    assert world.state.ledger.training.step == 1  # the commit waits
     report(world, "c")
-    assert world.state.ledger.step == 2
+    assert world.state.ledger.training.step == 2
 
 
 def test_a_standby_that_was_late_still_saves_the_stage() -> None:
@@ -206,14 +206,14 @@ def test_a_standby_that_is_lost_is_not_waited_for() -> None:
     world = with_standbys("c")
     all_vote(world)
     world.lose("c")
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_a_standby_that_cannot_go_on_is_not_waited_for() -> None:
     world = with_standbys("c")
     all_vote(world)
     report(world, "c", voted=0, problem="TOO_SLOW")
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_a_replica_that_dies_while_the_commit_waits_costs_only_the_step_in_hand() -> None:
@@ -238,9 +238,9 @@ def test_a_step_that_waits_for_its_commit_counts_if_the_others_hold_its_new_stat
     world.join("d")
     caught_up(world, "d")
     all_vote(world)
-    assert world.state.ledger.step == 0  # d does not have the second stage's gradients yet
+    assert world.state.ledger.training.step == 0  # d does not have the second stage's gradients yet
     world.lose("b" if stays else "c")
-    assert world.state.ledger.step == (1 if stays else 0)
+    assert world.state.ledger.training.step == (1 if stays else 0)
     if stays:
         assert world.last_to("c", "commit").step == 1
 
@@ -252,9 +252,9 @@ def test_the_short_rest_of_an_interrupted_step_does_not_shorten_the_wait() -> No
     all_vote(world)
     patience = commit_patience(world.state)
     assert patience >= COMMIT_WAIT_FRACTION * 50.0
-    assert world.state.ledger.last is not None
-    rest = replace(world.state.ledger.last, step=2, seconds=0.5, resumed=True)
-    assert commit_patience(replace(world.state, ledger=apply(world.state.ledger, rest))) == patience
+    assert world.state.ledger.training.last is not None
+    rest = replace(world.state.ledger.training.last, step=2, seconds=0.5, resumed=True)
+    assert commit_patience(replace(world.state, ledger=rest.apply(world.state.ledger))) == patience
 
 
 def test_a_link_that_breaks_while_the_commit_waits_aborts_the_step() -> None:
@@ -264,7 +264,7 @@ def test_a_link_that_breaks_while_the_commit_waits_aborts_the_step() -> None:
     assert isinstance(world.state.phase, Switching)
     report(world, "c")
     pass_time(world, SHORT)
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
 
 
 def test_a_stop_does_not_wait_for_standbys() -> None:
@@ -274,7 +274,7 @@ def test_a_stop_does_not_wait_for_standbys() -> None:
     report(world, "c")
     pass_time(world, SHORT)
     assert world.exit_code == 1
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
 
 
 def test_a_step_with_all_votes_is_not_aborted_at_its_deadline() -> None:
@@ -287,7 +287,7 @@ def test_a_step_with_all_votes_is_not_aborted_at_its_deadline() -> None:
     assert world.now > deadline
     assert world.events(ev.StepAborted) == []
     pass_time(world, SHORT / 2)
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_the_last_commit_waits_for_standbys_too() -> None:
@@ -296,7 +296,7 @@ def test_the_last_commit_waits_for_standbys_too() -> None:
     world.join("c")
     world.automatic_standbys = False
     all_vote(world)
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     report(world, "c")
     assert world.last_to("a", "commit").pause
 
@@ -328,20 +328,20 @@ def test_a_standby_that_counts_as_keeping_up_loses_no_step_when_the_only_replica
         match move:
             case "vote" if how not in phase.votes:
                 if how == "a":
-                    offered.append((world.state.ledger.step, world.state.ledger.generation))
+                    offered.append((world.state.ledger.training.step, world.state.ledger.training.generation))
                 world.vote(how)
             case "report" if offered:  # the newest that it can have, or the one before, but none before its last report
                 heard = max(heard, len(offered) - 1 - how)
                 report(world, "c", step=offered[heard][0], voted=offered[heard][1])
             case "fail":
-                world.state = replace(world.state, ledger=replace(world.state.ledger, peer_losses=()))
+                world.state = replace(world.state, ledger=altered(world.state.ledger, peer_losses=()))
                 world.fail_step(how, wire.PEER_LOST, peer="b" if how == "a" else "a")
             case "wait":
                 pass_time(world, how)
     keeps_up = isinstance(world.state.phase, Stepping) and keeping_up(world.state, standbys_of(world.state)) == {"c"}
-    step = world.state.ledger.step
+    step = world.state.ledger.training.step
     world.lose("a")
     if keeps_up:
         assert world.events(ev.RolledBack) == []
         assert not isinstance(world.state.phase, Gathering)
-        assert world.state.ledger.step == step
+        assert world.state.ledger.training.step == step

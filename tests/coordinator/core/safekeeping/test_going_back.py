@@ -5,7 +5,7 @@ from __future__ import annotations
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Stepping
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
 from tests.coordinator.script import BUCKETS, LEASE, LONG, World, prepared, restarted, training
@@ -96,7 +96,7 @@ def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snap
         world.fail_plan("b")
     assert world.exit_code == 1
     assert world.last_to("b", "keep_snapshots").whole == 3
-    assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).on_disks is not None
+    assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).copies.on_disks is not None
 
 
 def test_a_snapshot_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
@@ -162,7 +162,7 @@ def test_going_back_behind_a_snapshot_forgets_it() -> None:
     world.wait(GRACE_LEASES * LEASE, beating="cd")
     world.settle()
     assert world.events(ev.RolledBack)[-1].step == 0
-    assert [world.state.safekeeping.snapshot(Destination.DISKS), world.state.ledger.on_disks] == [None, None]
+    assert [world.state.safekeeping.snapshot(Destination.DISKS), world.state.ledger.copies.on_disks] == [None, None]
 
 
 def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_two_find_damaged_or_replaced_is_given_up_for_the_one_
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
     world.settle()
     world.step()
-    assert world.state.ledger.step == 3
+    assert world.state.ledger.training.step == 3
 
 
 def test_one_node_alone_does_not_send_training_back_behind_a_checkpoint() -> None:
@@ -222,7 +222,7 @@ def test_the_only_checkpoint_is_not_given_up() -> None:
     world.lose("c")
     for node in "abab":
         world.fail_plan(node, "another manifest", snapshot_damaged=True)
-    assert world.state.ledger.step == 2
+    assert world.state.ledger.training.step == 2
     assert world.exit_code == 1
 
 

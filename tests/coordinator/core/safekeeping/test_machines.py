@@ -10,9 +10,10 @@ import pytest
 from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.safekeeping.standby import commit_waits_for, rests_on_one_machine, wanted_standbys
 from dtfm.coordinator.core.state import State
-from dtfm.coordinator.log.fold import fold
-from dtfm.coordinator.log.ledger import Member
+from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.members import Member
 from dtfm.scheduler.model.plan import Stage, from_routes
+from tests.coordinator.ledgers import altered
 from tests.coordinator.script import LONG, World, training
 from tests.coordinator.snapshots import all_to_fetch, report_written, snapshot_due
 from tests.coordinator.standbys import caught_up, report, share_a_machine
@@ -119,8 +120,8 @@ def large_run(stages: int) -> tuple[State, Counted]:
     workload = ledger.described.workload
     plan = from_routes(1, [Stage((at, at + 1), (name,), ()) for at, name in enumerate(trainers)], [(trainers, 4)])
     members = Counted(dict.fromkeys(names, ledger.members["a"]))
-    link = ledger.links["a"]["b"]
-    ledger = replace(
+    link = ledger.reach.links["a"]["b"]
+    ledger = altered(
         ledger,
         members=members,
         plan=plan,

@@ -50,7 +50,7 @@ def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
     for node in "abc":
         fetched = all_to_fetch(world).get(node, {})
         disks[node] |= fetched.keys()
-        report_files(world, node, world.state.ledger.step, fetched)
+        report_files(world, node, world.state.ledger.training.step, fetched)
     (written,) = world.events(ev.SnapshotWritten)
     for node in "abc":
         world.lose(node)
@@ -62,7 +62,7 @@ def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
         world.report_links(node)
         world.wait(LEASE / 10, beating=world.state.members.sessions)
     assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [written.step])
-    assert world.state.ledger.step == written.step
+    assert world.state.ledger.training.step == written.step
     assert isinstance(world.state.phase, Switching)
     assert world.refolded() == world.state.ledger
 

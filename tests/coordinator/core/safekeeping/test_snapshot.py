@@ -15,6 +15,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from tests.coordinator.ledgers import altered
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, prepared, training
 from tests.coordinator.snapshots import (
     DIGESTS,
@@ -235,7 +236,7 @@ def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
     plan = from_routes(world.plan_in_force.generation, thirds, [(tuple("abc"), 4)])
     world.state = replace(
         world.state,
-        ledger=replace(world.state.ledger, plan=plan),
+        ledger=altered(world.state.ledger, plan=plan),
     )
     world.step()
     report_written(world)

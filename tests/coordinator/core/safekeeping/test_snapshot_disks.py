@@ -113,7 +113,7 @@ class Machines:
         """Every file that the coordinator counts on is on its node's disk, and no disk holds more than two snapshots."""
         state = self.world.state
         assert self.world.refolded() == state.ledger
-        whole, under_way = state.ledger.on_disks, state.safekeeping.snapshot(Destination.DISKS)
+        whole, under_way = state.ledger.copies.on_disks, state.safekeeping.snapshot(Destination.DISKS)
         counted_on = {whole.step: dict(enumerate(whole.parts))} if whole is not None else {}
         if under_way is not None:
             counted_on[under_way.step] = dict(under_way.parts)
@@ -186,7 +186,7 @@ def test_files_that_the_coordinator_counts_on_are_on_disk_and_training_goes_back
         machines.start(name)
         machines.report_links(name)
     for move in moves:
-        rolled, snapshot = len(machines.world.events(ev.RolledBack)), machines.world.state.ledger.on_disks
+        rolled, snapshot = len(machines.world.events(ev.RolledBack)), machines.world.state.ledger.copies.on_disks
         play(machines, move)
         for event in machines.world.events(ev.RolledBack)[rolled:]:
             assert event.step == machines.restorable(snapshot)

@@ -10,6 +10,7 @@ from dtfm.coordinator.core.safekeeping.availability import on_disk
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from tests.coordinator.ledgers import altered
 from tests.coordinator.script import BUCKETS, LEASE, World, prepared
 from tests.coordinator.snapshots import (
     PAUSE,
@@ -89,7 +90,7 @@ def test_after_going_back_nodes_keep_only_a_snapshot_of_an_earlier_step(whole: b
 
 def test_training_can_go_back_again_to_a_snapshot_of_an_earlier_step() -> None:
     world = gone_back_to_a_checkpoint(whole=False)
-    damaged = replace(world.state.ledger, checkpoints={})  # as if its folder were gone
+    damaged = altered(world.state.ledger, checkpoints={})  # as if its folder were gone
     world.state = replace(world.state, ledger=damaged)
     world.settle()
     world.lose("b")

@@ -10,7 +10,7 @@ from dtfm.coordinator.core.state import Stepping, Switching
 from dtfm.coordinator.core.timeouts import LAST_REPORT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.answers import links

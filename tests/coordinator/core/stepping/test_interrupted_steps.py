@@ -10,7 +10,6 @@ import pytest
 from dtfm.coordinator.core.state import Stepping, Switching
 from dtfm.coordinator.core.transition import PlanNow
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.watch import View
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import chains
@@ -106,7 +105,7 @@ def test_nothing_counts_of_an_attempt_whose_votes_contradict_each_other(world: W
     """Nor of one after which the step is tried without somebody: others keep what he sent them."""
     world.vote("a", samples=99)
     assert world.events(ev.StepAborted)[-1].problem == "SETTLED"
-    assert world.state.ledger.counts_from == 2
+    assert world.state.ledger.training.counts_from == 2
     world.lose("d")
     assert world.events(ev.PlanAdopted)[-1].counts_from >= 2
 
@@ -130,7 +129,7 @@ def test_nothing_counts_of_an_interrupted_step_after_training_went_back(world: W
     world.lose("a")
     world.lose("b")
     assert world.events(ev.RolledBack)[-1].step == 0
-    assert world.last_to("c", "assignment").counts_from == world.state.ledger.generation
+    assert world.last_to("c", "assignment").counts_from == world.state.ledger.training.generation
 
 
 @pytest.mark.parametrize("progress", [{"finished": [0]}, {"activations": [0]}])
@@ -151,5 +150,5 @@ def test_the_rest_of_an_interrupted_step_does_not_count_towards_the_training_spe
     for record in world.records:
         view.add(record)
     first, rest, whole = world.events(ev.StepCommitted)
-    assert ["tokens/s" in narrate(event) for event in (first, rest, whole)] == [True, False, True]
+    assert ["tokens/s" in event.narrate() for event in (first, rest, whole)] == [True, False, True]
     assert view.tokens_per_second == (first.tokens + whole.tokens) / 12.0

@@ -66,7 +66,7 @@ def test_a_checkpoint_is_whole_when_all_its_buckets_are_written() -> None:
     assert "checkpoint_written" not in world.names()
     assert not world.tidied  # the older ones may still be needed
     world.feed(t.ManifestDone(2, ""))
-    assert world.state.ledger.checkpoints == {2: "memory://checkpoints/step-00000002"}
+    assert world.state.ledger.copies.checkpoints == {2: "memory://checkpoints/step-00000002"}
     assert world.tidied == [
         t.TidyCheckpoints("memory://checkpoints", world.state.ledger.run_id, 2, 3, frozenset(), frozenset())
     ]
@@ -97,7 +97,7 @@ def test_a_checkpoint_does_not_wait_for_replicas_that_write_nothing() -> None:
     world.lose("b")
     world.feed(t.ManifestDone(2, ""))
     assert len(world.manifests) == 1
-    assert world.state.ledger.checkpoint_step == 2
+    assert world.state.ledger.copies.checkpoint_step == 2
 
 
 def with_a_shared_bucket() -> World:
@@ -120,7 +120,7 @@ def test_a_disputed_checkpoint_replaces_no_older_one() -> None:
         files = {**dict.fromkeys(layers, (10, FILE_DIGEST)), LAYERS: (10, digest)}
         world.hear(node, snapshot_parts(2, wire.CHECKPOINT, files))
     world.feed(t.ManifestDone(2, ""))
-    assert world.state.ledger.checkpoint_step == 2
+    assert world.state.ledger.copies.checkpoint_step == 2
     assert not world.tidied
 
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_whose_parts_do_not_come_is_given_up() -> None:
         world.step()
         world.wait(seconds, beating="ab")
     assert "b did not write its part within" in world.events(ev.CheckpointFailed)[-1].reason
-    while world.state.ledger.step % 3:
+    while world.state.ledger.training.step % 3:
         world.step()
     world.save()
     (tidied,) = world.tidied

@@ -74,7 +74,7 @@ def test_votes_of_another_step_or_generation_do_not_count() -> None:
     world.vote("a", step=2)
     world.vote("a", generation=7)
     world.vote("b")
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     world.vote("b", loss_sum=400.0)  # a second vote of the same node
     world.vote("a")
     assert world.events(ev.StepCommitted)[-1].loss == 0.5
@@ -87,7 +87,7 @@ def test_a_vote_that_is_not_finite_aborts_the_step(field: str, value: float) -> 
     world.vote("a", **{field: value})
     assert world.events(ev.StepAborted)[-1].problem == "NON_FINITE"
     assert world.last_to("b", "abort").step == 1
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
 
 
 def test_a_nan_step_is_tried_again_with_the_same_plan_and_the_third_failure_ends_a_run_of_one_party() -> None:
@@ -115,7 +115,7 @@ def test_only_failures_in_a_row_count() -> None:
         world.settle()
         world.step()
     assert world.exit_code is None
-    assert world.state.ledger.step == 5
+    assert world.state.ledger.training.step == 5
 
 
 def test_the_state_of_a_retry_comes_from_its_holders() -> None:
@@ -163,6 +163,6 @@ def test_votes_from_before_a_loss_do_not_count_after_it() -> None:
     world.settle()
     world.vote("c")
     world.vote("b", generation=1)
-    assert world.state.ledger.step == 0
+    assert world.state.ledger.training.step == 0
     world.vote("b")
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1

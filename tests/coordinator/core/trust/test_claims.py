@@ -9,7 +9,10 @@ import pytest
 from dtfm.coordinator.core.planner_input import measured_cluster
 from dtfm.coordinator.core.trust.claims import counted_flops
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import Audits, Ledger, Member
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.members import Member
+from dtfm.coordinator.log.trust import Audits
+from tests.coordinator.ledgers import altered
 
 PROVEN, NEW = 3, 0
 
@@ -21,7 +24,7 @@ def ledger(mode: str, **nodes: tuple[str, float, int]) -> Ledger:
     }
     audits = {node: Audits(clean, 1) for node, (*_, clean) in nodes.items() if clean}
     links = {a: {b: ev.Link(a, b, 0.01, 1e8) for b in nodes if b != a} for a in nodes}
-    return Ledger(run={"trust": {"mode": mode}}, members=members, audits=audits, links=links)
+    return altered(Ledger(), run={"trust": {"mode": mode}}, members=members, audits=audits, links=links)
 
 
 def counted(mode: str, **nodes: tuple[str, float, int]) -> list[float]:
@@ -74,10 +77,12 @@ def test_a_kind_of_device_of_which_none_is_proven_counts_for_its_own_median() ->
 
 def test_links_of_who_is_not_proven_count_for_twice_the_fastest_between_proven_ones() -> None:
     known = ledger("open", a=("cpu", 1e11, PROVEN), b=("cpu", 1e11, PROVEN), c=("cpu", 1e11, NEW))
-    claimed = {**known.links, "c": {"a": ev.Link("c", "a", 0.01, 1e12), "b": ev.Link("c", "b", 0.01, 5e7)}}
-    known = Ledger(run=known.run, members=known.members, audits=known.audits, links=claimed)
+    claimed = {**known.reach.links, "c": {"a": ev.Link("c", "a", 0.01, 1e12), "b": ev.Link("c", "b", 0.01, 5e7)}}
+    known = altered(Ledger(), run=known.run, members=known.members, audits=known.trust.audits, links=claimed)
     cluster = measured_cluster(known, ["a", "b", "c"], 1.0)
     assert cluster.bandwidth.tolist() == [[0, 1e8, 1e8], [1e8, 0, 1e8], [2e8, 5e7, 0]]
     assert [node.proven for node in cluster.nodes] == [True, True, False]
-    nobody = measured_cluster(Ledger(run=known.run, members=known.members, links=claimed), ["a", "b", "c"], 1.0)
+    nobody = measured_cluster(
+        altered(Ledger(), run=known.run, members=known.members, links=claimed), ["a", "b", "c"], 1.0
+    )
     assert nobody.bandwidth[2, 0] == 1e12

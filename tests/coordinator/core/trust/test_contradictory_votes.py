@@ -74,7 +74,7 @@ def test_between_two_replicas_the_one_of_less_standing_is_suspended_and_all_go_b
     world = training("a", "b", "c", train=LONG["train"], checkpoint={"every": 2})
     for _ in range(4):
         world.step()
-        if world.state.ledger.step % 2 == 0:
+        if world.state.ledger.training.step % 2 == 0:
             world.save()
     for node in "abc":
         world.vote(node, **({"state_digest": LIE} if node == "a" else {}))
@@ -84,7 +84,7 @@ def test_between_two_replicas_the_one_of_less_standing_is_suspended_and_all_go_b
     assert "it may not be at fault: `dtfm-coordinator forgive b`" in suspended.reason
     back = world.events(ev.RolledBack)[-1]
     assert (back.from_step, back.step) == (4, 2), "that of step 4 is of the state on which they differ"
-    assert world.state.ledger.checkpoints.keys() == {2}
+    assert world.state.ledger.copies.checkpoints.keys() == {2}
     goes_on_without(world, "b")
 
 
@@ -100,7 +100,7 @@ def test_gradients_of_other_kinds_of_devices_may_differ_in_the_last_digits() -> 
     world = of_three_replicas()
     for node in "abcde":
         world.vote(node, squared_gradient_norm=2.0001 if node == "c" else 2.0)
-    assert world.state.ledger.step == 1
+    assert world.state.ledger.training.step == 1
 
 
 def test_a_digest_after_the_last_step_is_settled_too() -> None:

@@ -96,17 +96,6 @@ def test_what_is_done_again_beyond_the_rate_is_whole_shares() -> None:
     assert more.whole == pytest.approx(0.09)
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.builds(plan_of, st.lists(st.integers(2, 4), min_size=1, max_size=3), st.integers(4, 20)),
-    RATES,
-    st.integers(0, 2**32),
-)
-def test_an_audit_that_is_certain_is_of_each_node(plan: Plan, rate: float, seed: int) -> None:
-    drawn = draw(plan, rate, Random(seed), itself, plan.nodes, certain=True)
-    assert {each.node for each in drawn} == set(plan.nodes)
-
-
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize(("stages", "micro_batches"), [([4], 64), ([2, 3], 12), ([3], 3)])
 def test_over_many_steps_the_share_of_the_work_that_is_done_again_is_the_rate(

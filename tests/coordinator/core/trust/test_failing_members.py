@@ -22,7 +22,7 @@ from tests.coordinator.script import LEASE, LONG, World, restarted, training
 def test_only_if_two_parties_lack_memory_the_run_ends_for_that() -> None:
     world = training(*"abcd", **LONG)
     fail_in_turn(world, *[("a", wire.NON_FINITE), ("b", wire.OUT_OF_MEMORY)] * 2)
-    assert (world.exit_code, len(world.state.ledger.benched)) == (None, 1)
+    assert (world.exit_code, len(world.state.ledger.trust.benched)) == (None, 1)
     world = training(*"abcd", **LONG)
     fail_in_turn(world, *[("a", wire.OUT_OF_MEMORY), ("b", wire.OUT_OF_MEMORY)] * 2)
     assert world.exit_code == 1
@@ -41,7 +41,7 @@ def test_what_two_said_before_they_were_suspended_for_it_counts_against_nobody_e
     fail_in_turn(world, *[("k", wire.OUT_OF_MEMORY), ("l", wire.OUT_OF_MEMORY)] * 2)
     world.settle()
     fail_in_turn(world, ("a", wire.OUT_OF_MEMORY), ("a", wire.OUT_OF_MEMORY))
-    assert world.state.ledger.benched == ()
+    assert world.state.ledger.trust.benched == ()
     goes_on_without(world, "k", "l")
 
 
@@ -52,7 +52,7 @@ def test_two_strangers_who_cannot_take_their_parts_are_suspended_and_the_others_
     for node in "klkl":
         world.fail_plan(node)
     assert verdicts(world) == [("k", Charge.PLAN_FAILED, True), ("l", Charge.PLAN_FAILED, True)]
-    assert world.state.ledger.plan_failures == ()
+    assert world.state.ledger.trust.plan_failures == ()
     goes_on_without(world, "k", "l")
 
 

@@ -91,7 +91,7 @@ def test_two_strangers_who_cannot_write_the_last_checkpoint_are_suspended_and_th
     for node in "klkl":
         fail_last_checkpoint(world, node)
     assert verdicts(world) == [("k", Charge.SNAPSHOT, True), ("l", Charge.SNAPSHOT, True)]
-    assert world.state.ledger.checkpoint_failures == ()
+    assert world.state.ledger.trust.checkpoint_failures == ()
     world.settle()
     world.evaluate()
     world.vote_on_last_evaluation()

@@ -19,6 +19,7 @@ from tests.coordinator.accused import (
     verdicts,
     wait_for_the_deadline,
 )
+from tests.coordinator.ledgers import altered
 from tests.coordinator.script import LEASE, LONG, World, training
 
 
@@ -67,7 +68,7 @@ def test_two_who_are_silent_in_turn_are_found_one_after_the_other_and_no_honest_
     world = training(*"abcde", **LONG)
     world.step()
     deadlines = 0
-    while world.state.ledger.step == 1:
+    while world.state.ledger.training.step == 1:
         plan, colluding = world.plan_in_force.nodes, set("be") - {node for node, _, _ in verdicts(world)}
         silent = sorted(colluding)[deadlines % len(colluding)] if colluding else ""
         for node in plan:
@@ -145,7 +146,7 @@ def test_who_leaves_before_it_is_found_and_comes_back_is_as_silent_as_before() -
     world.lose("m")
     world.settle()
     comes_into_the_plan(world, "m", 2)
-    assert world.state.ledger.waited_for == ()
+    assert world.state.ledger.trust.waited_for == ()
     waits_in_vain(world, "m", 1)
     assert verdicts(world) == [("m", Charge.STALLED, True)]
     goes_on_without(world, "m")
@@ -160,7 +161,7 @@ def test_who_has_done_a_step_since_it_was_silent_begins_anew() -> None:
     comes_into_the_plan(world, "m", 2)
     world.settle()
     world.step()
-    assert world.state.ledger.evaded == {}
+    assert world.state.ledger.trust.evaded == {}
     assert world.refolded() == world.state.ledger
 
 
@@ -180,7 +181,7 @@ def test_who_does_not_confirm_a_commit_is_left_out_after_three_attempts() -> Non
     assert isinstance(world.state.phase, Stepping), "the next commit begins anew"
     world = before_another_plan()
     waited = (frozenset("b"),) * (ATTEMPTS - 1)
-    world.state = replace(world.state, ledger=replace(world.state.ledger, waited_for=waited))
+    world.state = replace(world.state, ledger=altered(world.state.ledger, waited_for=waited))
     confirm(world, "a", "c")
     assert verdicts(world) == [("b", Charge.STALLED, False)]
     assert world.exit_code is None
@@ -194,7 +195,7 @@ def test_strangers_who_all_keep_silent_after_a_commit_do_not_end_the_run() -> No
     world.join("c")
     world.step()
     waited = (frozenset("kl"),) * (ATTEMPTS - 1)
-    world.state = replace(world.state, ledger=replace(world.state.ledger, waited_for=waited))
+    world.state = replace(world.state, ledger=altered(world.state.ledger, waited_for=waited))
     confirm(world)
     assert verdicts(world) == [("l", Charge.STALLED, True)]
     goes_on_without(world, "l")

@@ -7,22 +7,28 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
+from dtfm.coordinator.log import trust
+from dtfm.coordinator.log.access import Access, Holder
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.effects import members as effects
 from dtfm.coordinator.log.events import DeviceSeen, NodeJoined, NodeLeft, NodeQuarantined, Revoked
-from dtfm.coordinator.log.fold import apply
-from dtfm.coordinator.log.ledger import Holder, Ledger, Member
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.members import Member
 from dtfm.scheduler.model.plan import Stage, from_routes
+from tests.coordinator.ledgers import altered
 
 
 def ledger(keys: str, steps: tuple[int, ...] = (), *quarantined: NodeQuarantined) -> Ledger:
     """Nodes n0, n1, ... came in this order with these ``keys``, a letter each ("-": none is known), and did so many ``steps``."""
     nodes = [f"n{number}" for number in range(len(keys))]
-    access = {node: Holder(key, "node", "") for node, key in zip(nodes, keys, strict=True) if key != "-"}
+    names = {node: Holder(key, "node", "") for node, key in zip(nodes, keys, strict=True) if key != "-"}
     worked = dict(zip(nodes, steps or (0,) * len(nodes), strict=True))
     members = {node: Member("", DeviceSeen("cpu", "", 1, 1.0), "") for node in nodes}
-    return Ledger(
-        members=members, access=access, worked=worked, quarantined={why.key or why.node: why for why in quarantined}
+    return altered(
+        Ledger(),
+        members=members,
+        access=Access(names),
+        worked=worked,
+        quarantined={why.key or why.node: why for why in quarantined},
     )
 
 
@@ -44,20 +50,20 @@ def test_where_one_key_has_all_nodes_each_counts_for_itself() -> None:
 
 
 def test_who_is_gone_does_not_count() -> None:
-    known = apply(ledger("kkv"), NodeLeft("n2", "it was only visiting"))
+    known = NodeLeft("n2", "it was only visiting").apply(ledger("kkv"))
     assert is_alone(known)
-    assert not is_alone(replace(known, plan=from_routes(1, [Stage((0, 1), ("n0", "n2"), ())], [])))
+    assert not is_alone(altered(known, plan=from_routes(1, [Stage((0, 1), ("n0", "n2"), ())], [])))
 
 
 def test_among_strangers_who_is_gone_counts_if_it_has_done_a_step() -> None:
     known = replace(ledger("kkvw", (5, 5, 1, 0)), run={"trust": {"mode": "open"}})
     for node in ("n2", "n3"):
-        known = apply(known, NodeLeft(node, "for the night"))
+        known = NodeLeft(node, "for the night").apply(known)
     assert not is_alone(known)
     party = party_of(known)
     assert party("n0") == party("n1")
-    assert is_alone(replace(known, worked={"n0": 5, "n1": 5, "n3": 0}))
-    assert is_alone(apply(known, Revoked("n2", (), 0.0, "an operator")))
+    assert is_alone(altered(known, worked={"n0": 5, "n1": 5, "n3": 0}))
+    assert is_alone(Revoked("n2", (), 0.0, "an operator").apply(known))
 
 
 def test_who_has_done_fewer_steps_is_weaker_and_then_who_came_later() -> None:
@@ -71,15 +77,15 @@ def test_the_names_of_a_key_do_not_add_up_but_the_best_counts_for_all() -> None:
 
 
 def test_newcomers_do_not_crowd_out_what_others_have_earned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effects, "MOST_KNOWN", 5)
-    known = apply(ledger("abcd", (9, 0, 0, 0)), NodeLeft("n0", "for the night"))
+    monkeypatch.setattr(trust, "MOST_KNOWN", 5)
+    known = NodeLeft("n0", "for the night").apply(ledger("abcd", (9, 0, 0, 0)))
     for number in range(4, 8):
-        known = apply(known, NodeJoined(f"n{number}", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1"))
-        known = apply(known, NodeLeft(f"n{number}", "it was only visiting"))
-        assert known.worked == {"n0": 9, "n1": 0, "n2": 0, "n3": 0, f"n{number}": 0}
-    known = apply(known, NodeLeft("n2", "for the night"))
-    known = apply(known, NodeJoined("n8", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1"))
-    assert list(known.worked) == ["n0", "n1", "n2", "n3", "n8"]
+        known = NodeJoined(f"n{number}", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1").apply(known)
+        known = NodeLeft(f"n{number}", "it was only visiting").apply(known)
+        assert known.trust.worked == {"n0": 9, "n1": 0, "n2": 0, "n3": 0, f"n{number}": 0}
+    known = NodeLeft("n2", "for the night").apply(known)
+    known = NodeJoined("n8", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1").apply(known)
+    assert list(known.trust.worked) == ["n0", "n1", "n2", "n3", "n8"]
 
 
 def test_whose_standing_had_another_quarantined_is_weaker_than_all_others() -> None:

@@ -73,12 +73,12 @@ def test_who_makes_all_others_report_nan_is_found_by_trying_without_it(spoiler: 
     world.step()
     vote_nan(world, spoiler)
     assert verdicts(world) == []
-    assert spoiler in world.state.ledger.benched
+    assert spoiler in world.state.ledger.trust.benched
     world.step()
     assert verdicts(world) == [(spoiler, Charge.SPOILS, True)]
     assert set(world.events(ev.NodeQuarantined)[-1].against) >= {"abcd".replace(spoiler, "")[0]}
     assert set(world.state.members.sessions) == set("abcd") - {spoiler}
-    assert not world.state.ledger.benched
+    assert not world.state.ledger.trust.benched
     goes_on_without(world, spoiler)
 
 
@@ -132,7 +132,7 @@ def test_two_who_know_each_other_are_told_at_once_when_their_loss_is_nan(both: b
         fail_in_turn(world, *[("b", wire.NON_FINITE)] * ATTEMPTS)
     assert world.exit_code == 1
     assert "Lower train.learning_rate" in world.events(ev.RunFailed)[-1].reason
-    assert world.state.ledger.quarantined == {}
+    assert world.state.ledger.trust.quarantined == {}
     assert world.refolded() == world.state.ledger
 
 
@@ -147,7 +147,7 @@ def test_it_fails_only_once_it_is_tried_without_each_without_whom_it_can_be() ->
     needs(world, 2, "c")
     vote_nan(world, spoiler="")
     assert [benched.nodes for benched in world.events(ev.NodesBenched)] == [("c",), ("b",), ("a",), ("c",)]
-    assert world.state.ledger.failed_without == ("b", "a")
+    assert world.state.ledger.trust.failed_without == ("b", "a")
     assert world.exit_code == 1
 
 
@@ -158,7 +158,7 @@ def test_it_does_not_fail_while_somebody_may_return() -> None:
         if isinstance(world.state.phase, Switching):
             world.settle()
     world.lose("a")
-    assert (world.state.ledger.benched, world.exit_code) == (("b",), None)
+    assert (world.state.ledger.trust.benched, world.exit_code) == (("b",), None)
     world.wait(GRACE_LEASES * LEASE / 2, beating="bc")
     assert world.exit_code is None
     world.wait(GRACE_LEASES * LEASE, beating="bc")
@@ -169,7 +169,7 @@ def test_whom_no_plan_can_do_without_is_not_cleared_by_that() -> None:
     world = of_strangers("a", "b", "c")
     needs(world, 2, "c")
     vote_nan(world, spoiler="c")
-    assert world.state.ledger.benched == ("c",)
+    assert world.state.ledger.trust.benched == ("c",)
     assert (world.exit_code, verdicts(world)) == (None, [])
 
 
@@ -177,7 +177,7 @@ def test_another_node_lets_it_be_tried_without_whom_it_could_not_be_before() -> 
     world = of_strangers("a", "b", "c")
     needs(world, 3, "a")
     vote_nan(world, spoiler="c")
-    assert world.state.ledger.benched == ("a",)
+    assert world.state.ledger.trust.benched == ("a",)
     world.join("d")
     vote_nan(world, spoiler="c")
     world.step()
@@ -191,11 +191,11 @@ def test_a_trial_during_which_a_node_leaves_does_not_count() -> None:
         for node in world.plan_in_force.nodes[:2]:
             world.fail_step(node, wire.NON_FINITE)
             world.settle()
-    benched = world.state.ledger.benched
+    benched = world.state.ledger.trust.benched
     assert len(benched) == 1
     world.lose(min(set("abcd") - set(benched)))
-    assert world.state.ledger.benched == benched
-    assert world.state.ledger.failed_without == ()
+    assert world.state.ledger.trust.benched == benched
+    assert world.state.ledger.trust.failed_without == ()
 
 
 def test_when_the_run_is_at_fault_who_was_suspended_for_its_nan_is_forgiven() -> None:

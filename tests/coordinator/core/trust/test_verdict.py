@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
 
-import pytest
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.trust.verdict import (
     Against,
-    OfTheLink,
     OfTheRun,
     Unsettled,
     against_one,
     blame,
-    blame_for_losses,
     blame_for_waiting,
     settle,
     times_suspected,
 )
 from dtfm.coordinator.log.events import NodeLeft
-from dtfm.coordinator.log.fold import apply
 from dtfm.coordinator.log.ledger import Ledger
 from tests.coordinator.core.trust.test_standing import ledger, undecided
+from tests.coordinator.ledgers import altered
 
 
 def views(said: str) -> dict[str, str]:
@@ -128,42 +124,16 @@ def test_a_run_of_one_party_is_its_own_to_end() -> None:
     assert blame(ledger("aa"), ["n0", "n0", "n0"]) == OfTheRun()
 
 
-@pytest.mark.parametrize(
-    ("losses", "verdict"),
-    [
-        ([("n0", "n1")] * 2, Unsettled()),
-        ([("n0", "n1"), ("n1", "n0"), ("n0", "n1")], OfTheLink()),
-        ([("n0", "n1"), ("n2", "n3"), ("n0", "n1")], Unsettled()),
-        ([("n0", "n1"), ("n0", "n2"), ("n0", "n1")], Unsettled()),
-        ([("n0", "n1"), ("n0", "n2"), ("n0", "n1"), ("n0", "n2")], Unsettled()),
-        ([("n0", "n1"), ("n0", "n2"), ("n0", "n1"), ("n0", "n2"), ("n0", "n1")], OfTheLink()),
-        ([("n0", "n1"), ("n0", "n2")] * 3, Against(("n0",), undecided=True)),
-        ([("n1", "n0"), ("n2", "n0"), ("n3", "n0")], Against(("n0",), undecided=True)),
-        ([("n0", "n1")] * 3 + [("n0", "n2")], Unsettled()),
-    ],
-)
-def test_two_that_lose_each_other_have_a_bad_link_and_who_has_several_is_at_fault(
-    losses: list[tuple[str, str]], verdict: object
-) -> None:
-    assert blame_for_losses(replace(ledger("abcd"), peer_losses=tuple(losses))) == verdict
-
-
-def test_a_party_that_is_alone_has_bad_links_only() -> None:
-    losses = (("n0", "n1"), ("n0", "n2")) * 2
-    assert blame_for_losses(replace(ledger("aaa"), peer_losses=losses)) == Unsettled()
-    assert blame_for_losses(replace(ledger("aaa"), peer_losses=(*losses, ("n2", "n0")))) == OfTheLink()
-
-
 def waited_for(*suspects: str) -> Ledger:
     """Of n0 to n3; one string for each attempt, a digit for each suspect."""
-    return replace(ledger("abcc"), waited_for=tuple(frozenset(f"n{digit}" for digit in those) for those in suspects))
+    return altered(ledger("abcc"), waited_for=tuple(frozenset(f"n{digit}" for digit in those) for those in suspects))
 
 
 def test_what_somebody_was_waited_for_before_it_left_counts_once_it_is_waited_for_again() -> None:
-    before = replace(waited_for("0"), evaded={"n0": 2, "n1": 2})
+    before = altered(waited_for("0"), evaded={"n0": 2, "n1": 2})
     assert blame_for_waiting(before) == Against(("n0",), undecided=True)
-    assert blame_for_waiting(replace(before, evaded={"n0": 1, "n1": 2})) == Unsettled()
-    names_of_one_key = replace(waited_for("2"), evaded={"n2": 1, "n3": 1})
+    assert blame_for_waiting(altered(before, evaded={"n0": 1, "n1": 2})) == Unsettled()
+    names_of_one_key = altered(waited_for("2"), evaded={"n2": 1, "n3": 1})
     assert blame_for_waiting(names_of_one_key) == Against(("n2",), undecided=True)
 
 
@@ -187,13 +157,13 @@ def test_of_those_who_are_silent_in_turn_one_goes_who_was_suspected_most_often()
 
 
 def test_who_has_left_and_comes_again_begins_anew() -> None:
-    left = apply(waited_for("0", "01"), NodeLeft("n0", "why"))
-    assert left.waited_for == (frozenset(), frozenset({"n1"}))
+    left = NodeLeft("n0", "why").apply(waited_for("0", "01"))
+    assert left.trust.waited_for == (frozenset(), frozenset({"n1"}))
 
 
 def test_once_somebody_is_quarantined_the_others_begin_anew() -> None:
-    gone = apply(waited_for("01", "01", "01"), undecided("n1", against="n0"))
-    assert gone.waited_for == ()
+    gone = undecided("n1", against="n0").apply(waited_for("01", "01", "01"))
+    assert gone.trust.waited_for == ()
 
 
 def test_who_waits_with_one_name_after_the_other_is_accused_too() -> None:

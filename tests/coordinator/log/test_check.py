@@ -1,9 +1,9 @@
-"""The audit of a log."""
+"""A log is checked: every step committed once, every sample counted once."""
 
 from __future__ import annotations
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.audit import audit
+from dtfm.coordinator.log.check import check
 from dtfm.coordinator.log.store import Record
 from tests.coordinator.script import aborted_after_twenty_steps, training
 
@@ -18,7 +18,7 @@ def test_the_audit_of_a_correct_log_finds_nothing() -> None:
     world.join("b2")
     world.settle()
     world.finish_run()
-    result = audit(world.records)
+    result = check(world.records)
     assert result.findings == ()
     assert (result.steps, result.redone, result.aborted, result.samples) == (10, 1, 1, 80)
 
@@ -31,8 +31,8 @@ def test_the_audit_finds_impossible_events() -> None:
         events = [record.event for i, record in enumerate(log) if i != index]
         return [Record(i, 0.0, event) for i, event in enumerate(events, 1)]
 
-    assert "step 2 is committed after step 0" in audit(without(committed)).findings[0].sentence
-    assert "is missing" in audit(log[:5] + log[6:]).findings[0].sentence
+    assert "step 2 is committed after step 0" in check(without(committed)).findings[0].sentence
+    assert "is missing" in check(log[:5] + log[6:]).findings[0].sentence
     wrong = ev.StepCommitted(21, 1, 0.5, 112, 2.0, 1.0, 7, {}, {})
     last = [*log[:-2], Record(log[-2].sequence, 0.0, wrong)]
-    assert [finding.sentence for finding in audit(last).findings] == ["step 21 counts 7 samples, the run says 8"]
+    assert [finding.sentence for finding in check(last).findings] == ["step 21 counts 7 samples, the run says 8"]

@@ -1,7 +1,7 @@
-"""The events of the log. Everything the coordinator keeps for good is a fold of them (fold.py).
+"""The events of the log. Everything the coordinator keeps for good is a fold of them (ledger.py).
 
-Their JSON is a contract: scripts read it from ``--json``, and the store keeps it. Events and fields that were renamed are still
-read under their old names, and plans with routes as plans with flows.
+Each stands in the file of its subject, with what it does to the ledger (``apply``) and its sentence for people (``narrate``).
+Their JSON is a contract: scripts read it from ``--json``, and the store keeps it.
 """
 
 from __future__ import annotations
@@ -10,35 +10,38 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from dtfm.coordinator.log.events.links import (
-    Link as Link,
-    LinksMeasured as LinksMeasured,
-    Way as Way,
-    WaysChosen as WaysChosen,
+from dtfm.coordinator.log.access import (
+    Enrolled as Enrolled,
+    InvitationMade as InvitationMade,
+    Revoked as Revoked,
 )
-from dtfm.coordinator.log.events.members import (
+from dtfm.coordinator.log.copies import (
+    CheckpointFailed as CheckpointFailed,
+    CheckpointWritten as CheckpointWritten,
+    RolledBack as RolledBack,
+    SnapshotPart as SnapshotPart,
+    SnapshotWritten as SnapshotWritten,
+    StandbyPromoted as StandbyPromoted,
+    StateAgreed as StateAgreed,
+)
+from dtfm.coordinator.log.members import (
     DeviceDrifted as DeviceDrifted,
     DeviceSeen as DeviceSeen,
     DeviceShown as DeviceShown,
     DeviceTimed as DeviceTimed,
-    Enrolled as Enrolled,
-    InvitationMade as InvitationMade,
     NodeJoined as NodeJoined,
     NodeLeaving as NodeLeaving,
     NodeLeft as NodeLeft,
     NodeReady as NodeReady,
     NodeRefused as NodeRefused,
-    Revoked as Revoked,
 )
-from dtfm.coordinator.log.events.plans import (
-    Codecs as Codecs,
-    CodecsChosen as CodecsChosen,
-    PlanAdopted as PlanAdopted,
-    PlanFailed as PlanFailed,
-    PlanStarted as PlanStarted,
-    Waiting as Waiting,
+from dtfm.coordinator.log.reach import (
+    Link as Link,
+    LinksMeasured as LinksMeasured,
+    Way as Way,
+    WaysChosen as WaysChosen,
 )
-from dtfm.coordinator.log.events.run import (
+from dtfm.coordinator.log.run import (
     CoordinatorStopped as CoordinatorStopped,
     DataConfirmed as DataConfirmed,
     Described as Described,
@@ -47,30 +50,29 @@ from dtfm.coordinator.log.events.run import (
     RunFinished as RunFinished,
     RunResumed as RunResumed,
     RunStarted as RunStarted,
+    Waiting as Waiting,
 )
-from dtfm.coordinator.log.events.state import (
-    CheckpointFailed as CheckpointFailed,
-    CheckpointWritten as CheckpointWritten,
-    RolledBack as RolledBack,
-    SnapshotPart as SnapshotPart,
-    SnapshotWritten as SnapshotWritten,
-    StandbyPromoted as StandbyPromoted,
-    StateAgreed as StateAgreed,
-    StateRefused as StateRefused,
-)
-from dtfm.coordinator.log.events.steps import (
+from dtfm.coordinator.log.steps import (
     DigestMismatch as DigestMismatch,
     Evaluated as Evaluated,
     GradientsClipped as GradientsClipped,
     StepAborted as StepAborted,
     StepCommitted as StepCommitted,
 )
-from dtfm.coordinator.log.events.trust import (
+from dtfm.coordinator.log.training import (
+    Codecs as Codecs,
+    CodecsChosen as CodecsChosen,
+    PlanAdopted as PlanAdopted,
+    PlanFailed as PlanFailed,
+    PlanStarted as PlanStarted,
+)
+from dtfm.coordinator.log.trust import (
     AuditHindered as AuditHindered,
     NodeForgiven as NodeForgiven,
     NodeQuarantined as NodeQuarantined,
     NodesBenched as NodesBenched,
     StandingChanged as StandingChanged,
+    StateRefused as StateRefused,
     StrikesEnded as StrikesEnded,
     WorkAudited as WorkAudited,
 )

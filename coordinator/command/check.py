@@ -1,4 +1,4 @@
-"""``dtfm-coordinator audit``."""
+"""``dtfm-coordinator check``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import typer
 
 from dtfm.coordinator.command.client import records
 from dtfm.coordinator.command.options import Json, StoreUrl, Where
-from dtfm.coordinator.log.audit import audit as audit_records
+from dtfm.coordinator.log.check import check as checked
 from dtfm.coordinator.log.store import Record
 
 
-def audit(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
+def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Checks the event log.
 
     Every step must be committed once and in order, and every sample counted once. Exit codes: 0 the log is in order, 1 it is
     not, 2 bad input.
     """
-    result = audit_records(asyncio.run(_all(where, store)))
+    result = checked(asyncio.run(_all(where, store)))
     if json_lines:
         print(json.dumps(asdict(result)))
     else:

@@ -19,7 +19,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class Checked:
     """``steps`` are committed and count; ``redone`` were rolled back and trained again; ``aborted`` were never committed."""
 
     steps: int
@@ -31,7 +31,7 @@ class Audit:
     findings: tuple[Finding, ...]
 
 
-def audit(records: Iterable[Record]) -> Audit:
+def check(records: Iterable[Record]) -> Checked:
     """Reads a whole log. It uses the events alone, and not the ledger that the coordinator itself uses."""
     records = list(records)
     counting: dict[int, ev.StepCommitted] = {}
@@ -49,7 +49,7 @@ def audit(records: Iterable[Record]) -> Audit:
                 aborted += 1
             case ev.PlanAdopted():
                 generations += 1
-    return Audit(
+    return Checked(
         steps=len(counting),
         redone=redone,
         aborted=aborted,

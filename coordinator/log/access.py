@@ -1,0 +1,141 @@
+"""Who may do what: invitations, the names and keys that are enrolled by them, and the end of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from dtfm.protos.access import Role
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.ledger import Ledger
+
+MOST_INVITATIONS = 1000
+"""From this number on, those that are not good any more are forgotten."""
+
+MOST_REVOKED = 10_000
+"""The number of revoked names that are remembered. From then on the oldest is forgotten for each new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """An invitation. ``digest``: of its secret; ``expires``: seconds since 1970; ``used``: how many keys were enrolled by it;
+    ``by``: who made it."""
+
+    digest: str
+    role: str
+    expires: float
+    uses: int
+    by: str
+    used: int = 0
+    revoked: bool = False
+
+    def is_usable(self, at: float) -> bool:
+        """Whether somebody can still be enrolled by it."""
+        return not self.revoked and at < self.expires and self.used < self.uses
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """To whom a name belongs. ``key``: SubjectPublicKeyInfo in base64; ``invitation``: by which it came, if by one."""
+
+    key: str
+    role: str
+    invitation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may call, and as what."""
+
+    names: Mapping[str, Holder] = field(default_factory=dict)
+    invitations: Mapping[str, Invited] = field(default_factory=dict)
+    """By id."""
+    revoked: Mapping[str, float] = field(default_factory=dict)
+    """Names, the oldest first, and when they were revoked (seconds since 1970). They belong to nobody again: a connection
+    that was opened before may outlive every certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationMade:
+    """``digest``: SHA-256 of its secret (hex). ``name``: who is invited, for people. ``at`` and ``expires``: seconds since 1970.
+    ``uses``: how many keys may be enrolled by it. ``by``: who made it."""
+
+    invitation: str
+    digest: str
+    name: str
+    role: str
+    at: float
+    expires: float
+    uses: int
+    by: str
+    event: Literal["invitation_made"] = "invitation_made"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        known = ledger.access.invitations
+        if len(known) >= MOST_INVITATIONS:
+            known = {id: invited for id, invited in known.items() if invited.is_usable(self.at)}
+        made = Invited(self.digest, self.role, self.expires, self.uses, self.by)
+        return replace(ledger, access=replace(ledger.access, invitations={**known, self.invitation: made}))
+
+    def narrate(self) -> str:
+        whom = f" for {self.name}" if self.name else ""
+        until = datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        uses = f"{self.uses} use{'s' if self.uses > 1 else ''}"
+        return f"{self.by} made invitation {self.invitation}{whom} (role {self.role}, {uses}, until {until})"
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """From now on the name belongs to ``key`` (SubjectPublicKeyInfo in base64). ``invitation``: that was used; empty for the user
+    who runs the coordinator."""
+
+    name: str
+    role: str
+    key: str
+    invitation: str
+    event: Literal["enrolled"] = "enrolled"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        access, holder = ledger.access, Holder(self.key, self.role, self.invitation)
+        of_a_machine = self.role == Role.NODE and holder in access.names.values()  # another node came by it before
+        invitations = access.invitations
+        if (used := invitations.get(self.invitation)) is not None and not of_a_machine:
+            invitations = {**invitations, self.invitation: replace(used, used=used.used + 1)}
+        names = {**access.names, self.name: holder}
+        return replace(ledger, access=replace(access, names=names, invitations=invitations))
+
+    def narrate(self) -> str:
+        how = f" by invitation {self.invitation}" if self.invitation else ", on the coordinator's machine"
+        return f"{self.name} was enrolled as {self.role}{how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """``name`` may do nothing any more, and the ``invitations`` are not good any more. ``at``: seconds since 1970."""
+
+    name: str
+    invitations: tuple[str, ...]
+    at: float
+    by: str
+    event: Literal["revoked"] = "revoked"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        access, who = ledger.access, ledger.party(self.name)
+        revoked = {**access.revoked, self.name: self.at} if self.name else access.revoked
+        ended = Access(
+            names={name: holder for name, holder in access.names.items() if name != self.name},
+            invitations={
+                id: replace(invited, revoked=invited.revoked or id in self.invitations)
+                for id, invited in access.invitations.items()
+            },
+            revoked=dict(list(revoked.items())[-MOST_REVOKED:]),
+        )
+        return replace(ledger, access=ended, trust=ledger.trust.without_witness(who).without_audits({who}))
+
+    def narrate(self) -> str:
+        ended = [self.name] if self.name else []
+        ended += [f"invitation {id}" for id in self.invitations]
+        return f"{self.by} revoked {' and '.join(ended)}"

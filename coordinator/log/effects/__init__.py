@@ -1,1 +1,0 @@
-"""What events do to parts of the ledger, for fold.py."""

@@ -1,0 +1,178 @@
+"""Members: who comes and goes, and what their devices do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSeen:
+    """``memory_bytes``; ``flops``: sustained FLOP/s as measured; ``host_memory_bytes``: 0 where the device computes in the host's
+    own memory."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    flops: float
+    host_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that was let in."""
+
+    address: str
+    device: DeviceSeen
+    incarnation: str
+    ready: bool = False
+    """Whether it can be planned with."""
+    leaving: str = ""
+    """Why it wants to leave; empty: it does not."""
+    candidates: tuple[str, ...] = ()
+    relay: str = ""
+    shown: float = 0.0
+    """FLOP/s, see DeviceShown."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """``incarnation`` (hex) is drawn by each process of a node: while it stays the same, so does what the node has in memory.
+    ``candidates`` are where peers may reach it; ``address`` is the first of them, or where the coordinator saw it come from.
+    ``relay``: "also" or "only", if connections of others may pass through it."""
+
+    node: str
+    reason: str
+    address: str
+    device: DeviceSeen
+    package_version: str = ""
+    incarnation: str = ""
+    candidates: tuple[str, ...] = ()
+    relay: str = ""
+    event: Literal["node_joined"] = "node_joined"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        member = Member(self.address, self.device, self.incarnation, candidates=self.candidates, relay=self.relay)
+        members = {**ledger.members, self.node: member}
+        return replace(ledger, members=members, trust=ledger.trust.with_newcomer(self.node, members))
+
+    def narrate(self) -> str:
+        device = self.device
+        power = f"{device.memory_bytes / 2**30:.1f} GiB, {device.flops / 1e9:.0f} GFLOP/s"
+        return f"{self.node} joined from {self.address}: {device.name} ({device.kind}, {power}); {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """``refusal`` is the name of the wire's RefusalReason, ``reason`` the sentence that the node was sent."""
+
+    node: str
+    refusal: str
+    reason: str
+    event: Literal["node_refused"] = "node_refused"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger
+
+    def narrate(self) -> str:
+        return f"{self.node or 'a node'} was refused: {self.refusal}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReady:
+    """The node has prepared the run and measured its links: it can be planned with."""
+
+    node: str
+    event: Literal["node_ready"] = "node_ready"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        ready = ledger.with_member(self.node, replace(ledger.members[self.node], ready=True))
+        return replace(ready, trust=ledger.trust.with_another_ready())
+
+    def narrate(self) -> str:
+        return f"{self.node} is ready"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaving:
+    """The node wants to leave. It works on until its part is handed over."""
+
+    node: str
+    reason: str
+    event: Literal["node_leaving"] = "node_leaving"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger.with_member(self.node, replace(ledger.members[self.node], leaving=self.reason))
+
+    def narrate(self) -> str:
+        return f"{self.node} is leaving ({self.reason}) and hands over its work first"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
+    node: str
+    reason: str
+    event: Literal["node_left"] = "node_left"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        members = {name: member for name, member in ledger.members.items() if name != self.node}
+        reach, trust = ledger.reach.without(self.node), ledger.trust.without_member(self.node)
+        return replace(ledger, members=members, reach=reach, trust=trust)
+
+    def narrate(self) -> str:
+        return f"{self.node} left: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimed:
+    """The node has timed its device with the run's own layers. It is planned with ``flops`` (FLOP/s) from now on."""
+
+    node: str
+    flops: float
+    event: Literal["device_timed"] = "device_timed"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        member = ledger.members[self.node]
+        return ledger.with_member(self.node, replace(member, device=replace(member.device, flops=self.flops)))
+
+    def narrate(self) -> str:
+        return f"{self.node} computes this model's layers at {self.flops / 1e9:.0f} GFLOP/s"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDrifted:
+    """The node's device has become slower or faster. It is planned with ``flops`` (FLOP/s) from now on."""
+
+    node: str
+    flops: float
+    reason: str
+    event: Literal["device_drifted"] = "device_drifted"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        member = ledger.members[self.node]
+        known = ledger.with_member(self.node, replace(member, device=replace(member.device, flops=self.flops)))
+        return replace(known, reach=ledger.reach.changed(by=member.ready))
+
+    def narrate(self) -> str:
+        return f"{self.node} changed its speed: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShown:
+    """In an open run, by the coordinator's clock, the node's share of steps took at least so many ``flops`` (FLOP/s) to be done
+    in time. So more of what it claims counts from now on (core/trust/claims.py)."""
+
+    node: str
+    flops: float
+    event: Literal["device_shown"] = "device_shown"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        member = ledger.members[self.node]
+        shown = ledger.with_member(self.node, replace(member, shown=self.flops))
+        return replace(shown, reach=ledger.reach.changed(by=member.ready))
+
+    def narrate(self) -> str:
+        return f"{self.node} has shown {self.flops / 1e9:,.0f} GFLOP/s in training: more of what it claims counts"

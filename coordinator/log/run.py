@@ -1,0 +1,184 @@
+"""What tells of the run itself: that it begins, what it is, what it waits for, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from blake3 import blake3
+
+from dtfm.protos.bucket_layout import LAYOUT_BYTES
+from dtfm.scheduler.model.workload import Workload
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the run ended."""
+
+    completed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The model and the data, as the first node prepared them; all others must agree. The fingerprints are hex; that of
+    weights is empty unless the run begins with pretrained ones. ``layouts``: the digests of the layouts of the buckets' files, in
+    a row (hex, see protos/bucket_layout.py)."""
+
+    workload: Workload
+    data_fingerprint: str
+    training_samples: int
+    evaluation_samples: int
+    unigram_entropy: float
+    tokens_per_sample: int
+    buckets: int
+    weights_fingerprint: str = ""
+    layouts: str = ""
+
+    def layout_of(self, bucket: int) -> str:
+        """Of the bucket's file (hex); empty: not known."""
+        return self.layouts[2 * LAYOUT_BYTES * bucket :][: 2 * LAYOUT_BYTES]
+
+    @property
+    def data_digest(self) -> str:
+        """What the run file pins as trust.data (hex)."""
+        return _digest(self.data_fingerprint, self.training_samples, self.evaluation_samples, self.tokens_per_sample)
+
+    @property
+    def workload_digest(self) -> str:
+        """What the run file pins as trust.workload (hex): all that members must agree on exactly."""
+        workload = self.workload
+        layers = [[x.name, x.forward_flops, x.parameter_bytes, x.activation_bytes] for x in workload.layers]
+        optimizer, own = workload.optimizer_bytes_per_parameter_byte, workload.own_bytes_per_parameter_byte
+        copy = workload.copy_bytes_per_parameter_byte
+        layouts = [self.layouts] if self.layouts else []
+        return _digest(layers, optimizer, own, copy, self.buckets, self.weights_fingerprint, *layouts)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The first event of every log. ``run`` is the run file as JSON. ``run_id`` tells runs of the same name apart."""
+
+    run_id: str
+    run: dict[str, Any]
+    event: Literal["run_started"] = "run_started"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return type(ledger)(run_id=self.run_id, run=self.run)
+
+    def narrate(self) -> str:
+        return f"run {self.run.get('name')} started (id {self.run_id})"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """A coordinator process continues the log; nodes have to join again. ``run`` is the run file from now on."""
+
+    reason: str
+    run: dict[str, Any]
+    event: Literal["run_resumed"] = "run_resumed"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
+        trust = ledger.trust.after_a_restart(ledger.training.step)
+        return replace(ledger.without_members(), run=self.run, outcome=outcome, trust=trust)
+
+    def narrate(self) -> str:
+        return f"run resumed: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescribed:
+    """``node``: who described it."""
+
+    described: Described
+    node: str = ""
+    event: Literal["run_described"] = "run_described"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, described=self.described, described_by=self.node)
+
+    def narrate(self) -> str:
+        described, workload = self.described, self.described.workload
+        size = sum(layer.parameter_bytes for layer in workload.layers)
+        return (
+            f"the model has {len(workload.layers)} layers, {size / 2**20:.1f} MiB of parameters; the data has "
+            f"{described.training_samples} samples (to pin both in the run file: [trust] data = "
+            f'"{described.data_digest}", workload = "{described.workload_digest}")'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DataConfirmed:
+    """A second node, of somebody else, has read the data and found the same. Later ones may believe its fingerprint."""
+
+    node: str
+    event: Literal["data_confirmed"] = "data_confirmed"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, data_confirmed=True)
+
+    def narrate(self) -> str:
+        return f"{self.node} has read the same data; nodes that join later may fetch its tokens from beside the checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing trains, for this reason."""
+
+    reason: str
+    event: Literal["waiting"] = "waiting"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger
+
+    def narrate(self) -> str:
+        return f"waiting: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    step: int
+    reason: str
+    event: Literal["run_finished"] = "run_finished"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, outcome=Outcome(True, self.reason))
+
+    def narrate(self) -> str:
+        return f"run finished: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    step: int
+    reason: str
+    event: Literal["run_failed"] = "run_failed"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, outcome=Outcome(False, self.reason))
+
+    def narrate(self) -> str:
+        return f"run failed: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStopped:
+    """On request. The run can be resumed."""
+
+    reason: str
+    event: Literal["coordinator_stopped"] = "coordinator_stopped"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger.without_members()
+
+    def narrate(self) -> str:
+        return f"coordinator stopped: {self.reason}"
+
+
+def _digest(*values: object) -> str:
+    return blake3(json.dumps(values).encode()).hexdigest()

@@ -1,0 +1,151 @@
+"""Steps and held-out losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from dtfm.coordinator.log.wording import MOST_NAMED
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.ledger import Ledger
+
+NODE_LEFT = "NODE_LEFT"
+"""StepAborted.problem when a node of the plan left. The step itself is not at fault."""
+
+PEER_LOST = "PEER_LOST"
+"""StepAborted.problem when a node could not reach a peer. The link is at fault, not the step."""
+
+OVERDUE = "OVERDUE"
+"""StepAborted.problem when votes did not come in time."""
+
+SETTLED = "SETTLED"
+"""StepAborted.problem when votes contradicted each other: somebody was quarantined for that, or the two were kept apart."""
+
+UNAUDITED = "UNAUDITED"
+"""StepAborted.problem when work of the step was being done again, and a node left, or withheld what it needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommitted:
+    """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
+    ``wait_seconds`` are by node. ``resumed``: part of the step was done in an earlier generation, and ``seconds`` is the time of
+    the rest."""
+
+    step: int
+    generation: int
+    loss: float
+    tokens: int
+    gradient_norm: float
+    seconds: float
+    samples: int
+    compute_seconds: dict[str, float]
+    wait_seconds: dict[str, float]
+    resumed: bool = False
+    event: Literal["step_committed"] = "step_committed"
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None if the time of the whole step is not known."""
+        return self.tokens / self.seconds if self.seconds > 0 and not self.resumed else None
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        seconds = ledger.training.step_seconds if self.resumed else self.seconds
+        training = replace(ledger.training, step=self.step, last=self, step_seconds=seconds)
+        trust = ledger.trust.after_a_commit(self.step, self.compute_seconds.keys(), ledger.party)
+        return replace(ledger, training=training, trust=trust)
+
+    def narrate(self) -> str:
+        speed = self.tokens_per_second
+        rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
+        return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsClipped:
+    """In an open run, replicas found the gradients of others too large for ``step``, and clipped them before they added them up.
+    ``times``: by who did it, then by whose they were, how many times over the bound the worst piece was, at most 1e9."""
+
+    step: int
+    generation: int
+    times: dict[str, dict[str, float]]
+    event: Literal["gradients_clipped"] = "gradients_clipped"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger
+
+    def narrate(self) -> str:
+        told = [item for whose in self.times.values() for item in whose.items()]
+        worst = {node: max(times for n, times in told if n == node) for node, _ in told}
+        whose = ", ".join(f"{node} ({worst[node]:.3g} times the bound)" for node in sorted(worst)[:MOST_NAMED])
+        return f"step {self.step}: gradients were clipped of {whose}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepAborted:
+    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED or UNAUDITED; ``node`` the node that
+    reported it, was lost, waited for, quarantined or could not be audited; ``peer`` whom it lost, for PEER_LOST; ``suspects``
+    who all may be the cause, for OVERDUE."""
+
+    step: int
+    generation: int
+    problem: str
+    node: str
+    reason: str
+    peer: str = ""
+    suspects: tuple[str, ...] = ()
+    event: Literal["step_aborted"] = "step_aborted"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        match self.problem:
+            case "PEER_LOST":
+                return replace(ledger, trust=ledger.trust.with_loss(self.node, self.peer))
+            case "OVERDUE":
+                return replace(ledger, trust=ledger.trust.with_waiting(self.node, self.suspects))
+            case "NODE_LEFT":
+                return ledger
+        # What is wrong may have reached other nodes' work on the step.
+        training = replace(ledger.training, counts_from=ledger.training.generation + 1)
+        if self.problem in (SETTLED, UNAUDITED):
+            return replace(ledger, training=training)
+        return replace(ledger, training=training, trust=ledger.trust.with_failure(self.node, self.problem))
+
+    def narrate(self) -> str:
+        return f"step {self.step} was aborted: {self.problem} on {self.node}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class DigestMismatch:
+    """The replicas of a stage hold different state before ``step``. That is settled against some of them: NodeQuarantined."""
+
+    step: int
+    generation: int
+    stage: int
+    digests: dict[str, str]
+    event: Literal["digest_mismatch"] = "digest_mismatch"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger
+
+    def narrate(self) -> str:
+        return f"step {self.step}: the replicas of stage {self.stage} hold different state: {self.digests}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The loss over held-out samples, in nats per token, and that of a model that knows token frequencies alone."""
+
+    step: int
+    loss: float
+    samples: int
+    unigram_entropy: float
+    event: Literal["evaluated"] = "evaluated"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, evaluated=self)
+
+    def narrate(self) -> str:
+        return (
+            f"held-out loss after step {self.step}: {self.loss:.4f} nats per token (token frequencies alone: "
+            f"{self.unigram_entropy:.4f})"
+        )

@@ -1,0 +1,191 @@
+"""The plan in force and how far training has come under it; plans that are adopted, begin or fail.
+
+Training belongs to one plan at a time. What belongs to the run (members, links, copies) does not stand here: with several islands
+there is one `Training` for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from dtfm.coordinator.log.steps import StepCommitted
+from dtfm.coordinator.log.wording import codecs_in_use, describe_codecs, describe_plan, describe_seconds
+from dtfm.scheduler.model.plan import Plan
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.ledger import Ledger
+
+Codecs = Mapping[str, Mapping[str, str]]
+"""By destination, then by tensors ("activations", "gradients", "reduction"): the codec."""
+
+Process = tuple[str, str]
+"""A node, and its incarnation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A plan in force, its steps, and who holds the state."""
+
+    generation: int = 0
+    """The last plan's."""
+    plan: Plan | None = None
+    """None: nothing was planned since the coordinator started, or since training went back."""
+    counts_from: int = 0
+    """The generation since which work on the step in hand counts."""
+    codecs: Mapping[str, Codecs] = field(default_factory=dict)
+    """By source."""
+    step: int = 0
+    """The last committed one."""
+    last: StepCommitted | None = None
+    """The last commit; None after going back."""
+    step_seconds: float | None = None
+    """The time of the last step that began and ended under one plan."""
+    held: tuple[tuple[Process, ...], ...] = ()
+    """By layer, the processes that had its state as of ``step`` in memory. They still have it when they return, unless they say
+    otherwise."""
+
+    def without_holders(self, nodes: Collection[str], layers: Collection[int] | None = None) -> Training:
+        """What these nodes had in memory, of all layers or of some, is not there any more."""
+        return replace(
+            self,
+            held=tuple(
+                tuple(who for who in holders if who[0] not in nodes) if layers is None or layer in layers else holders
+                for layer, holders in enumerate(self.held)
+            ),
+        )
+
+    def with_holder(self, process: Process, layers: Collection[int]) -> Training:
+        return replace(
+            self,
+            held=tuple(
+                holders if process in holders or layer not in layers else (*holders, process)
+                for layer, holders in enumerate(self.held)
+            ),
+        )
+
+    def back_to(self, step: int) -> Training:
+        """Nobody holds the state as of ``step`` in memory, and no work done until now counts."""
+        return replace(self, plan=None, held=(), last=None, counts_from=self.generation + 1, step=step)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAdopted:
+    """``step`` is the last committed one. Work on the next step that was done since generation ``counts_from`` still counts.
+    The seconds are the planner's prediction for a step, and its lower bound, if any."""
+
+    generation: int
+    plan: Plan
+    reason: str
+    step: int
+    predicted_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+    counts_from: int = 0
+    event: Literal["plan_adopted"] = "plan_adopted"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        training = replace(
+            ledger.training, generation=self.generation, plan=self.plan, codecs={}, counts_from=self.counts_from
+        )
+        return replace(ledger, training=training)
+
+    def narrate(self) -> str:
+        expected = describe_seconds(self.predicted_seconds, self.lower_bound_seconds)
+        what = f"{describe_plan(self.plan)}; {f'{expected}; ' if expected else ''}{self.reason}"
+        return f"plan {self.generation} from step {self.step + 1} on: {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStarted:
+    """Every node of the plan holds its state: ``step`` begins, or goes on, if ``finished`` micro-batches are done in some stage.
+    ``codecs`` are by source."""
+
+    generation: int
+    step: int
+    finished: int = 0
+    codecs: Mapping[str, Codecs] = field(default_factory=dict)
+    event: Literal["plan_started"] = "plan_started"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        plan, members = ledger.training.plan, ledger.members
+        assert plan is not None
+        held = tuple(
+            tuple((node, members[node].incarnation) for node in stage.replicas)
+            for stage in plan.stages
+            for _ in range(*stage.layers)
+        )
+        training = replace(ledger.training, held=held, codecs=self.codecs)
+        return replace(ledger, training=training, trust=ledger.trust.after_a_plan_began())
+
+    def narrate(self) -> str:
+        under = codecs_in_use(self.codecs)
+        return f"plan {self.generation} begins with step {self.step}{f'; codecs of links: {under}' if under else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
+    that has it; or the checkpoint is, or another one is in its place. ``lost``: layers whose state the node was expected to hold,
+    and does not. ``silent``: it has not said so, it was waited for in vain, and it was one of the ``suspects``. Otherwise these
+    are the node and those who alone could give it its state, if one party alone could."""
+
+    generation: int
+    node: str
+    reason: str
+    snapshot_damaged: bool = False
+    lost: tuple[int, ...] = ()
+    silent: bool = False
+    suspects: tuple[str, ...] = ()
+    event: Literal["plan_failed"] = "plan_failed"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        if self.snapshot_damaged:
+            before, ledger = ledger.copies.checkpoints, _but_damaged(ledger, self.node)
+            if ledger.copies.checkpoints is not before:
+                return replace(ledger, trust=replace(ledger.trust, plan_failures=()))
+        if self.silent or self.suspects:
+            return replace(ledger, trust=ledger.trust.with_waiting(self.node, self.suspects))
+        training = ledger.training.without_holders([self.node], self.lost)
+        trust = ledger.trust.with_plan_failure(self.node, has_lost=training.held != ledger.training.held)
+        return replace(ledger, training=training, trust=trust)
+
+    def narrate(self) -> str:
+        return f"plan {self.generation} failed on {self.node}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CodecsChosen:
+    """The node's links have changed, and with them the codecs of what it sends."""
+
+    node: str
+    codecs: Codecs
+    event: Literal["codecs_chosen"] = "codecs_chosen"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        codecs = {**ledger.training.codecs, self.node: self.codecs}
+        return replace(ledger, training=replace(ledger.training, codecs=codecs))
+
+    def narrate(self) -> str:
+        sent = [f"to {node} {describe_codecs(tensors)}" for node, tensors in sorted(self.codecs.items())]
+        return f"{self.node} now sends {'; '.join(sent) or 'nothing'}"
+
+
+def _but_damaged(ledger: Ledger, node: str) -> Ledger:
+    """Without the snapshot that is damaged, as ``node`` says, once two parties have said so: the memory of the first may be
+    damaged itself, or it may lie. A party that is alone has to say so twice, and two of its nodes if it is a checkpoint, which
+    all read. The only checkpoint is not given up."""
+    trust, copies, step = ledger.trust, ledger.copies, ledger.training.step
+    said = {*trust.damaged_by, node}
+    is_alone = len({ledger.party(name) for name in (*ledger.members, *said)}) == 1
+    several = is_alone or len({ledger.party(name) for name in said}) > 1
+    noted = replace(ledger, trust=trust.with_damage(node))
+    if not trust.damaged_by or not several:
+        return noted
+    settled = replace(noted, trust=replace(trust, damaged_by=()))
+    if copies.on_disks is not None and copies.on_disks.step == step:
+        return replace(settled, copies=replace(copies, on_disks=None))
+    others = {at: folder for at, folder in copies.checkpoints.items() if at != step}
+    if ledger.state_is_held or not others or len(said) == 1:
+        return noted
+    return replace(settled, copies=replace(copies, checkpoints=others))

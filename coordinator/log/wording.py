@@ -1,0 +1,88 @@
+"""Words for people that several sentences share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from dtfm.scheduler.model.chains import heaviest_routes
+from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
+from dtfm.scheduler.model.plan import Plan
+
+MOST_NAMED = 8
+"""Largest number of nodes that one sentence names."""
+
+MOST_ROUTES = 3
+"""Number of routes that are shown of a plan."""
+
+AS_GOOD = 1.005
+"""Up to this gap nothing that counts can be gained."""
+
+
+def describe_seconds(predicted: float | None, bound: float | None) -> str:
+    """What a plan is expected to take, and what no plan can beat, like "12.3 s a step, at best 8.1 s"; empty if unknown."""
+    if predicted is None:
+        return ""
+    return f"{seconds_in_words(predicted)} a step" + (f", at best {seconds_in_words(bound)}" if bound else "")
+
+
+def describe_gap(bound: float, gap: float) -> str:
+    """How far a plan is from what no plan can beat: ``bound`` seconds a step, and ``gap`` times that."""
+    if gap < AS_GOOD:
+        compared = "is as good as any"
+    elif gap < 1.1:
+        compared = f"takes {gap - 1:.0%} longer"
+    else:
+        compared = f"takes {gap:.1f} times as long"
+    return f"No plan can take less than {seconds_in_words(bound)}; this one {compared}."
+
+
+def seconds_in_words(seconds: float) -> str:
+    """The seconds to three digits, like "8.12 s", "19.0 s", "1,234 s"."""
+    if seconds < 10:
+        return f"{seconds:.3g} s"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
+
+
+def describe_codecs(tensors: Mapping[str, str]) -> str:
+    """The tensors that go over a link and the codec of each, like "activations i8b256, gradients off"."""
+    return ", ".join(f"{what} {codec}" for what, codec in sorted(tensors.items()))
+
+
+def codecs_in_use(codecs: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
+    """The codecs of a plan's links, and on how many each is used, like "i8b256 on 12, off on 3". ``codecs``: by source,
+    destination and tensors."""
+    used = Counter(codec for links in codecs.values() for tensors in links.values() for codec in tensors.values())
+    return ", ".join(f"{codec} on {count}" for codec, count in sorted(used.items()))
+
+
+def describe_plan(plan: Plan) -> str:
+    """The plan as one line, like "2 stages: layers 0-4 on a, b; layers 5-9 on c, d; layers are computed again on a; heaviest
+    routes: a -> c 12 micro-batches, b -> d 4, and 3 more"."""
+    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {name_nodes(s.replicas)}" for s in plan.stages)
+    routes = f"; heaviest routes: {describe_routes(plan)}" if len(plan.stages) > 1 else ""
+    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}{_describe_keeping(plan)}{routes}"
+
+
+def _describe_keeping(plan: Plan) -> str:
+    """Who keeps less than usual."""
+    ways = [(node, way) for stage in plan.stages for node, way in zip(stage.replicas, stage.keeping, strict=False)]
+    again = [node for node, way in ways if way.checkpointing is Checkpointing.LAYER]
+    hosted = [node for node, way in ways if way.optimizer_state is OptimizerState.HOST]
+    return (f"; layers are computed again on {name_nodes(again)}" if again else "") + (
+        f"; optimizer state is in the host's memory of {name_nodes(hosted)}" if hosted else ""
+    )
+
+
+def describe_routes(plan: Plan) -> str:
+    """The chains of nodes that most micro-batches travel, like "a -> c 12 micro-batches, b -> d 4, and 3 more"."""
+    heaviest, in_all = heaviest_routes(plan, MOST_ROUTES)
+    shown = [f"{' -> '.join(chain)} {count}" for chain, count in heaviest]
+    shown[0] += f" micro-batch{'es' if heaviest[0][1] > 1 else ''}"
+    return ", ".join(shown) + (f", and {in_all - len(shown)} more" if in_all > len(shown) else "")
+
+
+def name_nodes(nodes: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+    return ", ".join(nodes[:MOST_NAMED]) + more
