@@ -15,7 +15,7 @@ from dtfm.coordinator.core.trust.agreement import Dispute, contradiction
 from dtfm.coordinator.core.trust.apart import may_lose
 from dtfm.coordinator.core.trust.verdict import Against
 from dtfm.coordinator.core.validation.refusal import is_finite, shorten
-from dtfm.coordinator.core.validation.votes import check_clipped, check_vote
+from dtfm.coordinator.core.validation.votes import check_clipped, check_loss, check_vote
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
@@ -35,6 +35,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     described = transition.state.ledger.described
     assert described is not None
     check_vote(vote, described.buckets)
+    check_loss(vote, transition.state.run.model.family)
     check_clipped(vote, node, plan, is_open=transition.state.ledger.is_open)
     if node in phase.votes:
         transition.log(f"ignored a second vote of {node} for step {vote.step}")

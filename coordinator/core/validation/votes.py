@@ -17,6 +17,8 @@ from dtfm.scheduler.model.plan import Plan
 
 DIGEST_BYTES = 32
 """Of a BLAKE3."""
+MOST_LOSS = 1e6
+"""The largest mean cross-entropy of a sample, in nats, that a vote may have."""
 MOST_DONORS = 8
 """Donors that a node may name for one bucket."""
 
@@ -39,6 +41,13 @@ def check_vote(vote: wire.StepReady, buckets: int) -> None:
         raise malformed("arrived.source", [arrived.source for arrived in vote.arrived[:20]], "each once")
     if len(vote.losses) > MOST_MICRO_BATCHES or not is_finite(*vote.losses):
         raise malformed("losses", list(vote.losses[:20]), f"at most {MOST_MICRO_BATCHES} finite numbers")
+
+
+def check_loss(vote: wire.StepReady, family: str) -> None:
+    """Raises Refused for a finite loss that no language model has: where nothing is audited, it goes into the log as it is. A
+    model of the ``family`` "module" may have any."""
+    if family != "module" and is_finite(vote.loss_sum):
+        check_number("loss_sum / samples", vote.loss_sum / max(vote.samples, 1), 0, MOST_LOSS)
 
 
 def check_clipped(vote: wire.StepReady, node: str, plan: Plan, *, is_open: bool) -> None:

@@ -69,6 +69,15 @@ def test_a_vote_that_calls_small_gradients_too_large_is_refused(worst: float) ->
     assert "clipped.worst" in world.last_to("a", "refusal").sentence
 
 
+@pytest.mark.parametrize("loss", [1e300, 8e6 + 1, -0.01])
+def test_a_vote_with_a_loss_that_no_language_model_has_is_refused(loss: float) -> None:
+    world = training()
+    world.vote("a")
+    world.vote("b", loss_sum=loss)
+    assert "loss_sum / samples" in world.events(ev.NodeRefused)[-1].reason
+    assert not world.events(ev.StepCommitted)
+
+
 def test_votes_of_another_step_or_generation_do_not_count() -> None:
     world = training()
     world.vote("a", step=2)
