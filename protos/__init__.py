@@ -1,6 +1,6 @@
 """The wire: messages and their generated stubs, how connections are opened, raw tensor streams."""
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """The version that Hello carries. Add 1 whenever an older version would misread the messages."""
 
 MEASURED_TOGETHER = 8
@@ -9,6 +9,3 @@ MEASURED_TOGETHER = 8
 PEER_FRACTION = 0.5
 """Of an audit's time (Audit.seconds), by which one peer may keep its auditor waiting in all. So the auditor can still say who it
 was."""
-
-MOST_HELD_OUT_AUDITED = 1 << 14
-"""Evaluations of more held-out micro-batches are not audited: votes would become too long."""

@@ -532,7 +532,7 @@ class Begin(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept", "states", "kept_evaluation")
+    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept", "states")
     class Arrived(_message.Message):
         __slots__ = ("source", "bytes", "seconds")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -579,7 +579,6 @@ class StepReady(_message.Message):
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
-    KEPT_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     squared_gradient_norm: float
@@ -595,11 +594,10 @@ class StepReady(_message.Message):
     losses: _containers.RepeatedScalarFieldContainer[float]
     kept: bool
     states: _containers.RepeatedCompositeFieldContainer[BucketState]
-    kept_evaluation: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., kept_evaluation: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
 
 class Audit(_message.Message):
-    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds", "evaluation")
+    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds")
     class MicroBatch(_message.Message):
         __slots__ = ("number", "previous", "next", "activation_in", "activation_out", "gradient_in", "gradient_out", "loss")
         NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -649,7 +647,6 @@ class Audit(_message.Message):
     PIECES_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     number: int
     generation: int
     step: int
@@ -659,17 +656,15 @@ class Audit(_message.Message):
     pieces: _containers.RepeatedCompositeFieldContainer[Audit.Piece]
     sums: _containers.RepeatedCompositeFieldContainer[Audit.Sum]
     seconds: float
-    evaluation: bool
-    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ..., seconds: _Optional[float] = ..., evaluation: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Audited(_message.Message):
-    __slots__ = ("number", "activations", "gradients", "addends", "losses", "evaluations", "problem", "withheld_by", "unreachable")
+    __slots__ = ("number", "activations", "gradients", "addends", "losses", "problem", "withheld_by", "unreachable")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     ADDENDS_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
-    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_BY_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
@@ -678,11 +673,10 @@ class Audited(_message.Message):
     gradients: float
     addends: float
     losses: float
-    evaluations: float
     problem: str
     withheld_by: str
     unreachable: bool
-    def __init__(self, number: _Optional[int] = ..., activations: _Optional[float] = ..., gradients: _Optional[float] = ..., addends: _Optional[float] = ..., losses: _Optional[float] = ..., evaluations: _Optional[float] = ..., problem: _Optional[str] = ..., withheld_by: _Optional[str] = ..., unreachable: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., activations: _Optional[float] = ..., gradients: _Optional[float] = ..., addends: _Optional[float] = ..., losses: _Optional[float] = ..., problem: _Optional[str] = ..., withheld_by: _Optional[str] = ..., unreachable: _Optional[bool] = ...) -> None: ...
 
 class StepFailed(_message.Message):
     __slots__ = ("generation", "step", "problem", "peer", "sentence")
@@ -699,22 +693,22 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "snapshot", "pause", "only_evaluation")
+    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "snapshot", "pause", "not_writing")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
-    ONLY_EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    NOT_WRITING_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     gradient_norm: float
     evaluate: bool
     snapshot: SnapshotDestination
     pause: bool
-    only_evaluation: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[_Union[SnapshotDestination, str]] = ..., pause: _Optional[bool] = ..., only_evaluation: _Optional[bool] = ...) -> None: ...
+    not_writing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[_Union[SnapshotDestination, str]] = ..., pause: _Optional[bool] = ..., not_writing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")
@@ -858,16 +852,18 @@ class KnockReply(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[KnockReply.Outcome, _Mapping]]] = ..., seen: _Optional[str] = ...) -> None: ...
 
 class InviteRequest(_message.Message):
-    __slots__ = ("name", "role", "seconds", "uses")
+    __slots__ = ("name", "role", "seconds", "uses", "believed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
+    BELIEVED_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     seconds: float
     uses: int
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., seconds: _Optional[float] = ..., uses: _Optional[int] = ...) -> None: ...
+    believed: bool
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., seconds: _Optional[float] = ..., uses: _Optional[int] = ..., believed: _Optional[bool] = ...) -> None: ...
 
 class InviteReply(_message.Message):
     __slots__ = ("id", "invitation", "expires")

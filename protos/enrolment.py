@@ -292,7 +292,9 @@ def _request(access: Access, invitation: Invitation | None, roles: Sequence[Role
 
 async def _invite(opened: Opened, name: str, timeout: float) -> Invitation:
     """For a node on the machine of an operator."""
-    request = InviteRequest(name=name, role=Role.NODE.value, seconds=OWN_INVITATION_SECONDS, uses=1)
+    request = InviteRequest(
+        name=name, role=Role.NODE.value, seconds=OWN_INVITATION_SECONDS, uses=1, believed=opened.access.own
+    )
     async with opened.channel(timeout) as channel:
         stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
         try:

@@ -31,16 +31,22 @@ def invite(
     ] = Role.NODE,
     expires: Annotated[str, typer.Option(help="How long it can be used, like 30m, 12h or 7d.")] = "7d",
     uses: Annotated[int, typer.Option(min=1, help="How many may come by it.")] = 1,
+    believed: Annotated[
+        bool,
+        typer.Option("--believed", help="The word of nodes that come by it decides when others contradict each other."),
+    ] = False,
     json_lines: Json = False,
 ) -> None:
     """Makes an invitation: one string by which somebody joins a run, and the line to paste.
 
     Whoever has the string can use it, so send it as you would a password. A node that came by it needs it only once.
     """
-    request = wire.InviteRequest(name=name, role=role.value, seconds=read_duration(expires), uses=uses)
+    request = wire.InviteRequest(
+        name=name, role=role.value, seconds=read_duration(expires), uses=uses, believed=believed
+    )
     reply: wire.InviteReply = asyncio.run(ask(where, lambda stub: stub.Invite, request))
     if json_lines:
-        fields = {"id": reply.id, "role": role.value, "expires": reply.expires, "uses": uses}
+        fields = {"id": reply.id, "role": role.value, "expires": reply.expires, "uses": uses, "believed": believed}
         print(json.dumps({**fields, "invitation": reply.invitation}))
         return
     until = datetime.fromtimestamp(reply.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")

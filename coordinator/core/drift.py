@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.messages import link_message
-from dtfm.coordinator.core.state import Speeds, Switching
+from dtfm.coordinator.core.phases import Switching
+from dtfm.coordinator.core.state import Speeds
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import MOST_FLOPS, check_flops
 from dtfm.coordinator.core.validation.links import MOST_BANDWIDTH

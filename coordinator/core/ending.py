@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.transition import AnswerPlanNow, HangUp, Stop, Transition
-from dtfm.coordinator.core.trust.verdict import Against
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 
 
@@ -21,16 +17,6 @@ def finish(transition: Transition, reason: str) -> None:
 def fail(transition: Transition, reason: str) -> None:
     transition.emit(ev.RunFailed(transition.state.ledger.training.step, reason))
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
-
-
-def fail_or_suspend(transition: Transition, sayers: Sequence[str], charge: Charge, reason: str) -> None:
-    """Members say that the run cannot be done as it is, for this ``reason``: several parties, or one that is alone. People who
-    know each other are told so, and the run ends. Among strangers no run ends by what members say, not even one that is left
-    alone: the ``sayers`` are suspended, and it goes on without them, or waits for others."""
-    if transition.state.ledger.is_open:
-        quarantine(transition, Against(tuple(sayers), undecided=True), charge, reason)
-    else:
-        fail(transition, reason)
 
 
 def stop(transition: Transition, reason: str, dismiss: bool) -> None:

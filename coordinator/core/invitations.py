@@ -39,6 +39,8 @@ def invite(transition: Transition, asked: InviteAsked) -> None:
         check_operator(transition.state.ledger, asked.by)
         if request.role not in tuple(Role):
             raise malformed("role", request.role, f"one of {', '.join(Role)}")
+        if request.believed and request.role != Role.NODE:
+            raise malformed("believed", True, f"for the role {Role.NODE}")
         if not 1 <= request.uses <= MOST_USES:
             raise malformed("uses", request.uses, f"1 to {MOST_USES}")
         if not 1 <= request.seconds <= MOST_SECONDS:
@@ -52,7 +54,9 @@ def invite(transition: Transition, asked: InviteAsked) -> None:
     expires = asked.at + request.seconds
     name = shorten(request.name, 64)
     transition.emit(
-        ev.InvitationMade(asked.id, asked.digest, name, request.role, asked.at, expires, request.uses, asked.by)
+        ev.InvitationMade(
+            asked.id, asked.digest, name, request.role, asked.at, expires, request.uses, asked.by, request.believed
+        )
     )
     transition.commands.append(AnswerAccess(asked.ticket, wire.InviteReply(id=asked.id, expires=expires)))
 
@@ -66,7 +70,7 @@ def enrol(transition: Transition, asked: EnrolAsked) -> None:
         transition.commands.append(AnswerAccess(asked.ticket, refused))
         return
     if before.access.names.get(name) != holder:
-        transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation))
+        transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation, holder.believed))
     transition.commands.append(AnswerAccess(asked.ticket, wire.EnrolReply(role=holder.role)))
 
 
@@ -83,14 +87,14 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
             wire.QUARANTINED, f"the key is that of {why.node}, which is quarantined: {why.charge}: {why.reason}"
         )
     if holder is None or holder.key != key:
-        role, came_by = _same_machine(ledger, request, key) or _shown(ledger, request, at)
+        shown = _same_machine(ledger, request, key) or _shown(ledger, request, at, key)
         _check_free(ledger, request.name, holder)
         _check_room(ledger, key)
         if len(ledger.access.names) >= MOST_NAMES:
             raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
-        holder = Holder(key, role, came_by)
+        holder = shown
     elif holder.role == Role.VIEWER and _invited_as(ledger, request) == Role.OPERATOR:
-        holder = Holder(key, *_shown(ledger, request, at))
+        holder = _shown(ledger, request, at, key)
     _check_role(holder.role, request)
     return holder
 
@@ -165,16 +169,14 @@ def _invited_as(ledger: Ledger, request: wire.EnrolRequest) -> str | None:
     return None if invited is None else invited.role
 
 
-def _same_machine(ledger: Ledger, request: wire.EnrolRequest, key: str) -> tuple[str, str] | None:
-    """The role, and by which invitation it came, of a node that has the key already."""
-    known = [h for h in ledger.access.names.values() if h.key == key and h.role == Role.NODE]
-    if not known or Role.NODE not in request.roles:
-        return None
-    return known[0].role, known[0].invitation
+def _same_machine(ledger: Ledger, request: wire.EnrolRequest, key: str) -> Holder | None:
+    """As what another node was enrolled that has the key already."""
+    known = (h for h in ledger.access.names.values() if h.key == key and h.role == Role.NODE)
+    return next(known, None) if Role.NODE in request.roles else None
 
 
-def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> tuple[str, str]:
-    """The role and the id of the invitation whose secret is shown. Raises Refused."""
+def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float, key: str) -> Holder:
+    """As what the key is enrolled by the invitation whose secret is shown. Raises Refused."""
     if not request.invitation:
         raise Refused(
             wire.UNKNOWN_KEY,
@@ -197,7 +199,7 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> tuple[str, 
             wire.INVITATION_USED_UP,
             f"{named} was good for {uses}, and is used up; ask for a new one, or for one with more --uses",
         )
-    return invited.role, request.invitation
+    return Holder(key, invited.role, request.invitation, invited.believed)
 
 
 def _check_room(ledger: Ledger, key: str) -> None:

@@ -6,20 +6,17 @@ import math
 from dataclasses import replace
 
 from dtfm.coordinator.core import links, ways
-from dtfm.coordinator.core.auditing import resumption
-from dtfm.coordinator.core.plan_adoption import regroup
+from dtfm.coordinator.core.findings import Gone
+from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
 from dtfm.coordinator.core.replanning import drop_stale_choice
-from dtfm.coordinator.core.safekeeping import snapshot, standby
+from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.safekeeping.returning_nodes import worth_waiting
-from dtfm.coordinator.core.state import Admission, Destination, Gathering, Pausing, Session, Stepping, Switching
-from dtfm.coordinator.core.stepping import last_evaluation, post_commit
-from dtfm.coordinator.core.stepping.aborts import send_abort, unaudited
-from dtfm.coordinator.core.stepping.commits import commit
+from dtfm.coordinator.core.state import Admission, Destination, Session
+from dtfm.coordinator.core.step import pause
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.core.validation.refusal import shorten
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.steps import NODE_LEFT
 from dtfm.protos import control_pb2 as wire
 
 
@@ -39,41 +36,9 @@ def leave(transition: Transition, session: Session, reason: str, *, for_good: bo
         return
     ways.left(transition, node, before)
     if plan is not None and node in plan.nodes:
-        _part_lost(transition, node, reason)
+        transition.find(Gone(node, reason))
     else:
         snapshot.node_left(transition, node)
-
-
-def _part_lost(transition: Transition, node: str, reason: str) -> None:
-    """A node of the plan has left. A step that all voted for counts, if no audit is open, and every stage's new state is still
-    here."""
-    phase = transition.state.phase
-    if last_evaluation.is_in_hand(phase):
-        last_evaluation.give_up(transition, f"{node} left ({reason})", node)
-    if (
-        isinstance(phase, Stepping)
-        and not phase.only_evaluation
-        and phase.commit_by is not None
-        and not phase.audits
-        and standby.next_step_survives(transition.state)
-    ):
-        commit(transition, phase)
-        if transition.state.stopped:
-            return
-    phase, ledger = transition.state.phase, transition.state.ledger
-    post_commit.node_left(transition, node)
-    snapshot.node_left(transition, node)
-    cause = f"{node} left ({reason})"
-    if isinstance(phase, Stepping):
-        if phase.audits:
-            unaudited(transition, node, cause, leaver=node)
-        else:
-            transition.emit(ev.StepAborted(phase.step, ledger.training.generation, NODE_LEFT, node, cause))
-            resumption.interrupted(transition, phase, by_a_word=False)
-            send_abort(transition, phase.step, cause)
-        regroup(transition, cause)
-    elif isinstance(phase, Switching) or not last_evaluation.last_checkpoint_comes(transition):
-        regroup(transition, cause)  # otherwise the last checkpoint is under way: the others can finish it
 
 
 def wants_to_leave(transition: Transition, session: Session, leaving: wire.Leaving) -> None:
@@ -113,6 +78,6 @@ def _is_needed(transition: Transition, session: Session) -> bool:
         case Stepping():
             return state.ledger.training.plan is not None and node in state.ledger.training.plan.nodes
         case Pausing() as phase:
-            return not phase.for_leaver or bool(post_commit.awaits(state, phase))
+            return not phase.for_leaver or bool(pause.awaits(state, phase))
         case _:
             return True

@@ -111,9 +111,9 @@ def _crowded(state: State, node: str, origin: str) -> Refused | None:
     invitations could be many members."""
     if not origin or not state.ledger.is_open:
         return None
-    most, mine = state.run.trust.keys_per_address, state.ledger.party(node)
-    there = {state.ledger.party(s.node) for s in state.members.sessions.values() if s.origin == origin}
-    if len(there - {mine}) < most:
+    most, key = state.run.trust.keys_per_address, state.ledger.key_of
+    there = {key(s.node) or s.node for s in state.members.sessions.values() if s.origin == origin}
+    if len(there - {key(node) or node}) < most:
         return None
     return Refused(
         wire.FULL,

@@ -3,17 +3,41 @@ forgive."""
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.invitations import check_operator
 from dtfm.coordinator.core.leaving import leave
 from dtfm.coordinator.core.transition import AnswerAccess, ExpelAsked, ForgiveAsked, HangUp, Transition
-from dtfm.coordinator.core.trust.verdict import Against
+from dtfm.coordinator.core.trust.suspicion import Guilty
 from dtfm.coordinator.core.validation.refusal import Refused, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.trust import CLEARED_BY
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
+
+_UNDECIDED = "it may not be at fault: `dtfm-coordinator forgive {}` lets it come back"
+
+
+def quarantine(transition: Transition, guilty: Guilty) -> None:
+    """The node, with all names of its key, takes no part from now on."""
+    ledger, node = transition.state.ledger, guilty.node
+    if ledger.quarantine_of(node) is not None:
+        return
+    party = ledger.party(node)
+    key = party if party == ledger.key_of(node) else ""
+    reason = f"{guilty.reason}; {_UNDECIDED.format(node)}" if guilty.undecided else guilty.reason
+    step = ledger.training.step
+    transition.emit(
+        ev.NodeQuarantined(node, guilty.charge, shorten(reason), step, guilty.undecided, guilty.against, key)
+    )
+
+
+def clear(transition: Transition, charge: Charge | None) -> None:
+    """The run itself is at fault: whoever was quarantined for that in the step in hand is forgiven."""
+    step = transition.state.ledger.training.step
+    for why in list(transition.state.ledger.trust.quarantined.values()):
+        if (why.charge, why.step) == (charge, step):
+            transition.emit(ev.NodeForgiven(why.node, CLEARED_BY, why.key))
 
 
 def refusal_of(ledger: Ledger, node: str) -> Refused | None:
@@ -71,7 +95,7 @@ def expel(transition: Transition, asked: ExpelAsked) -> None:
         transition.commands.append(AnswerAccess(asked.ticket, refused))
         return
     why_said = shorten(asked.reason) or "no reason was given"
-    quarantine(transition, Against((node,)), Charge.OPERATOR, f"{asked.by} expelled it: {why_said}")
+    quarantine(transition, Guilty(node, Charge.OPERATOR, f"{asked.by} expelled it: {why_said}"))
     others = sorted(
         name
         for name in transition.state.ledger.members

@@ -7,21 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan_adoption import adopt, answer
 from dtfm.coordinator.core.planner_input import as_the_run_allows, bytes_ratio, measured_cluster
 from dtfm.coordinator.core.safekeeping import standby
 from dtfm.coordinator.core.safekeeping.availability import availability
 from dtfm.coordinator.core.safekeeping.returning_nodes import Return, worth_waiting
-from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, Gathering, PlanChosen, Question, State, Stepping
+from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
-from dtfm.coordinator.core.transition import Planned, PlanWanted, Transition
+from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
-from dtfm.coordinator.core.trust.standing import is_alone
+from dtfm.coordinator.core.trust.suspicion import failed_plans
 from dtfm.coordinator.core.validation.refusal import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.replan.failover import rerouted
 
 
 class WaitReason(enum.Enum):
@@ -51,7 +50,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the planner. ``hasty``: the run stands still, and goes on with the first good plan."""
+    """Ask the planner. ``hasty``: the run stands still, and goes on with the first good plan; if possible with the plan that
+    trained until now, without its nodes that are gone."""
 
     question: Question
     hasty: bool
@@ -100,7 +100,7 @@ def planned(transition: Transition, result: Planned) -> None:
     asked = planner.asked
     if asked is None or asked.number != result.number:
         return
-    if not asked.question.nodes <= question_of(state).nodes:
+    if not _is_still_here(state, asked.question, None if isinstance(outcome, str) else outcome.plan):
         transition.set_planner(replace(planner, asked=None))
         answer(transition, asked.tickets, False, "a node left meanwhile")
         return
@@ -130,7 +130,7 @@ def _is_certain(state: State) -> bool:
     """Whether it is certain what the run trains: otherwise whoever described it may have made planning impossible. Of what
     strangers say it never is: the run waits, and says why."""
     ledger, trust = state.ledger, state.run.trust
-    return not ledger.is_open and (ledger.data_confirmed or bool(trust.data and trust.workload) or is_alone(ledger))
+    return not ledger.is_open and (ledger.data_confirmed or bool(trust.data and trust.workload) or ledger.is_alone)
 
 
 def drop_stale_choice(transition: Transition) -> None:
@@ -149,6 +149,10 @@ def leaver_is_stuck(state: State) -> bool:
     return no_plan or not question.nodes
 
 
+def is_waiting_for(decision: Decision, reason: WaitReason) -> bool:
+    return isinstance(decision, Wait) and decision.reason is reason
+
+
 def question_of(state: State) -> Question:
     """What the planner would be asked now."""
     members, staying = state.ledger.members, state.ledger.staying
@@ -164,8 +168,6 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
         return Wait(WaitReason.NODES_MAY_RETURN, _return_sentence(awaited, phase, now))
     if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
         return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
-    if (plan := _carried_on(state)) is not None:
-        return Adopt(PlanChosen(plan, "the same stages without the nodes that are gone"), phase.reason)
     if planner.chosen is not None:
         return Adopt(planner.chosen, phase.reason)
     found = planner.answer if planner.answer and planner.answer.question == question else None
@@ -208,26 +210,27 @@ def _is_best(state: State, question: Question) -> bool:
     )
 
 
-def _carried_on(state: State) -> Plan | None:
-    """The plan that trained until now, without its nodes that are gone; None if that is not possible."""
+def _carry_on(state: State) -> CarryOn | None:
+    """None: the plan that trained until now may not be carried on."""
     ledger = state.ledger
     plan, described = ledger.training.plan, ledger.described
-    if (
-        plan is None
-        or described is None
-        or not state.planner.has_planned
-        or len(ledger.trust.plan_failures) == ATTEMPTS - 1
-    ):
-        return None  # the last attempt is made with another plan
-    staying = set(ledger.staying)
-    present = [n for n in ledger.ready if n in staying or (n in plan.nodes and n not in ledger.trust.benched)]
-    if not present:
+    if plan is None or described is None or not state.planner.has_planned:
         return None
-    holders = availability(state).in_memory(ledger.training.step) or [
-        frozenset[str]() for _ in described.workload.layers
-    ]
-    cluster = measured_cluster(ledger, present, bytes_ratio(state.run))
-    return rerouted(plan, Problem(cluster, as_the_run_allows(described.workload, state.run)), holders)
+    if failed_plans(ledger) == ATTEMPTS - 1:
+        return None  # the last attempt is made with another plan
+    staying, at_work = set(ledger.staying), set(plan.nodes)
+    present = [node for node in ledger.ready if node in staying or node in at_work]
+    holders = availability(state).in_memory(ledger.training.step)
+    nobody = tuple(frozenset[str]() for _ in described.workload.layers)
+    return CarryOn(measured_cluster(ledger, present, bytes_ratio(state.run)), holders or nobody) if present else None
+
+
+def _is_still_here(state: State, question: Question, plan: Plan | None) -> bool:
+    """Whether the nodes of the plan are here, those of the question as the same processes; where there is none, whether all of
+    the question are."""
+    used = {node for node, _ in question.nodes} if plan is None else set(plan.nodes)
+    asked_about = frozenset(process for process in question.nodes if process[0] in used)
+    return used <= set(state.ledger.ready) and asked_about <= question_of(state).nodes
 
 
 def _too_few(state: State, phase: Gathering, now: float) -> str:
@@ -268,7 +271,7 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
         transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence))
         phase = replace(phase, said=sentence)
     if phase != transition.state.phase:
-        transition.enter(phase)
+        transition.set_phase(phase)
     planner = transition.state.planner
     if planner.asked is not None:
         answer(transition, planner.asked.tickets, False, sentence)
@@ -288,22 +291,24 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     waiting = planner.asked.tickets if planner.asked else ()
     asked = Asked(planner.number + 1, question, hasty, (*waiting, *tickets))
     transition.set_planner(replace(planner, number=asked.number, asked=asked))
-    assert state.ledger.described is not None
+    ledger = state.ledger
+    assert ledger.described is not None
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
-    apart = any({one, other} <= set(nodes) for one, other in state.ledger.reach.broken)
+    apart = any({one, other} <= set(nodes) for one, other in ledger.reach.broken)
     if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
         pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
     transition.commands.append(
         PlanWanted(
             number=asked.number,
-            cluster=measured_cluster(state.ledger, nodes, bytes_ratio(state.run)),
-            workload=as_the_run_allows(state.ledger.described.workload, state.run),
-            incumbent=state.ledger.training.plan,
+            cluster=measured_cluster(ledger, nodes, bytes_ratio(state.run)),
+            workload=as_the_run_allows(ledger.described.workload, state.run),
+            incumbent=ledger.training.plan,
             stages=pinned,
             seed=state.run.seed,
-            generation=state.ledger.training.generation + 1,
+            generation=ledger.training.generation + 1,
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
+            carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
         )
     )
 

@@ -1,43 +1,25 @@
-"""Before training goes on under a plan, all who hold a bucket hold the same: those who had it before, who vouch for it, and those
-who got it from them, from standbys or from a snapshot. So what a donor hands out is checked before anybody trains on it.
-
-Switching -> Switching, under the next generation, or -> Gathering, where they do not.
-"""
+"""Whether all who hold a bucket hold the same, before a plan begins: those who trained it, and those who got it from them, from
+standbys or from a snapshot. So what a donor hands out is checked before anybody trains on it."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from dtfm.coordinator.core.charging import quarantine
-from dtfm.coordinator.core.plan_adoption import again, back_before, regroup
+from dtfm.coordinator.core.findings import Doubt, Setback
+from dtfm.coordinator.core.phases import StateTold, Switching
 from dtfm.coordinator.core.safekeeping.agreed_state import by_bucket
-from dtfm.coordinator.core.state import State, StateTold, Switching
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.givers import accusers, could_name, has_accused, has_mixed
-from dtfm.coordinator.core.trust.standing import party_of
-from dtfm.coordinator.core.trust.verdict import Against, against_one, settle
+from dtfm.coordinator.core.trust.agreement import dissent, state_differs
+from dtfm.coordinator.core.trust.givers import could_name
 from dtfm.coordinator.core.validation.refusal import name_some
 from dtfm.coordinator.core.validation.votes import check_states
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.steps import SETTLED
 from dtfm.protos import control_pb2 as wire
-
-CONVINCING = 2
-"""So many parties that say the same of a donor are believed, if as many others hold what they should have had from it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wrong:
-    """``node`` has another state of ``bucket`` than its ``holders``. It says that it has it from ``donors``, who were named to
-    it."""
-
-    node: str
-    bucket: int
-    donors: tuple[str, ...]
-    holders: tuple[str, ...]
 
 
 def told(state: State, phase: Switching, node: str, states: Collection[wire.BucketState]) -> Switching:
@@ -56,27 +38,42 @@ def told(state: State, phase: Switching, node: str, states: Collection[wire.Buck
     return replace(phase, states={**phase.states, node: {**phase.states.get(node, {}), **mine}})
 
 
-def is_agreed(transition: Transition, phase: Switching) -> bool:
-    """Whether training can begin. Otherwise somebody is accused, and the plan comes again, with other donors or other nodes."""
-    ledger = transition.state.ledger
-    wrong: dict[str, _Wrong] = {}  # of each node one bucket, if possible one of which it says from whom alone it has it
+def difference(transition: Transition, phase: Switching) -> Setback | None:
+    """Who holds another state than others; None: nobody does, and training can begin."""
+    ledger, step = transition.state.ledger, transition.state.ledger.training.step
+    assert ledger.training.plan is not None
+    wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, who holds it
     for bucket, views in sorted(_by_bucket(phase).items()):
         if len({said.digest for said in views.values()}) == 1:
             continue
         held = {node: said.digest for node, said in views.items() if _holds(ledger, node, bucket, said)}
         digests = held or {node: said.digest for node, said in views.items()}
-        if (verdict := settle(ledger, digests, operator.eq)) is not None:
-            _contradict(transition, verdict, bucket, digests, went_on=bool(held))
-            return False
+        if pairs := dissent(ledger, digests):
+            stage = next((i for i, s in enumerate(ledger.training.plan.stages) if bucket in range(*s.layers)), 0)
+            transition.emit(ev.DigestMismatch(step + 1, ledger.training.generation, stage, dict(digests)))
+            return state_differs(pairs, step, f"bucket {bucket}", went_on=bool(held))
         right = next(iter(held.values()))
-        for node, said in views.items():
-            if said.digest != right and (node not in wrong or len(said.donors) == 1 < len(wrong[node].donors)):
-                wrong[node] = _Wrong(node, bucket, said.donors, tuple(sorted(held)))
+        for node, said in views.items():  # of each node one bucket, if possible one that it has from one donor alone
+            if said.digest != right and (node not in wrong or len(said.donors) == 1 < len(wrong[node][1])):
+                wrong[node] = bucket, said.donors, sorted(held)
     if wrong:
-        _get_again(transition, list(wrong.values()))
-        return False
+        return _had_another(step, wrong)
     by_bucket(transition, {bucket: next(iter(views.values())).digest for bucket, views in _by_bucket(phase).items()})
-    return True
+    return None
+
+
+def _had_another(step: int, wrong: Mapping[str, tuple[int, tuple[str, ...], list[str]]]) -> Setback:
+    """Nodes have another state than those who trained it. They get it again, from other donors."""
+    doubts = []
+    for node, (bucket, donors, holders) in sorted(wrong.items()):
+        what = f"after step {step} {node} has another state of bucket {bucket} than {name_some(holders)}"
+        if donors:
+            doubts.append(
+                Doubt(Charge.STATE, (node, *donors), f"{what}, and says it is from {name_some(donors)}", (node,))
+            )
+        else:
+            doubts.append(Doubt(Charge.DIGEST, (node,), what))
+    return Setback(SETTLED, doubts[0].nodes[0], doubts[0].reason, tuple(doubts))
 
 
 def _by_bucket(phase: Switching) -> Mapping[int, Mapping[str, StateTold]]:
@@ -93,77 +90,3 @@ def _holds(ledger: Ledger, node: str, bucket: int, said: StateTold) -> bool:
     if bucket < len(holders):
         return node in holders[bucket]
     return not said.donors and any(node in layer for layer in holders)
-
-
-def _contradict(
-    transition: Transition, verdict: Against, bucket: int, digests: Mapping[str, str], *, went_on: bool
-) -> None:
-    """Those who have trained a bucket hold different state of it; or, unless training ``went_on`` with it, those who have read or
-    made it."""
-    ledger = transition.state.ledger
-    assert ledger.training.plan is not None
-    stage = next((i for i, stage in enumerate(ledger.training.plan.stages) if bucket in range(*stage.layers)), 0)
-    transition.emit(ev.DigestMismatch(ledger.training.step + 1, ledger.training.generation, stage, dict(digests)))
-    reason = f"after step {ledger.training.step} its state of bucket {bucket} differs from that of others"
-    quarantine(
-        transition, replace(verdict, undecided=True), Charge.DIGEST, reason
-    )  # as in a step, see stepping/votes.py
-    regroup(transition, f"{name_some(verdict.members)}: {reason}")
-    if verdict.undecided and went_on:
-        back_before(transition, ledger.training.step, reason)
-
-
-def _get_again(transition: Transition, wrong: Collection[_Wrong]) -> None:
-    """Nodes have got wrong state. They get it again, from other donors."""
-    ledger = transition.state.ledger
-    for each in wrong:
-        transition.emit(
-            ev.StateRefused(ledger.training.step, ledger.training.generation, each.node, each.donors, each.bucket)
-        )
-    accused = set[str]()
-    for each in wrong:
-        if accused.isdisjoint(each.donors) and (verdict := _against_donor(transition.state.ledger, each)) is not None:
-            reason = f"several nodes got another state of bucket {each.bucket} from it than others hold"
-            quarantine(transition, verdict, Charge.STATE, reason)
-            accused.update(verdict.members)
-    for each in wrong:
-        if (
-            accused.isdisjoint(each.donors)
-            and (verdict := _between_them(ledger, transition.state.ledger, each)) is not None
-        ):
-            state = f"the state of bucket {each.bucket} that {each.node} has"
-            reason = f"after step {ledger.training.step} {state} differs, whoever gives it"
-            quarantine(transition, verdict, Charge.DIGEST, reason)
-            accused.update(verdict.members)
-    first = next(iter(wrong))
-    reason = f"{first.node} had another state of bucket {first.bucket} than {name_some(first.holders)}"
-    if accused:
-        regroup(transition, reason)
-    else:
-        again(transition, reason)
-
-
-def _against_donor(ledger: Ledger, wrong: _Wrong) -> Against | None:
-    """Against the one donor, undecided, as those who accuse it may have agreed on that."""
-    party = party_of(ledger)
-    if len(set(map(party, wrong.donors))) != 1 or len(set(map(party, wrong.holders))) < CONVINCING:
-        return None
-    against = accusers(ledger, wrong.donors[0])
-    return Against(wrong.donors[:1], against, undecided=True) if len(against) >= CONVINCING else None
-
-
-def _between_them(before: Ledger, ledger: Ledger, wrong: _Wrong) -> Against | None:
-    """Its word against that of all who could give it the state, once it has tried them all; against that of its donors, if it
-    says the same again, so that nobody is tried for ever. ``before``: the ledger without what it says now."""
-    party, node = party_of(ledger), wrong.node
-    holders = {party(holder): holder for holder in reversed(wrong.holders) if party(holder) != party(node)}
-    if not wrong.donors:
-        return Against((node,), tuple(sorted(holders.values())), undecided=True)
-    named = set(map(party, wrong.donors))
-    if named <= has_accused(before, node) if len(named) == 1 else has_mixed(before, node):
-        return replace(against_one(ledger, (node, *wrong.donors)), undecided=True)
-    if holders.keys() - has_accused(ledger, node):
-        return None
-    if len(holders) >= CONVINCING:
-        return Against((node,), tuple(sorted(holders.values())))
-    return against_one(ledger, (node, *holders.values()))

@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.core.phases import Phase, Stepping
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
-from dtfm.coordinator.core.trust.audits import Audit, Auditing, Passed
+from dtfm.coordinator.core.trust.audits import Auditing
 from dtfm.coordinator.core.trust.givers import Givers
-from dtfm.coordinator.log.events import Codecs, Link, SnapshotPart, Way
+from dtfm.coordinator.log.events import Link, SnapshotPart, Way
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan
 
 ATTEMPTS = 3
-"""The number of failures in a row, of a step or of a plan, that end the run."""
+"""The number of attempts, at a step or at a plan, in which somebody may fail."""
 
 Layers = tuple[int, int]
 """[first, past_last)."""
@@ -221,93 +222,19 @@ class Planner:
 
 
 @dataclass(frozen=True, slots=True)
-class StateTold:
-    """The digest (hex) of a bucket's state, as a node says to have it, and the ``donors`` that it says to have it from; none: it
-    has had it since before the plan, or has read or made it."""
-
-    digest: str
-    donors: tuple[str, ...] = ()
-
-
-States = Mapping[str, Mapping[int, StateTold]]
-"""By node and bucket, what nodes say of the state that they hold after the last committed step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """Nothing trains, for this ``reason``: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last
-    Waiting; ``waiting``: since when training waits for nodes to return with state."""
-
-    since: float
-    reason: str
-    said: str = ""
-    waiting: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Switching:
-    """A plan is adopted. ``awaiting`` are the nodes that do not hold their state yet. By node, ``progress`` is what the others
-    have of the next step, and ``codecs`` what they send. ``states``: what they and others hold. ``damaged``: what nodes say is
-    wrong with the checkpoint that all read. ``givers``: who was named to each node to have the state."""
-
-    awaiting: frozenset[str]
-    deadline: float
-    progress: Mapping[str, wire.Progress] = field(default_factory=dict)
-    codecs: Mapping[str, Codecs] = field(default_factory=dict)
-    states: States = field(default_factory=dict)
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    givers: Mapping[str, Givers] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Stepping:
-    """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in since ``voted``, and the
-    step is committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step.
-    ``stalled``: at whom it stood when it was last interrupted. ``passed``: by node, the tensors that it voted to have sent and
-    got, where work is audited. ``held_out``: of how many micro-batches the evaluation was that ran right before it under the same
-    plan, if that is audited with it; else 0. ``only_evaluation``: all steps are trained, and nothing but the last evaluation is
-    voted on."""
-
-    step: int
-    since: float
-    deadline: float
-    resumed: bool = False
-    voted: float = math.inf
-    commit_by: float | None = None
-    committed_by: float = -math.inf
-    stalled: frozenset[str] = frozenset()
-    votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
-    passed: Mapping[str, Passed] = field(default_factory=dict)
-    held_out: int = 0
-    only_evaluation: bool = False
-    audits: tuple[Audit, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Pausing:
-    """The last commit paused training: it was the run's last one, or a plan is chosen, or a node that nobody can replace wants
-    to leave (``for_leaver``). ``applied``: digests of the state, by node that has applied the commit; ``states``: by bucket as
-    well."""
-
-    deadline: float
-    for_leaver: bool = False
-    applied: Mapping[str, bytes] = field(default_factory=dict)
-    states: States = field(default_factory=dict)
-
-
-Phase = Gathering | Switching | Stepping | Pausing
-
-
-@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation in hand. ``expected``: by node that reports a part, how many micro-batches; ``reports``: by node, the mean
-    loss of each. ``nodes``: all that have a part in it. ``audited``: the reports count once the next step is committed."""
+    """An evaluation in hand. ``chains``: those of held_out_chains, by micro-batch; ``reports``: by node at the end of some, the
+    mean loss of each of these."""
 
     generation: int
-    expected: Mapping[str, int]
-    nodes: frozenset[str] = frozenset()
+    chains: tuple[tuple[str, ...], ...]
     reports: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    audited: bool = False
+
+    @property
+    def expected(self) -> Mapping[str, tuple[int, ...]]:
+        """By node that reports a part, the numbers of its micro-batches."""
+        ends = {chain[-1] for chain in self.chains}
+        return {end: tuple(n for n, chain in enumerate(self.chains) if chain[-1] == end) for end in ends}
 
     @property
     def is_whole(self) -> bool:
@@ -326,8 +253,8 @@ class SnapshotTally:
     """A snapshot under way of the state after ``step``, begun at ``since``.
 
     ``writers``, each with its layers, have still to report what they wrote. ``parts`` are reported, by bucket; ``written``: by
-    bucket and node, where replicas write it to their disks. In a checkpoint ``due_from`` are those of whom one writes a bucket,
-    and ``told_by`` is who did, each by bucket. ``fetching``: by node, the buckets that it copies from other disks;
+    bucket and node, where replicas write it to their disks. In a checkpoint ``due_from`` are by bucket those of whom one
+    writes it. ``fetching``: by node, the buckets that it copies from other disks;
     ``unable``: nodes that could not keep a part. ``disputed``: two wrote different files of a bucket. Nodes are waited for until
     ``due``; ``heard`` is when one last reported.
     """
@@ -341,7 +268,6 @@ class SnapshotTally:
     parts: Mapping[int, SnapshotPart] = field(default_factory=dict)
     written: Mapping[int, Mapping[str, SnapshotPart]] = field(default_factory=dict)
     due_from: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    told_by: Mapping[int, str] = field(default_factory=dict)
     fetching: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unable: frozenset[str] = frozenset()
     disputed: bool = False
@@ -361,13 +287,16 @@ class Arrangement:
 @dataclass(frozen=True, slots=True)
 class Safekeeping:
     """``standby_number`` is that of the last standby request; ``arranged``: for what standbys were last chosen. ``snapshots`` are
-    under way. No snapshot on disks begins before ``next_on_disks``; None: not known yet. ``unfinished``: the steps whose
-    checkpoints this process began, and that are not whole, under way or given up."""
+    under way. No snapshot on disks begins before ``next_on_disks``; None: not known yet. The last checkpoint, if it failed, is
+    not tried again before ``next_checkpoint``. ``not_writing``: who has failed at a checkpoint, and leaves them to replicas
+    if these can. ``unfinished``: the steps whose checkpoints this process began, and that are neither whole nor given up."""
 
     standby_number: int = 0
     arranged: Arrangement | None = None
     snapshots: tuple[SnapshotTally, ...] = ()
     next_on_disks: float | None = None
+    next_checkpoint: float = -math.inf
+    not_writing: frozenset[str] = frozenset()
     unfinished: frozenset[int] = frozenset()
 
     def snapshot(self, destination: Destination, step: int | None = None) -> SnapshotTally | None:
@@ -401,7 +330,6 @@ class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, by (" ", node) for devices
     that are idle, and by (node, node) for what a node delivers of what it claims (drift.py).
-    ``also``: reports that the step in hand failed, as in Ledger.failures, which came after it was aborted because of another.
     Once ``stopped``, nothing but farewells happens."""
 
     run: RunFile
@@ -415,7 +343,6 @@ class State:
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
-    also: tuple[tuple[str, str], ...] = ()
     stopped: bool = False
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from dtfm.coordinator.core.auditing import memory
-from dtfm.coordinator.core.state import Gathering, Planner, Safekeeping, State
+from dtfm.coordinator.core.phases import Gathering
+from dtfm.coordinator.core.state import Planner, Safekeeping, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.transition import (
     AnswerAccess,
@@ -24,6 +24,7 @@ from dtfm.coordinator.core.transition import (
     Rejected,
     RevokeAsked,
 )
+from dtfm.coordinator.core.trust.audits import Auditing
 from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.protos import control_pb2 as wire
 
@@ -69,7 +70,7 @@ def _forgetful(state: State, now: float) -> tuple[State, tuple[AnswerPlanNow, ..
         evaluations={},
         safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
         speeds={},
-        auditing=memory.remembered(state.ledger, state.auditing.number),
+        auditing=Auditing(state.auditing.number),
     )
     generation = state.ledger.training.generation
     return fresh, tuple(

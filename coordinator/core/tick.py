@@ -6,12 +6,13 @@ the state does not have to know what follows from that elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dtfm.coordinator.core import (
+    act,
     drift,
     earning,
-    exclusion,
     invitations,
     leaving,
     membership,
@@ -19,11 +20,11 @@ from dtfm.coordinator.core import (
     quarantine,
     replanning,
 )
-from dtfm.coordinator.core.auditing import conduct
 from dtfm.coordinator.core.ending import stop
+from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.safekeeping import checkpoints, snapshot, standby
-from dtfm.coordinator.core.state import Gathering, Pausing, Session, State, Stepping, Switching
-from dtfm.coordinator.core.stepping import aborts, beginning, commits, post_commit, votes
+from dtfm.coordinator.core.state import Session, State
+from dtfm.coordinator.core.step import beginning, commits, evaluation, overdue, pause, votes
 from dtfm.coordinator.core.transition import (
     AnswerPlanNow,
     EnrolAsked,
@@ -45,6 +46,7 @@ from dtfm.coordinator.core.transition import (
     TimePassed,
     Transition,
 )
+from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.validation.refusal import Refused, shorten
 from dtfm.protos import control_pb2 as wire
 
@@ -56,6 +58,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
     """The state after ``event`` at ``now`` (seconds of a clock that never goes back), and what is to be done."""
     transition = Transition(state, now)
     _take_in(transition, event)
+    act.carry_out(transition)
     _apply_rules(transition, event)
     quarantine.tell_peers(transition)
     earning.tell(transition)
@@ -110,20 +113,26 @@ def _apply_rules(transition: Transition, event: Input) -> None:
     seen = None if isinstance(event, TimePassed) or (gathering and _is_standby_progress(event)) else transition.before
     for _ in range(MOST_ROUNDS):
         before = transition.state
-        quarantine.part_with_quarantined(transition)
-        commits.commit_if_due(transition)
-        post_commit.end_pause(transition)
+        _apply(transition, _FIRST)
         if not transition.state.stopped and (seen is None or _plan_may_change(seen, transition.state)):
             seen = transition.state
-            replanning.replan(transition)
-            exclusion.go_on_if_impossible(transition)
-            standby.arrange(transition)
-        snapshot.end_overdue(transition)
-        leaving.let_go(transition)
-        membership.admit_contenders(transition)
+            _apply(transition, _OF_PLANS)
+        _apply(transition, _LAST)
         if transition.state is before:
             return
     raise AssertionError(f"the rules of a tick chase each other: {transition.state.phase}")
+
+
+def _apply(transition: Transition, rules: Iterable[Callable[[Transition], None]]) -> None:
+    for rule in rules:
+        rule(transition)
+        act.carry_out(transition)
+
+
+_FIRST = (quarantine.part_with_quarantined, commits.commit_if_due, pause.end_pause)
+_OF_PLANS = (replanning.replan, act.separate_or_quarantine, standby.arrange)
+_LAST = (snapshot.end_overdue, leaving.let_go, membership.admit_contenders)
+"""The rules, in the order in which they apply. Those of plans depend on the ledger, the planner and the phase."""
 
 
 def _plan_may_change(before: State, state: State) -> bool:
@@ -174,15 +183,15 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
         case "step_ready":
             votes.step_ready(transition, node, message.step_ready)
         case "audited":
-            conduct.heard(transition, node, message.audited)
+            auditing.heard(transition, node, message.audited)
         case "step_failed":
             votes.step_failed(transition, node, message.step_failed)
         case "evaluated":
-            post_commit.evaluated(transition, node, message.evaluated)
+            evaluation.reported(transition, node, message.evaluated)
         case "snapshot_parts":
             snapshot.reported(transition, session, message.snapshot_parts)
         case "applied":
-            post_commit.applied(transition, node, message.applied)
+            pause.applied(transition, node, message.applied)
         case "standby_progress":
             standby.reported(transition, session, message.standby_progress)
         case "leaving":
@@ -202,11 +211,11 @@ def _overdue(transition: Transition) -> None:
         return
     match phase:
         case Switching():
-            plan_adoption.overdue(transition, phase)
+            plan_adoption.plan_overdue(transition, phase)
         case Stepping():
-            aborts.overdue(transition, phase)
+            overdue.step_overdue(transition, phase)
         case Pausing():
-            post_commit.overdue(transition, phase)
+            pause.pause_overdue(transition, phase)
 
 
 _FROM_READY_NODES = frozenset(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dtfm.coordinator.core.state import Members, Phase, PlanChosen, Planner, Safekeeping, Session, State
+from dtfm.coordinator.core.findings import Finding
+from dtfm.coordinator.core.phases import Phase
+from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
 from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
 from dtfm.protos import control_pb2 as wire
@@ -61,12 +63,12 @@ class Planned:
 @dataclass(frozen=True, slots=True)
 class ManifestDone:
     """The answer to WriteManifest. ``problem`` is empty if the checkpoint is whole; ``digest`` is then the BLAKE3 (hex) of the
-    manifest. ``bucket``: whose file is to blame."""
+    manifest. ``bucket``: whose file is to blame, if one is."""
 
     step: int
     problem: str
-    bucket: int | None = None
     digest: str = ""
+    bucket: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +191,17 @@ class HangUp:
 
 
 @dataclass(frozen=True, slots=True)
+class CarryOn:
+    """Whether the plan that trained until now can be carried on with the nodes of this cluster: without its nodes that are
+    gone, but with those that want to leave. ``holders``: by layer, who holds its state."""
+
+    cluster: Cluster
+    holders: tuple[frozenset[str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanWanted:
-    """Ask the planner. ``seconds``: its time."""
+    """Ask the planner. ``seconds``: its time. ``carry_on``: what is asked before; None: nothing is."""
 
     number: int
     cluster: Cluster
@@ -200,6 +211,7 @@ class PlanWanted:
     seed: int
     generation: int
     seconds: float
+    carry_on: CarryOn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +302,7 @@ class Transition:
         self.now = now
         self.entries: list[Event] = []
         self.commands: list[Command] = []
+        self.findings: list[Finding] = []  # those that are not carried out yet
 
     @property
     def ready(self) -> Ready:
@@ -300,7 +313,12 @@ class Transition:
         self.state = replace(self.state, ledger=event.apply(self.state.ledger))
         self.entries.append(event)
 
-    def enter(self, phase: Phase) -> None:
+    def find(self, finding: Finding) -> None:
+        """Leaves a finding for act.py, which carries it out."""
+        self.findings.append(finding)
+
+    def set_phase(self, phase: Phase) -> None:
+        """What a phase says of itself has changed. Another one begins by `phases.enter`."""
         self.state = replace(self.state, phase=phase)
 
     def set_members(self, members: Members) -> None:

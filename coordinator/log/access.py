@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
+from dtfm.coordinator.log.members import recounted
 from dtfm.protos.access import Role
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ MOST_REVOKED = 10_000
 @dataclass(frozen=True, slots=True)
 class Invited:
     """An invitation. ``digest``: of its secret; ``expires``: seconds since 1970; ``used``: how many keys were enrolled by it;
-    ``by``: who made it."""
+    ``by``: who made it. ``believed``: the word of nodes that come by it decides."""
 
     digest: str
     role: str
@@ -31,6 +32,7 @@ class Invited:
     by: str
     used: int = 0
     revoked: bool = False
+    believed: bool = False
 
     def is_usable(self, at: float) -> bool:
         """Whether somebody can still be enrolled by it."""
@@ -39,11 +41,13 @@ class Invited:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """To whom a name belongs. ``key``: SubjectPublicKeyInfo in base64; ``invitation``: by which it came, if by one."""
+    """To whom a name belongs. ``key``: SubjectPublicKeyInfo in base64; ``invitation``: by which it came, if by one. ``believed``:
+    the word of this node decides."""
 
     key: str
     role: str
     invitation: str
+    believed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class InvitationMade:
     """``digest``: SHA-256 of its secret (hex). ``name``: who is invited, for people. ``at`` and ``expires``: seconds since 1970.
-    ``uses``: how many keys may be enrolled by it. ``by``: who made it."""
+    ``uses``: how many keys may be enrolled by it. ``by``: who made it. ``believed``: the word of nodes that come by it
+    decides."""
 
     invitation: str
     digest: str
@@ -71,20 +76,22 @@ class InvitationMade:
     expires: float
     uses: int
     by: str
+    believed: bool = False
     event: Literal["invitation_made"] = "invitation_made"
 
     def apply(self, ledger: Ledger) -> Ledger:
         known = ledger.access.invitations
         if len(known) >= MOST_INVITATIONS:
             known = {id: invited for id, invited in known.items() if invited.is_usable(self.at)}
-        made = Invited(self.digest, self.role, self.expires, self.uses, self.by)
+        made = Invited(self.digest, self.role, self.expires, self.uses, self.by, believed=self.believed)
         return replace(ledger, access=replace(ledger.access, invitations={**known, self.invitation: made}))
 
     def narrate(self) -> str:
         whom = f" for {self.name}" if self.name else ""
         until = datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
         uses = f"{self.uses} use{'s' if self.uses > 1 else ''}"
-        return f"{self.by} made invitation {self.invitation}{whom} (role {self.role}, {uses}, until {until})"
+        role = f"{self.role}, believed" if self.believed else self.role
+        return f"{self.by} made invitation {self.invitation}{whom} (role {role}, {uses}, until {until})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +103,21 @@ class Enrolled:
     role: str
     key: str
     invitation: str
+    believed: bool = False
     event: Literal["enrolled"] = "enrolled"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        access, holder = ledger.access, Holder(self.key, self.role, self.invitation)
+        access, holder = ledger.access, Holder(self.key, self.role, self.invitation, self.believed)
         of_a_machine = self.role == Role.NODE and holder in access.names.values()  # another node came by it before
         invitations = access.invitations
         if (used := invitations.get(self.invitation)) is not None and not of_a_machine:
             invitations = {**invitations, self.invitation: replace(used, used=used.used + 1)}
         names = {**access.names, self.name: holder}
-        return replace(ledger, access=replace(access, names=names, invitations=invitations))
+        return recounted(replace(ledger, access=replace(access, names=names, invitations=invitations)))
 
     def narrate(self) -> str:
         how = f" by invitation {self.invitation}" if self.invitation else ", on the coordinator's machine"
-        return f"{self.name} was enrolled as {self.role}{how}"
+        return f"{self.name} was enrolled as {self.role}{', believed,' if self.believed else ''}{how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,7 @@ class Revoked:
             },
             revoked=dict(list(revoked.items())[-MOST_REVOKED:]),
         )
-        return replace(ledger, access=ended, trust=ledger.trust.without_witness(who).without_audits({who}))
+        return recounted(replace(ledger, access=ended, trust=ledger.trust.without_witness(who).without_audits({who})))
 
     def narrate(self) -> str:
         ended = [self.name] if self.name else []

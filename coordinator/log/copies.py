@@ -92,7 +92,7 @@ class CheckpointWritten:
             checkpoints={**ledger.copies.checkpoints, self.step: self.folder},
             manifests={**ledger.copies.manifests, self.step: self.manifest},
         )
-        return replace(ledger, copies=copies, trust=replace(ledger.trust, checkpoint_failures=()))
+        return replace(ledger, copies=copies)
 
     def narrate(self) -> str:
         return f"checkpoint of step {self.step}: {self.folder}"
@@ -100,15 +100,12 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """``node``: because of whom, if that is known."""
-
     step: int
     reason: str
-    node: str = ""
     event: Literal["checkpoint_failed"] = "checkpoint_failed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, trust=ledger.trust.with_checkpoint_failure(self.node)) if self.node else ledger
+        return ledger
 
     def narrate(self) -> str:
         return f"no checkpoint of step {self.step}: {self.reason}"

@@ -67,13 +67,10 @@ from dtfm.coordinator.log.training import (
     PlanStarted as PlanStarted,
 )
 from dtfm.coordinator.log.trust import (
-    AuditHindered as AuditHindered,
     NodeForgiven as NodeForgiven,
     NodeQuarantined as NodeQuarantined,
-    NodesBenched as NodesBenched,
     StandingChanged as StandingChanged,
-    StateRefused as StateRefused,
-    StrikesEnded as StrikesEnded,
+    Suspected as Suspected,
     WorkAudited as WorkAudited,
 )
 
@@ -111,13 +108,10 @@ Event = (
     | Enrolled
     | Revoked
     | NodeQuarantined
-    | NodesBenched
-    | StateRefused
     | StateAgreed
     | WorkAudited
-    | AuditHindered
-    | StrikesEnded
     | StandingChanged
+    | Suspected
     | NodeForgiven
     | RunFinished
     | RunFailed

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from dtfm.coordinator.log.access import Access
 from dtfm.coordinator.log.copies import Copies
-from dtfm.coordinator.log.members import Member
+from dtfm.coordinator.log.members import Member, recounted
 from dtfm.coordinator.log.reach import Reach
 from dtfm.coordinator.log.run import Described, Outcome
 from dtfm.coordinator.log.steps import Evaluated
@@ -44,6 +44,9 @@ class Ledger:
     """Under the one plan in force: see training.py."""
     copies: Copies = field(default_factory=Copies)
     trust: Trust = field(default_factory=Trust)
+    is_alone: bool = True
+    """Whether all members belong to one party, and in an open run all who are enrolled as nodes: then there is nobody to be
+    protected from it."""
 
     @property
     def is_open(self) -> bool:
@@ -57,9 +60,8 @@ class Ledger:
 
     @property
     def staying(self) -> tuple[str, ...]:
-        """The nodes to plan with, by name: those that are ready, do not want to leave and are not benched."""
-        staying = (node for node, member in self.members.items() if member.ready and not member.leaving)
-        return tuple(sorted(node for node in staying if node not in self.trust.benched))
+        """The nodes to plan with, by name: those that are ready and do not want to leave."""
+        return tuple(sorted(node for node, member in self.members.items() if member.ready and not member.leaving))
 
     @property
     def leaver_at_work(self) -> bool:
@@ -83,8 +85,9 @@ class Ledger:
         return self.access.names[name].key if name in self.access.names else ""
 
     def party(self, name: str) -> str:
-        """Who is behind the name: its key, or the name itself where none is known."""
-        return self.key_of(name) or name
+        """Who is behind the name: its key, or the name itself where none is known. Of a party that is alone each name counts for
+        itself, so that one broken device does not speak for all."""
+        return name if self.is_alone else self.key_of(name) or name
 
     def quarantine_of(self, name: str) -> NodeQuarantined | None:
         """Why the name may take no part, if it may not."""
@@ -105,7 +108,8 @@ class Ledger:
         """Those that return still have what they had."""
         reach, training = Reach(changes=self.reach.changes), replace(self.training, plan=None)
         former = tuple(candidate for member in self.members.values() for candidate in member.candidates)
-        return replace(self, members={}, former=former or self.former, reach=reach, training=training)
+        without = replace(self, members={}, former=former or self.former, reach=reach, training=training)
+        return recounted(without)
 
 
 class Applied(Protocol):

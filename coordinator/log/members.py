@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from dtfm.protos.access import Role
+
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
@@ -38,6 +40,16 @@ class Member:
     """FLOP/s, see DeviceShown."""
 
 
+def recounted(ledger: Ledger) -> Ledger:
+    """The ledger, once its members or their names have changed: whether one party is alone is known again. Among strangers it is
+    not, as long as names of others are enrolled: who shares a run with people whom it knows may end it while they are away, and a
+    stranger may not."""
+    names = [*ledger.members]
+    if ledger.is_open:
+        names += [name for name, holder in ledger.access.names.items() if holder.role == Role.NODE]
+    return replace(ledger, is_alone=len({ledger.key_of(name) or name for name in names}) <= 1)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
     """``incarnation`` (hex) is drawn by each process of a node: while it stays the same, so does what the node has in memory.
@@ -57,7 +69,7 @@ class NodeJoined:
     def apply(self, ledger: Ledger) -> Ledger:
         member = Member(self.address, self.device, self.incarnation, candidates=self.candidates, relay=self.relay)
         members = {**ledger.members, self.node: member}
-        return replace(ledger, members=members, trust=ledger.trust.with_newcomer(self.node, members))
+        return recounted(replace(ledger, members=members, trust=ledger.trust.with_newcomer(self.node, members)))
 
     def narrate(self) -> str:
         device = self.device
@@ -89,8 +101,7 @@ class NodeReady:
     event: Literal["node_ready"] = "node_ready"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        ready = ledger.with_member(self.node, replace(ledger.members[self.node], ready=True))
-        return replace(ready, trust=ledger.trust.with_another_ready())
+        return ledger.with_member(self.node, replace(ledger.members[self.node], ready=True))
 
     def narrate(self) -> str:
         return f"{self.node} is ready"
@@ -120,7 +131,7 @@ class NodeLeft:
     def apply(self, ledger: Ledger) -> Ledger:
         members = {name: member for name, member in ledger.members.items() if name != self.node}
         reach, trust = ledger.reach.without(self.node), ledger.trust.without_member(self.node)
-        return replace(ledger, members=members, reach=reach, trust=trust)
+        return recounted(replace(ledger, members=members, reach=reach, trust=trust))
 
     def narrate(self) -> str:
         return f"{self.node} left: {self.reason}"

@@ -84,8 +84,7 @@ class RunResumed:
 
     def apply(self, ledger: Ledger) -> Ledger:
         outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
-        trust = ledger.trust.after_a_restart(ledger.training.step)
-        return replace(ledger.without_members(), run=self.run, outcome=outcome, trust=trust)
+        return replace(ledger, run=self.run, outcome=outcome).without_members()
 
     def narrate(self) -> str:
         return f"run resumed: {self.reason}"

@@ -23,12 +23,13 @@ class Standing(enum.IntEnum):
     QUARANTINED = 0
     """It takes no part."""
     SUSPECTED = 1
-    """Something speaks against it: its last audit came to something else; or it was quarantined, and an operator let it come
-    back, which says nothing of its work; or the step in hand is tried without it, as without others, until the next commit."""
+    """It was quarantined, and an operator let it come back, which says nothing of its work."""
     NEW = 2
     """Nobody knows yet."""
     PROVEN = 3
     """Its work was found right often enough, or the run is among people who know each other."""
+    BELIEVED = 4
+    """Its word decides: it is on the coordinator's machine under its user, or whoever runs the coordinator has invited it so."""
 
     @property
     def word(self) -> str:
@@ -52,7 +53,7 @@ class Earned:
     @property
     def is_earned(self) -> bool:
         """Whether there is something to say: it is not just one of those who know each other."""
-        return self.standing is not Standing.PROVEN or self.audits > 0
+        return self.standing < Standing.PROVEN or self.audits > 0
 
 
 def earned(ledger: Ledger, name: str) -> Earned:
@@ -62,10 +63,8 @@ def earned(ledger: Ledger, name: str) -> Earned:
     clean = 0 if audits is None else audits.clean
     if (why := ledger.quarantine_of(name)) is not None:
         return Earned(Standing.QUARANTINED, f"{why.charge} in step {why.step}: {why.reason}")
-    if any(ledger.party(node) == who for node in ledger.trust.benched):
-        return Earned(Standing.SUSPECTED, f"the step is tried without it: {ledger.trust.benched_for}", clean)
-    if audits is not None and audits.differed:
-        return Earned(Standing.SUSPECTED, "its last audit came to something else")
+    if (holder := ledger.access.names.get(name)) is not None and holder.believed:
+        return Earned(Standing.BELIEVED, "whoever runs the coordinator vouches for it", clean)
     if audits is not None and clean >= PROVEN_AFTER and audits.witnessed:
         return Earned(Standing.PROVEN, said_of(audits), clean)
     if not ledger.is_open:

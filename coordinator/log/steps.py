@@ -20,7 +20,8 @@ OVERDUE = "OVERDUE"
 """StepAborted.problem when votes did not come in time."""
 
 SETTLED = "SETTLED"
-"""StepAborted.problem when votes contradicted each other: somebody was quarantined for that, or the two were kept apart."""
+"""StepAborted.problem when votes or audits contradicted each other: somebody is quarantined for that, or the two are kept
+apart."""
 
 UNAUDITED = "UNAUDITED"
 """StepAborted.problem when work of the step was being done again, and a node left, or withheld what it needed."""
@@ -84,31 +85,20 @@ class GradientsClipped:
 @dataclass(frozen=True, slots=True)
 class StepAborted:
     """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED or UNAUDITED; ``node`` the node that
-    reported it, was lost, waited for, quarantined or could not be audited; ``peer`` whom it lost, for PEER_LOST; ``suspects``
-    who all may be the cause, for OVERDUE."""
+    reported it, was lost, waited for, contradicted or could not be audited."""
 
     step: int
     generation: int
     problem: str
     node: str
     reason: str
-    peer: str = ""
-    suspects: tuple[str, ...] = ()
     event: Literal["step_aborted"] = "step_aborted"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        match self.problem:
-            case "PEER_LOST":
-                return replace(ledger, trust=ledger.trust.with_loss(self.node, self.peer))
-            case "OVERDUE":
-                return replace(ledger, trust=ledger.trust.with_waiting(self.node, self.suspects))
-            case "NODE_LEFT":
-                return ledger
+        if self.problem in (PEER_LOST, OVERDUE, NODE_LEFT):
+            return ledger
         # What is wrong may have reached other nodes' work on the step.
-        training = replace(ledger.training, counts_from=ledger.training.generation + 1)
-        if self.problem in (SETTLED, UNAUDITED):
-            return replace(ledger, training=training)
-        return replace(ledger, training=training, trust=ledger.trust.with_failure(self.node, self.problem))
+        return replace(ledger, training=replace(ledger.training, counts_from=ledger.training.generation + 1))
 
     def narrate(self) -> str:
         return f"step {self.step} was aborted: {self.problem} on {self.node}: {self.reason}"
@@ -116,7 +106,7 @@ class StepAborted:
 
 @dataclass(frozen=True, slots=True)
 class DigestMismatch:
-    """The replicas of a stage hold different state before ``step``. That is settled against some of them: NodeQuarantined."""
+    """The replicas of a stage hold different state before ``step``. They suspect each other: Suspected."""
 
     step: int
     generation: int

@@ -127,8 +127,7 @@ class PlanStarted:
 class PlanFailed:
     """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
     that has it; or the checkpoint is, or another one is in its place. ``lost``: layers whose state the node was expected to hold,
-    and does not. ``silent``: it has not said so, it was waited for in vain, and it was one of the ``suspects``. Otherwise these
-    are the node and those who alone could give it its state, if one party alone could."""
+    and does not. ``silent``: it has not said so, but was waited for in vain."""
 
     generation: int
     node: str
@@ -136,19 +135,12 @@ class PlanFailed:
     snapshot_damaged: bool = False
     lost: tuple[int, ...] = ()
     silent: bool = False
-    suspects: tuple[str, ...] = ()
     event: Literal["plan_failed"] = "plan_failed"
 
     def apply(self, ledger: Ledger) -> Ledger:
         if self.snapshot_damaged:
-            before, ledger = ledger.copies.checkpoints, _but_damaged(ledger, self.node)
-            if ledger.copies.checkpoints is not before:
-                return replace(ledger, trust=replace(ledger.trust, plan_failures=()))
-        if self.silent or self.suspects:
-            return replace(ledger, trust=ledger.trust.with_waiting(self.node, self.suspects))
-        training = ledger.training.without_holders([self.node], self.lost)
-        trust = ledger.trust.with_plan_failure(self.node, has_lost=training.held != ledger.training.held)
-        return replace(ledger, training=training, trust=trust)
+            return _but_damaged(ledger, self.node)
+        return replace(ledger, training=ledger.training.without_holders([self.node], self.lost))
 
     def narrate(self) -> str:
         return f"plan {self.generation} failed on {self.node}: {self.reason}"
@@ -177,8 +169,7 @@ def _but_damaged(ledger: Ledger, node: str) -> Ledger:
     all read. The only checkpoint is not given up."""
     trust, copies, step = ledger.trust, ledger.copies, ledger.training.step
     said = {*trust.damaged_by, node}
-    is_alone = len({ledger.party(name) for name in (*ledger.members, *said)}) == 1
-    several = is_alone or len({ledger.party(name) for name in said}) > 1
+    several = ledger.is_alone or len({ledger.party(name) for name in said}) > 1
     noted = replace(ledger, trust=trust.with_damage(node))
     if not trust.damaged_by or not several:
         return noted

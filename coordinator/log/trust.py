@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from blake3 import blake3
+
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.rounding import Rounding, learned, party_named, without
 from dtfm.coordinator.log.wording import name_nodes
 
 if TYPE_CHECKING:
@@ -22,18 +23,23 @@ MOST_WITNESSES = 8
 CLEARED_BY = "the coordinator"
 """NodeForgiven.by when another turned out to be at fault. No operator is called that: names have no spaces."""
 
-MOST_FAILURES = 100
-"""The number of failed checkpoints in a row of which it is remembered because of whom, and of attempts that waited in vain."""
-
 MOST_KNOWN = 20_000
 """The number of nodes whose steps are remembered. From then on one that is no member is forgotten for each new one: that with the
 fewest steps, of several the one that came last. So nobody loses what it has earned by others' coming and going."""
 
-MOST_HINDERED = 1000
-"""The number of strikes that are remembered, the last ones."""
+MOST_SUSPICIONS = 1000
+"""The number of suspicions that are remembered, the last ones."""
+
+MOST_DAMAGED = 100
+"""The number of reports of a damaged snapshot that are remembered, the last ones."""
 
 MOST_QUARANTINED = 10_000
 """The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
+
+
+def party_named(key_or_name: str) -> str:
+    """How `Audits` names a party, which is known by its key, or by its name where none is known."""
+    return blake3(key_or_name.encode()).hexdigest(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,6 @@ class Audits:
     """How often in a row its work was found right."""
     last: int = 0
     """The step of the last such audit."""
-    differed: bool = False
-    """Whether the last audit of all came to something else."""
     last_of: Mapping[str, int] = field(default_factory=dict)
     """``last`` by name."""
     last_added: Mapping[str, int] = field(default_factory=dict)
@@ -60,17 +64,16 @@ class Audits:
         """Whether as many parties as have to, or as could, have found the work right. One alone may be a friend."""
         return len(self.by) >= self.could
 
-    def and_another(self, event: WorkAudited) -> Audits:
-        if not event.clean:
-            return replace(self, clean=0, differed=True, by=(), could=0)
-        done, by = {event.node: event.step}, party_named(event.by_key or event.by)
+    def and_another(self, event: WorkAudited, by: str) -> Audits:
+        """With one more audit that found the work right, by the party ``by``."""
+        done, witness = {event.node: event.step}, party_named(by)
         added = done if "addends" in event.errors else {}
         return Audits(
             self.clean + 1,
             event.step,
             last_of={**self.last_of, **done},
             last_added={**self.last_added, **added},
-            by=(*(who for who in self.by if who != by), by)[-MOST_WITNESSES:],
+            by=(*(who for who in self.by if who != witness), witness)[-MOST_WITNESSES:],
             could=max(self.could, min(event.others, WITNESSES)),
         )
 
@@ -87,14 +90,10 @@ class Audits:
 
 @dataclass(frozen=True, slots=True)
 class WorkAudited:
-    """``by`` did work of ``node`` again, of ``step`` before it was committed. ``clean``: it came to the same within what
-    rounding explains. ``tied``: neither that nor the opposite, as no more parties found it right than wrong. Then it counts
-    neither for the node nor against it, but teaches what honest devices may be apart. ``errors``: the largest relative ones, by
-    what was compared ("activations", "gradients", "addends", "losses", "evaluations"); ``key`` and ``by_key``: of the two
-    (SubjectPublicKeyInfo in base64), if they have one. ``why``: the work was "drawn", or it was of
-    the "evaluation" right before the step. If an evaluation was found right, that says nothing for the node. ``kinds`` of
-    their devices, the node's first; empty: not known. ``codecs``: by what was to be compared, the roughest under which it was
-    sent. ``others``: how many other parties could have been asked, as they hold the stage and kept what they sent."""
+    """``by`` repeated work of ``node`` of ``step`` before it was committed. ``clean``: it got the same within what rounding
+    explains. Otherwise the two contradict each other, and neither is proven right: see Suspected. ``errors``: the largest
+    relative ones, by what was compared ("activations", "gradients", "addends", "losses"). ``others``: the number of other parties
+    that could have been asked, as they hold the stage and kept what they sent."""
 
     step: int
     generation: int
@@ -103,89 +102,85 @@ class WorkAudited:
     micro_batches: int
     clean: bool
     errors: dict[str, float]
-    key: str = ""
-    by_key: str = ""
-    kinds: tuple[str, ...] = ()
-    codecs: Mapping[str, str] = field(default_factory=dict)
-    why: Literal["drawn", "evaluation"] = "drawn"
     others: int = 1
-    tied: bool = False
     event: Literal["work_audited"] = "work_audited"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        trust = ledger.trust
-        if self.why != "drawn" and (self.clean or self.tied):
+        if not self.clean:
             return ledger
-        known = replace(trust, rounding=learned(trust.rounding, self))
-        if self.tied:
-            return replace(ledger, trust=known)
-        who = self.key or self.node
-        now = trust.audits.get(who, Audits()).and_another(self)
+        trust, who = ledger.trust, ledger.party(self.node)
+        now = trust.audits.get(who, Audits()).and_another(self, ledger.party(self.by))
         audits = {**{each: kept for each, kept in trust.audits.items() if each != who}, who: now}
-        return replace(ledger, trust=replace(known, audits=dict(list(audits.items())[-MOST_KNOWN:])))
+        return replace(ledger, trust=replace(trust, audits=dict(list(audits.items())[-MOST_KNOWN:])))
 
     def narrate(self) -> str:
-        found = "found it right" if self.clean else "came to something else"
-        found = "it was not settled whether they are right" if self.tied else found
-        work = f"{self.micro_batches} micro-batches of {self.node}"
-        where = f"the evaluation after step {self.step - 1}" if self.why == "evaluation" else f"step {self.step}"
-        return f"{self.by} did {work} again in {where}, and {found}"
+        found = "found it right" if self.clean else "got another result"
+        return f"{self.by} repeated {self.micro_batches} micro-batches of {self.node} in step {self.step}, and {found}"
 
 
 @dataclass(frozen=True, slots=True)
-class AuditHindered:
-    """A strike (core/trust/strikes.py): in this attempt at ``step`` an audit ``of`` a node's work came to nothing because of
-    ``node``, as ``by`` say, or could not be finished, as it ``ended`` the step. If ``of`` is empty, it was to do the audit
-    itself, and did not answer."""
+class Suspected:
+    """In this attempt at ``step`` one of the ``nodes`` is at fault, and it is not known which; if there is one, it is that one.
+    ``by``: the members that say so; empty: the coordinator saw it itself. What follows from all suspicions together stands in
+    core/trust/suspicion.py."""
 
     step: int
     generation: int
-    node: str
-    of: str = ""
+    charge: Charge
+    nodes: tuple[str, ...]
+    reason: str
     by: tuple[str, ...] = ()
-    ended: bool = False
-    event: Literal["audit_hindered"] = "audit_hindered"
+    event: Literal["suspected"] = "suspected"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, trust=ledger.trust.with_strike(self))
+        trust = ledger.trust
+        held = (*trust.suspicions, Suspicion(self, trust.commits))[-MOST_SUSPICIONS:]
+        return replace(ledger, trust=replace(trust, suspicions=held))
 
     def narrate(self) -> str:
-        if not self.of:
-            return f"{self.node} did not answer an audit in step {self.step}"
-        how = "it ended the step" if self.ended else "it withheld what that needs"
-        said = f", say {name_nodes(self.by)}" if self.by else ""
-        return f"an audit of {self.of} in step {self.step} came to nothing because of {self.node}: {how}{said}"
+        whom = " or ".join(self.nodes) if len(self.nodes) <= 2 else f"one of {name_nodes(self.nodes)}"
+        said = f", says {name_nodes(self.by)}" if self.by and set(self.by) != set(self.nodes) else ""
+        return f"step {self.step}: {whom} is suspected{said}: {self.charge}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class StrikesEnded:
-    """The oldest strike of the party ``who`` (a key, or a name where none is known) in audits of the party ``of`` (as in
-    AuditHindered) is worked off; or ``all`` that it has end, whatever they were for, as a verdict takes their place."""
+class Suspicion:
+    """What was ``said``, and the number of commits of the run until then. ``left``: of its nodes those that no commit has
+    cleared; None: all."""
 
-    who: str
-    of: str = ""
-    all: bool = False
-    event: Literal["strikes_ended"] = "strikes_ended"
+    said: Suspected
+    commits: int
+    left: tuple[str, ...] | None = None
 
-    def apply(self, ledger: Ledger) -> Ledger:
-        def is_of(name: str, who: str) -> bool:
-            return who in (name, ledger.party(name))
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """One of them is at fault."""
+        return self.said.nodes if self.left is None else self.left
 
-        strikes = ledger.trust.strikes
-        its = [each for each in strikes if is_of(each.node, self.who)]
-        if not self.all:
-            its = [each for each in its if (is_of(each.of, self.of) if self.of else not each.of)][:1]
-        left = tuple(each for each in strikes if not any(each is ended for ended in its))
-        return replace(ledger, trust=replace(ledger.trust, strikes=left))
+    @property
+    def attempt(self) -> tuple[int, int]:
+        return self.said.generation, self.said.step
 
-    def narrate(self) -> str:
-        return "no strike is left against a member" if self.all else "a member has worked off a strike"
+    def after_a_commit(self, commits: int, nodes: Collection[str]) -> Suspicion | None:
+        """What is left of it after commit number ``commits``, in which ``nodes`` took part; None: nothing. Where a commit clears
+        who took part, others may have left so as not to be waited for."""
+        charge = self.said.charge
+        if charge.commits > 1:
+            return self if commits - self.commits < charge.commits else None
+        left = tuple(node for node in self.nodes if node not in nodes)
+        if not left or charge is Charge.PEER_LOST or commits - self.commits > MOST_ABSENT:
+            return None
+        return self if len(left) == len(self.nodes) else replace(self, left=left)
+
+
+MOST_ABSENT = 100
+"""The number of commits after which a suspicion is forgotten, of whoever has not taken part in one since."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandingChanged:
-    """What audits have made of a member: "new", "suspected" or "proven" (log/standing.py), and why. It follows from their events;
-    this one tells people."""
+    """What audits have made of a member: "new" or "proven" (log/standing.py), and why. It follows from their events; this one
+    tells people."""
 
     node: str
     standing: str
@@ -200,29 +195,10 @@ class StandingChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesBenched:
-    """The ``nodes``, which are one party's, take no part until the next step is committed: it is tried whether it can be done
-    without them. Then others take their part again."""
-
-    nodes: tuple[str, ...]
-    reason: str
-    event: Literal["nodes_benched"] = "nodes_benched"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        tried = (*ledger.trust.tried_without, *self.nodes)
-        trust = replace(ledger.trust, benched=self.nodes, benched_for=self.reason, tried_without=tried)
-        return replace(ledger, trust=trust)
-
-    def narrate(self) -> str:
-        return f"the step is tried without {name_nodes(self.nodes)}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
 class NodeQuarantined:
     """A member takes no part any more until somebody forgives it. ``step``: the last committed one. ``key``: whose names are all
     bound by this (SubjectPublicKeyInfo in base64); empty: the name alone. ``undecided``: it may not be at fault, as it
-    was one word against another, that of ``against``, or something came from elsewhere. ``weighed``: it went as those had the
-    better standing, which they have used up by that (core/trust/standing.py)."""
+    was one word against another, that of ``against``, or something came from elsewhere."""
 
     node: str
     charge: Charge
@@ -231,21 +207,13 @@ class NodeQuarantined:
     undecided: bool = False
     against: tuple[str, ...] = ()
     key: str = ""
-    weighed: bool = False
     event: Literal["node_quarantined"] = "node_quarantined"
 
-    def is_of_the_step_after(self, step: int) -> bool:
-        """Whether it is for what was said of the step after this one, which another may have spoilt: NaN, or, among strangers,
-        that it fails, where it did so without each of them alone."""
-        nan, spoilt = self.charge is Charge.NON_FINITE, self.charge is Charge.SPOILS and self.weighed
-        return self.step == step and (nan or spoilt)
-
     def apply(self, ledger: Ledger) -> Ledger:
-        """What the node had in memory counts no more. What was said by its party before is settled among strangers."""
+        """What the node had in memory counts no more, and neither does what its party said or was suspected of."""
         names = {name for name, holder in ledger.access.names.items() if self.key and holder.key == self.key}
         names |= {self.node}
-        settled = names if ledger.is_open else set[str]()
-        trust = ledger.trust.with_quarantine(self, settled)
+        trust = ledger.trust.with_quarantine(self, names)
         return replace(ledger, training=ledger.training.without_holders(names), trust=trust)
 
     def narrate(self) -> str:
@@ -266,11 +234,7 @@ class NodeForgiven:
         """Whom an operator forgives begins anew, as one who is suspected. Who was cleared is what it was before."""
         trust, of = ledger.trust, (self.node, self.key)
         ended = {who: why for who, why in trust.quarantined.items() if who in of}
-        fresh = replace(
-            trust,
-            quarantined={who: why for who, why in trust.quarantined.items() if who not in of},
-            refused=tuple((node, donors) for node, donors in trust.refused if self.node not in donors),
-        )
+        fresh = replace(trust, quarantined={who: why for who, why in trust.quarantined.items() if who not in of})
         if self.by == CLEARED_BY:
             return replace(ledger, trust=fresh)
         forgiven = {**{who: why for who, why in trust.forgiven.items() if who not in of}, **ended}
@@ -279,29 +243,6 @@ class NodeForgiven:
 
     def narrate(self) -> str:
         return f"{self.by} has forgiven {self.node}: it may come back"
-
-
-@dataclass(frozen=True, slots=True)
-class StateRefused:
-    """Before ``generation`` began, ``node`` had other state of ``bucket`` after ``step`` than those who trained it. It says that
-    it has it from ``donors``: several, if one of them broke off. It gets it again from others."""
-
-    step: int
-    generation: int
-    node: str
-    donors: tuple[str, ...]
-    bucket: int
-    event: Literal["state_refused"] = "state_refused"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        refused = (*ledger.trust.refused, (self.node, self.donors))[-MOST_FAILURES:]
-        return replace(ledger, trust=replace(ledger.trust, refused=refused))
-
-    def narrate(self) -> str:
-        whose = f"from {name_nodes(self.donors)}" if self.donors else "that it has"
-        return (
-            f"the state of bucket {self.bucket} {whose} is refused on {self.node}: it differs from that of the others"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,41 +255,16 @@ class Trust:
     """By party, what came of the audits of its work."""
     began: Mapping[str, int] = field(default_factory=dict)
     """By party, the last step before its work."""
-    rounding: Rounding = field(default_factory=dict)
-    """What audits have shown of how far apart honest devices are."""
     quarantined: Mapping[str, NodeQuarantined] = field(default_factory=dict)
     """By party, the oldest first."""
     forgiven: Mapping[str, NodeQuarantined] = field(default_factory=dict)
     """By party, for what it was quarantined the last time, before an operator let it come back; the oldest first."""
-    strikes: tuple[AuditHindered, ...] = ()
-    """Because of whom audits came to nothing, the oldest first."""
-    refused: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Who had another state than those who trained it, and from which donors, the oldest first."""
-    failures: tuple[tuple[str, str], ...] = ()
-    """Since the last commit, the reports of a step that was at fault itself, each a node and the problem."""
-    peer_losses: tuple[tuple[str, str], ...] = ()
-    """Since the last commit, who lost whom, without those who have left."""
-    waited_for: tuple[frozenset[str], ...] = ()
-    """Since the last commit, the suspects of each attempt that waited in vain, without those who have left."""
-    evaded: Mapping[str, int] = field(default_factory=dict)
-    """By node, how many of the last attempts in a row had waited for it when it left, since it last took part in a commit."""
-    plan_failures: tuple[str, ...] = ()
-    """Since a plan last started, the nodes that could not take their part."""
-    losers: tuple[str, ...] = ()
-    """Since then, those that have said once what state they have lost."""
+    suspicions: tuple[Suspicion, ...] = ()
+    """Those that are not forgotten yet, the oldest first."""
+    commits: int = 0
+    """The number of commits of the run, those included that were undone."""
     damaged_by: tuple[str, ...] = ()
-    """Since then, who said that the snapshot to go on from is damaged."""
-    checkpoint_failures: tuple[str, ...] = ()
-    """Since a checkpoint was whole, the nodes because of which checkpoints failed."""
-    benched: tuple[str, ...] = ()
-    """They take no part until the next commit."""
-    benched_for: str = ""
-    """Why."""
-    tried_without: tuple[str, ...] = ()
-    """All who were benched since the last commit. Those without whom no plan was possible are tried again once another node is
-    ready."""
-    failed_without: tuple[str, ...] = ()
-    """Those without whom the step was tried and failed."""
+    """Since a plan last started, who said that the snapshot to go on from is damaged."""
 
     def with_newcomer(self, node: str, members: Collection[str]) -> Trust:
         if node in self.worked:
@@ -358,22 +274,9 @@ class Trust:
         worked = {other: steps for other, steps in self.worked.items() if other != forgotten}
         return replace(self, worked={**worked, node: 0})
 
-    def with_another_ready(self) -> Trust:
-        return replace(self, tried_without=self.failed_without)
-
     def without_member(self, node: str) -> Trust:
-        """The node has left. What the last attempts in a row had waited for it is remembered apart."""
-        times = next((n for n, suspects in enumerate(reversed(self.waited_for)) if node not in suspects), None)
-        evaded = self.evaded
-        if times := len(self.waited_for) if times is None else times:
-            others = {other: before for other, before in evaded.items() if other != node}
-            evaded = dict(list({**others, node: evaded.get(node, 0) + times}.items())[-MOST_KNOWN:])
-        return replace(
-            self,
-            peer_losses=tuple(pair for pair in self.peer_losses if node not in pair),
-            waited_for=tuple(suspects - {node} for suspects in self.waited_for),
-            evaded=evaded,
-        )
+        """The node has left. That others have lost it says nothing of their lines any more."""
+        return self._but(lambda each: each.said.charge is Charge.PEER_LOST and node in each.nodes)
 
     def after_a_commit(self, step: int, nodes: Collection[str], party: Callable[[str], str]) -> Trust:
         """``nodes``: who took part in it."""
@@ -381,70 +284,30 @@ class Trust:
         began = self.began
         if new := {party(node) for node in did} - began.keys():
             began = dict(list({**began, **dict.fromkeys(sorted(new), step - 1)}.items())[-MOST_KNOWN:])
-        evaded = {node: times for node, times in self.evaded.items() if node not in nodes}
-        fresh = replace(self, worked={**self.worked, **did}, began=began, evaded=evaded)
-        return replace(fresh.without_trial(), failures=(), peer_losses=(), waited_for=())
+        commits, left = self.commits + 1, self.suspicions
+        if left:
+            after = (each.after_a_commit(commits, nodes) for each in left)
+            left = tuple(each for each in after if each is not None)
+        return replace(self, worked={**self.worked, **did}, began=began, commits=commits, suspicions=left)
 
     def after_a_plan_began(self) -> Trust:
-        return replace(self, plan_failures=(), losers=(), damaged_by=())
-
-    def after_a_restart(self, step: int) -> Trust:
-        """``step``: the last committed one. What made the step in hand fail may be mended now."""
-        stay = {who: why for who, why in self.quarantined.items() if not why.is_of_the_step_after(step)}
-        fresh = replace(self, quarantined=stay, failures=(), peer_losses=(), waited_for=(), evaded={})
-        return replace(fresh.without_trial().after_a_plan_began(), checkpoint_failures=())
+        return replace(self, damaged_by=()) if self.damaged_by else self
 
     def back_to(self, step: int) -> Trust:
         """Training has gone back to this step."""
         audits = {who: of.until(step) for who, of in self.audits.items()}
         return replace(self, audits=audits, began={who: min(each, step) for who, each in self.began.items()})
 
-    def without_trial(self) -> Trust:
-        return replace(self, benched=(), benched_for="", tried_without=(), failed_without=())
-
-    def with_failure(self, node: str, problem: str) -> Trust:
-        failed_without = tuple(dict.fromkeys((*self.failed_without, *self.benched)))
-        return replace(self, failures=(*self.failures, (node, problem)), failed_without=failed_without)
-
-    def with_loss(self, node: str, peer: str) -> Trust:
-        return replace(self, peer_losses=(*self.peer_losses, (node, peer)))
-
-    def with_waiting(self, node: str, suspects: Collection[str]) -> Trust:
-        return replace(self, waited_for=(*self.waited_for, frozenset(suspects or (node,)))[-MOST_FAILURES:])
-
-    def with_plan_failure(self, node: str, *, has_lost: bool) -> Trust:
-        """With other state held the next plan differs, so the first such failure of a node does not count: it says all that it
-        has lost at once."""
-        if has_lost and node not in self.losers:
-            return replace(self, losers=(*self.losers, node))
-        return replace(self, plan_failures=(*self.plan_failures, node))
-
     def with_damage(self, node: str) -> Trust:
-        return replace(self, damaged_by=(*self.damaged_by, node)[-MOST_FAILURES:])
+        return replace(self, damaged_by=(*self.damaged_by, node)[-MOST_DAMAGED:])
 
-    def with_checkpoint_failure(self, node: str) -> Trust:
-        return replace(self, checkpoint_failures=(*self.checkpoint_failures, node)[-MOST_FAILURES:])
-
-    def with_strike(self, strike: AuditHindered) -> Trust:
-        return replace(self, strikes=(*self.strikes, strike)[-MOST_HINDERED:])
-
-    def with_quarantine(self, event: NodeQuarantined, settled: Collection[str]) -> Trust:
-        """It may have been the cause of all the waiting until now, and why a step failed: the trial of a step starts again if the
-        node goes during it, or if an operator expels the node. What ``settled`` names said before counts no more."""
+    def with_quarantine(self, event: NodeQuarantined, names: Collection[str]) -> Trust:
+        """``names``: all that it binds."""
         who = event.key or event.node
         quarantined = dict(list({**self.quarantined, who: event}.items())[-MOST_QUARANTINED:])
         forgotten = self.quarantined.keys() - quarantined.keys()
-        fresh = self
-        if event.charge is Charge.OPERATOR or self.tried_without:
-            fresh = replace(self.without_trial(), failures=())
-        return replace(
-            fresh.without_witness(who).without_audits(forgotten),
-            quarantined=quarantined,
-            waited_for=(),
-            evaded={},
-            plan_failures=tuple(node for node in self.plan_failures if node not in settled),
-            checkpoint_failures=tuple(node for node in self.checkpoint_failures if node not in settled),
-        )
+        fresh = self._but(lambda each: not set(names).isdisjoint((*each.nodes, *each.said.by)))
+        return replace(fresh.without_witness(who).without_audits(forgotten), quarantined=quarantined)
 
     def without_audits(self, parties: Collection[str]) -> Trust:
         return replace(
@@ -458,9 +321,12 @@ class Trust:
         name = party_named(party)
         return replace(
             self,
-            rounding=without(self.rounding, party),
             audits={
                 each: replace(audits, by=tuple(by for by in audits.by if by != name)) if name in audits.by else audits
                 for each, audits in self.audits.items()
             },
         )
+
+    def _but(self, over: Callable[[Suspicion], bool]) -> Trust:
+        left = tuple(each for each in self.suspicions if not over(each))
+        return self if len(left) == len(self.suspicions) else replace(self, suspicions=left)

@@ -12,6 +12,8 @@ from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log.wording import describe_seconds
 from dtfm.scheduler.model.decision import Infeasible
+from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.replan.failover import rerouted
 from dtfm.scheduler.schedule import schedule
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
     began = time.monotonic()
     if stopped():
         return "the question was dropped"
+    if (carried := carried_on(wanted)) is not None:
+        return carried
     try:
         decision = schedule(
             wanted.cluster,
@@ -49,6 +53,15 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
         decision.evaluations,
     )
     return PlanChosen(decision.plan, decision.sentence, predicted, bound)
+
+
+def carried_on(wanted: PlanWanted) -> PlanChosen | None:
+    """The plan that trained until now, without its nodes that are gone; None: it is not asked for, or not possible."""
+    if wanted.carry_on is None or wanted.incumbent is None:
+        return None
+    problem = Problem(wanted.carry_on.cluster, wanted.workload)
+    plan = rerouted(wanted.incumbent, problem, wanted.carry_on.holders)
+    return None if plan is None else PlanChosen(plan, "the same stages without the nodes that are gone")
 
 
 def _finite(seconds: float) -> float | None:

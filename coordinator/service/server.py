@@ -323,7 +323,7 @@ class Server:
         self._inputs.put_nowait(t.Planned(wanted.number, outcome, hopeless))
 
     async def _write_manifest(self, command: t.WriteManifest) -> None:
-        ledger, problem, bucket, digest = self.ledger, "", None, ""
+        ledger, problem, digest, bucket = self.ledger, "", "", None
         described = ledger.described
         assert described is not None
         try:
@@ -342,7 +342,7 @@ class Server:
         except Exception as error:
             log.exception("the manifest of step %d could not be written", command.step)
             problem = f"{type(error).__name__}: {error}"
-        self._inputs.put_nowait(t.ManifestDone(command.step, problem, bucket, digest))
+        self._inputs.put_nowait(t.ManifestDone(command.step, problem, digest, bucket))
 
     async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
         try:

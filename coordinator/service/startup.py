@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dtfm.coordinator.config.run_file import RunFile, parse_run
-from dtfm.coordinator.core.auditing.memory import remembered
-from dtfm.coordinator.core.state import Gathering, State
+from dtfm.coordinator.core.phases import Gathering
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import check_ladder
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
@@ -65,7 +65,6 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool | None) -> tuple
         ledger=ledger,
         phase=Gathering(time.monotonic(), ""),
         secret=secrets.token_bytes(32),
-        auditing=remembered(ledger),
     )
     return state, events
 

@@ -65,6 +65,4 @@ def status(ledger: Ledger, node: str) -> str:
     if ledger.training.plan is not None and ledger.training.plan.stage_of(node) is not None:
         return "computing"
     member = ledger.members[node]
-    if node in ledger.trust.benched:
-        return "benched"
     return "relays" if member.relay == "only" else "idle" if member.ready else "preparing"

@@ -28,9 +28,10 @@ class Group:
     stages: tuple[int, ...]
     loads: tuple[int, ...]
 
-    def checkpoint_writer(self, bucket: int) -> str:
-        """The member that writes the bucket into a checkpoint."""
-        return self.counted_by[bucket % len(self.counted_by)]
+    def checkpoint_writer(self, bucket: int, not_writing: Collection[str]) -> str:
+        """The member that writes the bucket into a checkpoint: one of those ``not_writing`` only if all are."""
+        able = [member for member in self.counted_by if member not in not_writing] or self.counted_by
+        return able[bucket % len(able)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,14 @@ class Placement:
 
 
 def placement_of(
-    plan: Plan, node: str, evaluation_micro_batches: int, buckets: Iterable[BucketSpec] = ()
+    plan: Plan, node: str, evaluation_micro_batches: int, buckets: Iterable[BucketSpec] = (), *, twice: bool = False
 ) -> Placement | None:
-    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's."""
+    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's. ``twice``: see held_out_chains."""
     index = plan.stage_of(node)
     if index is None:
         return None
     stage = plan.stages[index]
-    training, held_out = chains(plan), held_out_chains(plan, evaluation_micro_batches)
+    training, held_out = chains(plan), held_out_chains(plan, evaluation_micro_batches, twice=twice)
     mine, mine_held_out = _micro_batches(training, node, index), _micro_batches(held_out, node, index)
     return Placement(
         node=node,

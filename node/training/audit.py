@@ -1,4 +1,4 @@
-"""Doing another replica's work of a step, or of an evaluation right before it, again, to see whether it was done right.
+"""Repeating another replica's work of a step, to see whether it was done right.
 
 What went in comes from the neighbours that sent it, and what came out is compared with what the replica voted to have sent: first
 by digest, and only if that differs by its tensors. It happens after this node's own vote: nothing is added to any gradient, since
@@ -44,12 +44,9 @@ def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> st
         return "nothing is audited in this step"
     if audit.node == placement.node or audit.node not in placement.replicas:
         return f"{audit.node[:64]!r} is no other replica of this stage"
-    what, samples = ("an evaluation", train.evaluation_samples) if audit.evaluation else ("a step", train.global_batch)
-    numbers, most = [each.number for each in audit.micro_batches], samples // train.micro_batch
+    numbers, most = [each.number for each in audit.micro_batches], train.global_batch // train.micro_batch
     if not numbers or len(set(numbers)) < len(numbers) or max(numbers) >= most:
-        return f"micro-batches {numbers[:8]}; {what} has {most}, each once"
-    if audit.evaluation and audit.HasField("bucket"):
-        return "an evaluation has no gradients, and so no bucket"
+        return f"micro-batches {numbers[:8]}; a step has {most}, each once"
     for each in audit.micro_batches:
         if (bool(each.previous), bool(each.next)) != (not placement.first, not placement.last):
             return f"micro-batch {each.number} has other neighbours than one of stage {placement.stage}"
@@ -63,8 +60,7 @@ def do_again(
 ) -> Audited:
     """The answer to ``audit``, which fits. In the thread that trains. Once it ``is_late``, what is left is not done. Raises what
     ``fetch`` raises, but for Withheld."""
-    compute = generation.evaluating() if audit.evaluation else generation.computing(audit.step)
-    again = _Again(audit, generation, compute, fetch, is_late)
+    again = _Again(audit, generation, generation.computing(audit.step), fetch, is_late)
     answer = Audited(number=audit.number)
     try:
         again.run()
@@ -76,7 +72,6 @@ def do_again(
     errors = again.errors
     answer.activations, answer.gradients = errors[Kind.ACTIVATION], errors[Kind.GRADIENT]
     answer.addends, answer.losses = errors[Kind.REDUCE], again.losses
-    answer.evaluations = errors[Kind.EVALUATION]
     return answer
 
 
@@ -86,8 +81,7 @@ class Unusable(Exception):
 
 @dataclass(slots=True)
 class _Again:
-    """``errors`` are the largest so far, by kind of what was compared, with held-out losses under EVALUATION. ``losses`` is that
-    of the losses that were trained on."""
+    """``errors`` are the largest so far, by kind of what was compared; ``losses`` is that of the losses."""
 
     audit: Audit
     generation: Generation
@@ -96,16 +90,10 @@ class _Again:
     is_late: Callable[[], bool]
     losses: float = NOTHING_COMPARED
     errors: dict[Kind, float] = field(
-        default_factory=lambda: dict.fromkeys(
-            (Kind.ACTIVATION, Kind.GRADIENT, Kind.REDUCE, Kind.EVALUATION), NOTHING_COMPARED
-        )
+        default_factory=lambda: dict.fromkeys((Kind.ACTIVATION, Kind.GRADIENT, Kind.REDUCE), NOTHING_COMPARED)
     )
 
     def run(self) -> None:
-        if self.audit.evaluation:
-            for each in self.audit.micro_batches:
-                self._held_out(each)
-            return
         if not self.audit.HasField("bucket") or self._is_summed_roughly(self.audit.bucket):
             for each in self.audit.micro_batches:
                 self._micro_batch(each, (), ())
@@ -170,25 +158,6 @@ class _Again:
         for total, gradient in zip(sums, found, strict=True):
             if gradient is not None:
                 total.add_(gradient)
-
-    @torch.no_grad()
-    def _held_out(self, each: Audit.MicroBatch) -> None:
-        """Compares what a held-out micro-batch makes."""
-        if self.is_late():
-            raise Unusable("this node is too slow for so much")
-        placement, compute, sizes = self.generation.placement, self.compute, self.generation.sizes
-        if placement.first:
-            x = compute.inputs(each.number)
-        else:
-            digest = each.activation_in
-            wanted = Wanted(each.previous, Kind.EVALUATION, each.number, 0, digest, sizes.input, sizes.dtype)
-            x = self._decoded(wanted, self.fetch([wanted])[0]).view(compute.input_shape)
-        positions = compute.positions(each.number)
-        if placement.last:
-            mine = float(compute.loss(x, compute.labels(each.number), 1.0, positions).mean)
-            self._note(Kind.EVALUATION, _error(each.loss - mine, mine))
-        else:
-            self._compare(Kind.EVALUATION, each.number, 0, compute.forward(x, positions), each.activation_out)
 
     def _inputs(self, each: Audit.MicroBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What the micro-batch enters with (a leaf that gets a gradient, unless it is of the data), and the gradient of what it
@@ -274,7 +243,6 @@ class _Again:
         network = self.generation.run.network
         settings = {
             Kind.ACTIVATION: network.activations,
-            Kind.EVALUATION: network.activations,
             Kind.GRADIENT: network.gradients,
             Kind.REDUCE: network.reduction,
         }

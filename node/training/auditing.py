@@ -65,9 +65,7 @@ class Auditing:
     def carry_out(
         self, audit: Audit, asked: Asked, generation: Generation | None, voted: int | None, dialler: Dialler
     ) -> None:
-        """Does the work again and reports what came of it, unless it does not fit what this node does, or is called off. If it is
-        called off when it has come to something else and waits for the audited node's own tensor, that is reported: this may have
-        left because it was asked."""
+        """Repeats the work and reports the result, unless it does not fit what this node does, or is called off."""
         if asked.number <= self._over:
             return
         if (wrong := misfit(audit, generation, voted)) or generation is None:
@@ -76,11 +74,8 @@ class Auditing:
         lease = generation.run.lease_seconds
         seconds = audit.seconds or math.inf
         witnesses = Witnesses(generation.number, audit.step, generation.around, dialler, lease, seconds * PEER_FRACTION)
-        came_out_otherwise = False
 
         def fetch(wanted: Sequence[Wanted]) -> Sequence[Tensor]:
-            nonlocal came_out_otherwise
-            came_out_otherwise = any(each.node == audit.node for each in wanted)
             return self._await(witnesses.fetch(wanted), asked.number)
 
         try:
@@ -88,15 +83,11 @@ class Auditing:
                 answer = do_again(audit, generation, fetch, lambda: time.monotonic() > asked.at + seconds)
         except Closed as closed:
             log.info("an audit of %s is called off: %s", audit.node, closed)
-            if not came_out_otherwise:
-                return
-            answer = Audited(number=audit.number, problem=f"CALLED_OFF: {closed}", withheld_by=audit.node)
-            answer.activations = answer.gradients = answer.addends = answer.losses = answer.evaluations = -1
-            answer.unreachable = True
+            return
         except Exception as problem:  # whatever the device raises: this node's own work is done
             log.exception("step %d of %s could not be done again", audit.step, audit.node)
             answer = Audited(number=audit.number, problem=f"FAILED: {type(problem).__name__}: {problem}"[:1000])
-            answer.activations = answer.gradients = answer.addends = answer.losses = answer.evaluations = -1
+            answer.activations = answer.gradients = answer.addends = answer.losses = -1
         finally:
             asyncio.run_coroutine_threadsafe(witnesses.close(), self._loop)
         self._report(NodeMessage(audited=answer))

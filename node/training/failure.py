@@ -22,6 +22,11 @@ def problem_of(error: Exception) -> StepProblem:
             return StepProblem.INTERNAL
 
 
+def peer_of(error: Exception) -> str:
+    """Who has sent what the error is about; empty: nobody."""
+    return error.source if isinstance(error, NonFinite) else ""
+
+
 def plan_failed(generation: int, error: Exception) -> PlanFailed:
     damaged = isinstance(error, SnapshotDamaged | CheckpointDamaged)
     return PlanFailed(generation=generation, problem=sentence_of(error), snapshot_damaged=damaged)

@@ -36,7 +36,6 @@ from dtfm.node.transport.kept import Offer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
-from dtfm.protos import MOST_HELD_OUT_AUDITED
 from dtfm.protos.control_pb2 import Device, Peer
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run
@@ -61,14 +60,6 @@ class Inherited:
     codecs: Codecs | None = None
     bound: ContributionBound | None = None
     residuals: Residuals = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptEvaluation:
-    """What was ``sent`` in an evaluation, by micro-batch, until the next commit. ``keeps``: there is room for that."""
-
-    keeps: bool
-    sent: dict[int, Future[Encoded]] = field(default_factory=dict)
 
 
 class Generation:
@@ -111,9 +102,7 @@ class Generation:
             placement, self._send_reduced, self.receiver.let_go, inherited.residuals, bound=bound, came=self._came
         )
         self.commitments: Commitments | None = None
-        """Of the step last trained, and of an evaluation right before it, where work is audited and this step began here."""
-        self.evaluation: KeptEvaluation | None = None
-        """Of the one right before the step in hand, where it is audited."""
+        """Of the step last trained, where work is audited and this step began here."""
         self._reduced_with = Codec.OFF  # in the step last trained
         # During the last backward: the number of parameters of each bucket that still get gradients.
         self._unfinished: dict[int, int] = {}
@@ -124,7 +113,7 @@ class Generation:
             for index, parameters in stage.parameters.items()
             for parameter in parameters
         ]
-        self._keeps_evaluations = self._look_for_room()
+        self._look_for_room()
         give_back(now=True)  # what it took to make or load the state
 
     @property
@@ -134,10 +123,6 @@ class Generation:
     @property
     def run(self) -> Run:
         return self._loaded.run
-
-    @property
-    def _is_audited(self) -> bool:
-        return self.run.trust.audit_rate > 0
 
     def links_changed(self, bandwidth: Mapping[str, float]) -> bool:
         """Between two steps: some links from here now have this ``bandwidth``. Returns whether the codecs have changed."""
@@ -157,10 +142,7 @@ class Generation:
         """
         assert self.progress.step == step
         begins = self.progress.reports_nothing and not any(self._neighbours_have.values())
-        if not self._is_audited or not begins:
-            self.commitments = None
-        elif self.evaluation is None:
-            self.commitments = Commitments()
+        self.commitments = Commitments() if self.run.trust.audit_rate > 0 and begins else None
         gradients = self._gradients()
         self._restore(gradients)
         try:
@@ -190,14 +172,9 @@ class Generation:
         """What it takes to compute any micro-batch of ``step``."""
         return self._compute(partial(self._training_batch, step))
 
-    def evaluating(self) -> Compute:
-        """What it takes to compute any held-out micro-batch."""
-        return self._compute(self._evaluation_batch)
-
     def offer(self, step: int) -> Offer:
-        """What was sent in ``step``, the one last trained, and in an evaluation right before it."""
-        held_out = self.evaluation.sent if self.evaluation is not None else {}
-        work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with, held_out)
+        """What was sent in ``step``, the one last trained."""
+        work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with)
         return Offer(self.number, step, frozenset(self.around), work.find)
 
     def apply(self, step: int, gradient_norm: float) -> None:
@@ -206,7 +183,7 @@ class Generation:
             adamw(self._loaded.run.train, step, gradient_norm, bucket, bucket.gradients)
             self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more
-        self.commitments = self.evaluation = None
+        self.commitments = None
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
         self.receiver.advance(step)
         self.reducer.commit(step)
@@ -215,13 +192,14 @@ class Generation:
         give_back(now=self._is_short)
 
     def evaluate(self, step: int) -> tuple[float, ...]:
-        """After ``step``, and before the next one: see `pipeline.evaluate`. What is sent and comes is audited with the next step.
-        Raises Closed."""
-        train = self.run.train
-        if self._is_audited and train.evaluation_samples // train.micro_batch <= MOST_HELD_OUT_AUDITED:
-            self.commitments, self.evaluation = Commitments(), KeptEvaluation(self._keeps_evaluations)
-        neighbours = Neighbours(self._queue, partial(self._send_held_out, step), self._came)
-        return pipeline.evaluate(self.placement, step, self.evaluating(), neighbours)
+        """After ``step``, and before the next one: see `pipeline.evaluate`. Raises Closed."""
+
+        def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+            what = What(kind, self.number, step, number)
+            self._sender.send(destination, what, tensor, self.codecs.of(kind, destination))
+
+        neighbours = Neighbours(self._queue, send)
+        return pipeline.evaluate(self.placement, step, self._compute(self._evaluation_batch), neighbours)
 
     def close(self, reason: str) -> None:
         """Makes `train` and `evaluate` raise Closed, now and later. From any thread."""
@@ -233,7 +211,6 @@ class Generation:
         """After ``close``: ends the threads, and removes the hooks, which would keep the stage alive."""
         for hook in self._hooks:
             hook.remove()
-        self.evaluation = None
         self.reducer.close()
 
     def _choose_codecs(self, previous: Codecs | None) -> Codecs:
@@ -264,9 +241,8 @@ class Generation:
         in_flight = min(self.placement.in_flight, len(self.placement.micro_batches))
         return computing_bytes(memory, inputs, in_flight, stage.keeping.checkpointing)
 
-    def _look_for_room(self) -> bool:
-        """Logs what another attempt at a step would need, and audits of evaluations, where there is no room for it. Returns
-        whether there is for what is sent in evaluations, beside what is kept of a step."""
+    def _look_for_room(self) -> None:
+        """Logs what another attempt at a step would need, where there is no room for it."""
         groups, sizes = self.placement.groups, self.sizes
         shared = [index for index in sizes.buckets if len(groups[index].members) > 1]
         gradients = sum(sizes.buckets[index] for index in shared) * sizes.reduced.itemsize
@@ -280,16 +256,6 @@ class Generation:
                 activations,
                 self._retry_bytes,
             )
-        held_out = len(self.placement.evaluation_next) * sizes.output * sizes.dtype.itemsize
-        left = max(self._retry_bytes - gradients - activations, 0)
-        if held_out > left and self._is_audited:
-            log.warning(
-                "what is sent from here in evaluations is not kept, so that those who get it are not audited: it takes %d bytes, "
-                "and there is room for %d",
-                held_out,
-                left,
-            )
-        return held_out <= left
 
     # The parts of a step
 
@@ -366,9 +332,10 @@ class Generation:
         return data.training_batch(indices)
 
     def _evaluation_batch(self, number: int) -> Batch:
-        data = self._loaded.data
-        micro_batch = self._loaded.run.train.micro_batch
-        return data.evaluation_batch(evaluation_samples(number, micro_batch=micro_batch, count=data.evaluation_count))
+        data, train = self._loaded.data, self._loaded.run.train
+        number %= train.evaluation_samples // train.micro_batch  # strangers compute each twice: see held_out_chains
+        indices = evaluation_samples(number, micro_batch=train.micro_batch, count=data.evaluation_count)
+        return data.evaluation_batch(indices)
 
     # Tensors from peers and to them
 
@@ -421,8 +388,3 @@ class Generation:
         if self.commitments is not None:
             self.commitments.sends(destination, what, encoded)
         return encoded
-
-    def _send_held_out(self, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-        encoded = self._send(step, kind, destination, number, tensor)
-        if self.evaluation is not None and self.evaluation.keeps:
-            self.evaluation.sent[number] = encoded

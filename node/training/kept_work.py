@@ -1,8 +1,7 @@
-"""What a node has kept of the step that it has voted on, and of an evaluation right before it: for audits, as it was sent."""
+"""What a node has kept of the step that it has voted on: for audits, as it was sent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -18,14 +17,12 @@ from dtfm.protos.peer_pb2 import KeptRequest
 
 @dataclass(frozen=True, slots=True)
 class KeptWork:
-    """The work of ``progress``, whose gradients were sent to replicas with the codec ``reduction``. ``held_out``: by number, what
-    was sent of held-out micro-batches."""
+    """The work of ``progress``, whose gradients were sent to replicas with the codec ``reduction``."""
 
     placement: Placement
     progress: Progress
     sizes: TensorSizes
     reduction: Codec
-    held_out: Mapping[int, Future[Encoded]]
 
     def find(self, request: KeptRequest) -> Tensor:
         """A tensor as it was sent; its memory is not written any more. From any thread. Raises LookupError."""
@@ -33,9 +30,6 @@ class KeptWork:
             case Kind.ACTIVATION | Kind.GRADIENT if not request.part:
                 encoded = self._encoded(Kind(request.kind), request.index)
                 elements = self.sizes.output if request.kind == Kind.ACTIVATION else self.sizes.input
-                dtype = self.sizes.dtype
-            case Kind.EVALUATION if not request.part:
-                encoded, elements = self._encoded(Kind.EVALUATION, request.index), self.sizes.output
                 dtype = self.sizes.dtype
             case Kind.REDUCE:
                 encoded, elements = self._addend(request.index, request.part)
@@ -58,7 +52,7 @@ class KeptWork:
         )
 
     def _encoded(self, kind: Kind, number: int) -> Encoded:
-        sent = self.held_out.get(number) if kind is Kind.EVALUATION else self.progress.sent.get((kind, number))
+        sent = self.progress.sent.get((kind, number))
         if not isinstance(sent, Future) or not sent.done():
             raise LookupError(f"NOT_KEPT: {kind.name} {number} is not kept here")
         return sent.result()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,6 +29,9 @@ from dtfm.protos.frame import Kind
 QUEUED = 1
 """Passes that a GPU may have before it while the next one is chosen, so that it goes on meanwhile. What is chosen early may be a
 forward pass although a gradient arrives right after."""
+
+UNREAD = 4
+"""Tensors of which a GPU has not said yet whether they are finite."""
 
 #: What arrives for the pipeline, by kind of work and step.
 Topic = tuple[Literal["train", "evaluate"], int]
@@ -56,7 +60,17 @@ def next_task(
 
 
 class NonFinite(Exception):
-    """The loss or a gradient is NaN or infinite."""
+    """A tensor is NaN or infinite. ``source``: the node that has sent it; empty: it was computed here."""
+
+    def __init__(self, sentence: str, source: str = "") -> None:
+        super().__init__(sentence)
+        self.source = source
+
+
+def is_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """A bool tensor without dimensions: whether all its elements are, and their sum does not overflow. One pass, and no
+    memory."""
+    return torch.isfinite(tensor.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +141,8 @@ def train_step(
 @dataclass(slots=True)
 class _TrainingStep:
     """The arguments of `train_step`; ``_waiting`` are the micro-batches that can go forward, ``_left`` the number of those that
-    are not backward yet."""
+    are not backward yet. ``_unread``: of tensors, whether they are finite, as `is_finite` has it, what they are, and who sent
+    them."""
 
     _placement: Placement
     _progress: Progress
@@ -137,6 +152,7 @@ class _TrainingStep:
     _waiting: dict[int, None] = field(init=False)
     _left: int = field(init=False)
     _work: DeviceWork = field(init=False)
+    _unread: deque[tuple[torch.Tensor, str, str]] = field(default_factory=deque)
     _waited: float = 0.0
 
     def __post_init__(self) -> None:
@@ -169,6 +185,7 @@ class _TrainingStep:
             else:
                 self._forward(number)
         self._work.wait()
+        self._read_finite(but=0)
         means = self._losses() if placement.last else ()
         micro_batch = self._compute.micro_batch
         return Outcome(sum(means, 0.0) * micro_batch, len(means) * micro_batch, self._work.seconds, self._waited, means)
@@ -182,6 +199,17 @@ class _TrainingStep:
             raise NonFinite(f"the loss of micro-batch {', of micro-batch '.join(wrong)}")
         return tuple(means)
 
+    def _look(self, tensor: torch.Tensor, what: str, source: str = "") -> None:
+        """Raises NonFinite if the tensor is not finite: at once, or on a GPU, for which nobody waits, a few tensors later."""
+        self._unread.append((is_finite(tensor), what, source))
+        self._read_finite(but=UNREAD if tensor.is_cuda else 0)
+
+    def _read_finite(self, but: int) -> None:
+        while len(self._unread) > but:
+            finite, what, source = self._unread.popleft()
+            if not finite:
+                raise NonFinite(f"{what}{f' from {source}' if source else ''} is NaN or infinite", source)
+
     def _take(self, arrival: Arrival) -> None:
         kind, number = arrival.header.kind, arrival.header.index
         if self._progress.has(kind, number):
@@ -189,6 +217,7 @@ class _TrainingStep:
         self._neighbours.came(arrival)
         with span(Activity.DECODE, self._progress.step, number):
             flat = self._compute.decode(arrival)
+        self._look(flat, f"the {kind.name.lower()} of micro-batch {number}", arrival.source)
         tensor = flat.view(self._compute.input_shape if kind is Kind.ACTIVATION else self._compute.output_shape)
         if kind is Kind.ACTIVATION:
             self._progress.inputs[number] = tensor.requires_grad_()
@@ -203,6 +232,7 @@ class _TrainingStep:
             y = compute.forward(self._input(number), compute.positions(number))
         # The graph alone: the output is needed for sending, and not for the backward pass.
         progress.outputs[number] = get_gradient_edge(y)
+        self._look(y.detach(), f"the output of micro-batch {number}")
         self._hand_on(Kind.ACTIVATION, placement.next[number], number, y.detach())
 
     def _forward_and_backward(self, number: int) -> None:
@@ -231,6 +261,7 @@ class _TrainingStep:
         if not placement.first:
             entered = progress.inputs.pop(number).grad
             assert entered is not None
+            self._look(entered, f"the gradient of the input of micro-batch {number}")
             self._hand_on(Kind.GRADIENT, placement.previous[number], number, entered)
 
     def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ carries its addend or, from the owner, the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -28,6 +28,7 @@ from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.pieces import pieces
 from dtfm.node.model.placement import Group, Placement
 from dtfm.node.training.contribution_bound import Clipped, ContributionBound, Place
+from dtfm.node.training.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.sender import What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
@@ -90,6 +91,8 @@ class _Bucket:
         addends: Iterable[torch.Tensor] = (
             own if rank == self.rank else _decoded(arrivals[rank], own.device) for rank in range(len(self.members))
         )
+        if bound is None:
+            addends = self._finite(number, addends)
         if bound is not None:  # it compares them, so that all are decoded at once
             addends = list(addends)
             bound.hold(Place(self.index, *self.range(number)), self.group, self.rank, addends)
@@ -101,6 +104,14 @@ class _Bucket:
                 total = own.add_(total)
             else:
                 total = total.add_(addend)
+
+    def _finite(self, number: int, addends: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The addends, as they are. Raises NonFinite for one that is not."""
+        for rank, addend in enumerate(addends):
+            if rank != self.rank and not is_finite(addend):
+                source = self.members[rank]
+                raise NonFinite(f"bucket {self.index}, piece {number} from {source} is NaN or infinite", source)
+            yield addend
 
 
 def sending_order(buckets: Iterable[BucketSpec]) -> list[int]:
@@ -233,12 +244,19 @@ class _Reduction:
                 self._add_up(bucket, number)
         else:
             with span(Activity.DECODE, self._step, bucket.index):
-                bucket.piece(item.header.part).copy_(_decoded(item, bucket.gradients.device))
+                summed = _decoded(item, bucket.gradients.device)
+                if not is_finite(summed):
+                    raise NonFinite(
+                        f"the sum of bucket {bucket.index} from {item.source} is NaN or infinite", item.source
+                    )
+                bucket.piece(item.header.part).copy_(summed)
             bucket.missing.discard(item.header.part)
             self._reducer.let_go(item)
 
     def _make_final(self, bucket: _Bucket) -> None:
         bucket.final = True
+        if not is_finite(bucket.gradients):
+            raise NonFinite(f"the gradients of bucket {bucket.index} are NaN or infinite")
         self._keep(bucket.index, bucket.gradients)
         while self._unsent and self._unsent[0].final:
             first = self._unsent.pop(0)

@@ -27,12 +27,12 @@ from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
 from dtfm.node.training.auditing import Asked, Auditing
-from dtfm.node.training.failure import plan_failed, problem_of, sentence_of
+from dtfm.node.training.failure import peer_of, plan_failed, problem_of, sentence_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.pipeline import Outcome
 from dtfm.node.training.preparation import Preparation
-from dtfm.node.training.vote import vote_on, vote_on_evaluation
+from dtfm.node.training.vote import vote_on
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
@@ -225,7 +225,9 @@ class Trainer:
         problem = problem_of(error)
         generation, step = at
         log.error("step %d failed: %s", step, error, exc_info=error if problem == StepProblem.INTERNAL else None)
-        failed = StepFailed(generation=generation, step=step, problem=problem, sentence=sentence_of(error))
+        failed = StepFailed(
+            generation=generation, step=step, problem=problem, peer=peer_of(error), sentence=sentence_of(error)
+        )
         self._report(NodeMessage(step_failed=failed))
 
     def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -280,7 +282,8 @@ class Trainer:
             log.error("generation %d has an impossible plan: %s", number, error)
             self._report(NodeMessage(plan_failed=plan_failed(number, error)))
             return
-        placement = placement_of(plan, self._equipment.node, held_out, buckets)
+        is_open = self._loaded.run.trust.mode == Run.Trust.OPEN
+        placement = placement_of(plan, self._equipment.node, held_out, buckets, twice=is_open)
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
         if inventory.is_incomplete:  # otherwise its standby copies are for another stage, and it keeps them
             inventory = replace(inventory, copied=self._take_copies(assignment))
@@ -460,17 +463,8 @@ class Trainer:
             evaluated = Evaluated(generation=commit.generation, step=commit.step, losses=losses)
             if generation.placement.last:
                 self._report(NodeMessage(evaluated=evaluated))
-        if commit.only_evaluation:
-            self._vote_on_evaluation(generation)
-        elif not commit.pause:
+        if not commit.pause:
             self._train(generation, by_bucket=bool(commit.snapshot))
-
-    def _vote_on_evaluation(self, generation: Generation) -> None:
-        """On the last one, which no step follows: so it is audited as if one did."""
-        self._voted = step = self._store.held.step + 1
-        ready = vote_on_evaluation(generation, step, self._digests.of_stage(generation.stage.buckets))
-        self._auditing.begin(generation, step)
-        self._report(NodeMessage(step_ready=ready))
 
     def _apply(self, generation: Generation, commit: Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again
@@ -489,7 +483,7 @@ class Trainer:
         mine = [
             bucket
             for index, bucket in generation.stage.buckets.items()
-            if commit.snapshot != CHECKPOINT or groups[index].checkpoint_writer(index) == node
+            if commit.snapshot != CHECKPOINT or groups[index].checkpoint_writer(index, commit.not_writing) == node
         ]
         self._snapshots.writer.write(self._loaded, commit.step, commit.snapshot, mine)
 

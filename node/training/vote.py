@@ -7,20 +7,6 @@ from dtfm.node.training.pipeline import Outcome
 from dtfm.protos.control_pb2 import StepReady
 
 
-def vote_on_evaluation(generation: Generation, step: int, state_digest: bytes) -> StepReady:
-    """The vote for ``step``, which is not done, on the evaluation before it alone. Waits for what is still being encoded."""
-    commitments, evaluation = generation.commitments, generation.evaluation
-    sent, received = commitments.report() if commitments is not None else ((), ())
-    return StepReady(
-        generation=generation.number,
-        step=step,
-        state_digest=state_digest,
-        sent=sent,
-        received=received,
-        kept_evaluation=evaluation is not None and evaluation.keeps,
-    )
-
-
 def vote_on(generation: Generation, step: int, outcome: Outcome, squared_norm: float, state_digest: bytes) -> StepReady:
     """The vote for ``step``, which `Generation.train` has done with this outcome. ``state_digest``: of the state before it. Waits
     for what is still being encoded, if work is audited."""
@@ -47,5 +33,4 @@ def vote_on(generation: Generation, step: int, outcome: Outcome, squared_norm: f
         received=received,
         losses=outcome.losses if commitments is not None else (),
         kept=commitments is not None and generation.progress.keeps_all,
-        kept_evaluation=generation.evaluation is not None and generation.evaluation.keeps,
     )

@@ -107,13 +107,25 @@ def micro_batches_of(plan: Plan) -> Mapping[str, tuple[int, ...]]:
     return {node: tuple(mine) for node, mine in numbers.items()}
 
 
-def held_out_chains(plan: Plan, micro_batches: int) -> tuple[tuple[str, ...], ...]:
+def held_out_chains(plan: Plan, micro_batches: int, *, twice: bool = False) -> tuple[tuple[str, ...], ...]:
     """By held-out micro-batch, the nodes that compute it: those of the training micro-batches in turn.
 
     Neighbours in number are spread evenly over all nodes. Every second one, say, might all pass the same of two replicas.
+    ``twice``: where the last stage has several replicas, all come again after that, numbers ``micro_batches`` and up, each along
+    a chain that ends at another node, so that what the ends report can be compared: the next of those that share the fewest nodes
+    with the first one.
     """
     training = chains(plan)
-    return tuple(training[number % len(training)] for number in range(micro_batches))
+    once = tuple(training[number % len(training)] for number in range(micro_batches))
+    if not twice or len({chain[-1] for chain in training}) == 1:
+        return once
+    return *once, *(_other_chain(training, number % len(training)) for number in range(micro_batches))
+
+
+def _other_chain(training: Sequence[tuple[str, ...]], number: int) -> tuple[str, ...]:
+    mine, after = training[number], (*training[number + 1 :], *training[:number])
+    others = (chain for chain in after if chain[-1] != mine[-1])
+    return min(others, key=lambda chain: len({*chain} & {*mine}))
 
 
 def heaviest_routes(plan: Plan, most: int) -> tuple[list[tuple[tuple[str, ...], int]], int]:

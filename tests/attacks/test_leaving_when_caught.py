@@ -15,19 +15,17 @@ from tests.cluster.runs import losses_alone
 
 
 @pytest.mark.soak  # it waits for the node to come back, again and again
-def test_who_leaves_when_it_is_caught_does_not_get_away(tmp_path: Path) -> None:
-    """It is done again without it each time, until it has three strikes, or an auditor has its tensors before it is gone."""
+def test_nothing_counts_of_who_leaves_whenever_it_is_asked_for_what_it_sent(tmp_path: Path) -> None:
+    """It is audited whenever it has a part again. The step is done again without it each time; nobody is accused, as people come
+    and go, unless an auditor has its tensors before it is gone."""
     with audited(tmp_path, "flips_and_leaves", [3], ("a", "b", LIAR), steps=100_000) as cluster:
-        cluster.wait_for("node_quarantined", timeout=100)
+        for _ in range(3):
+            cluster.wait_for("node_joined", where=partial(is_of, LIAR), after=len(cluster.events), timeout=100)
         cluster.wait_for("step_committed", after=len(cluster.events))
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)
         assert cluster.finish() == 1
-        assert len([event for event in cluster.of("node_joined") if is_of(LIAR, event)]) >= 2
         assert GONE in cluster.nodes[LIAR].errors
-        assert "QUARANTINED" in cluster.nodes[LIAR].errors
-    (found,) = cluster.of("node_quarantined")
-    assert found["node"] == LIAR
-    assert (found["charge"], found["undecided"]) in (("WITHHELD", True), ("AUDIT", False))
+    assert {event["node"] for event in cluster.of("node_quarantined")} <= {LIAR}
     assert not any(map(partial(has_part, LIAR), cluster.of("step_committed"))), "nothing of it counts"
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=len(cluster.losses)), rel=1e-8)

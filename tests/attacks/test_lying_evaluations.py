@@ -1,5 +1,5 @@
-"""One of several strangers trains as it should, and lies in evaluations. They are done again by others, it is quarantined, and no
-loss that it made counts. Each node belongs to somebody else."""
+"""One of several strangers trains as it should, and lies in evaluations. Held-out samples are evaluated twice, along chains that
+end at different nodes; where they differ, they do not count. Each node belongs to somebody else."""
 
 from __future__ import annotations
 
@@ -23,45 +23,41 @@ def are_those_of_one_process(cluster: Cluster, since: int) -> None:
 
 
 @pytest.mark.parametrize("stages", [[3], [2, 2]])
-def test_honest_evaluations_that_are_all_done_again_come_to_the_same_bits(tmp_path: Path, stages: list[int]) -> None:
+def test_honest_nodes_that_evaluate_each_sample_twice_come_to_the_same(tmp_path: Path, stages: list[int]) -> None:
     with audited(tmp_path, "", stages, HONEST[: sum(stages)], evaluate_every=1) as cluster:
         assert cluster.finish() == 0
-        audits = [audit for audit in cluster.of("work_audited") if audit["why"] == "evaluation"]
-        assert len(audits) == STEPS * sum(stages)
-        assert all(audit["clean"] and audit["errors"] == {"evaluations": 0} for audit in audits)
-        assert not cluster.of("node_quarantined")
+        assert not cluster.of("suspected")
         assert not cluster.of("step_aborted")
         are_those_of_one_process(cluster, since=1)
 
 
-@pytest.mark.parametrize(
-    ("twist", "stages", "honest"), [("lies_in_evaluations", [3], "ab"), ("misevaluates", [3, 1], "abc")]
-)
-def test_who_lies_in_evaluations_is_found_before_its_first_one_counts(
-    tmp_path: Path, twist: str, stages: list[int], honest: str
-) -> None:
-    """The planner puts it on the stage with three replicas. What it has trained stays."""
-    with audited(tmp_path, twist, stages, (*honest, LIAR), evaluate_every=1) as cluster:
+def losses_are_those_of_one_process(cluster: Cluster) -> None:
+    """Each held-out loss is that of some of the held-out samples, as one process computes it."""
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+    alone = held_out_losses_alone(cluster.run_file, STEPS)
+    for event in cluster.of("evaluated"):
+        assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9 if event["samples"] == 8 else 0.02)
+
+
+def test_who_reports_wrong_held_out_losses_goes_where_no_plan_keeps_it_apart(tmp_path: Path) -> None:
+    """What it has trained stays."""
+    with audited(tmp_path, "lies_in_evaluations", [3], (*HONEST[:2], LIAR), evaluate_every=1) as cluster:
         assert cluster.finish() == 0
-        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
-        assert found == [(LIAR, "AUDIT", False)]
-        assert [(e["step"], e["problem"]) for e in cluster.of("step_aborted")] == [(2, "SETTLED")]
+        assert {event["charge"] for event in cluster.of("suspected")} == {"EVALUATION"}
+        assert [event["node"] for event in cluster.of("node_quarantined")] == [LIAR]
         assert not cluster.of("rolled_back")
-        are_those_of_one_process(cluster, since=2)
+        losses_are_those_of_one_process(cluster)
 
 
-def test_who_lies_in_the_last_evaluation_alone_is_found_as_well(tmp_path: Path) -> None:
-    """No step follows, but one that is only voted on. The others evaluate again, unless the checkpoint was whole before: then the
-    run is over."""
-    with audited(tmp_path, "lies_in_evaluations", [3], (*HONEST[:2], LIAR), evaluate_every=0) as cluster:
+def test_where_wrong_held_out_activations_are_passed_on_nobody_is_thrown_out_for_what_came_to_it(
+    tmp_path: Path,
+) -> None:
+    """It is known where a contradiction ends, and not where it began. What went through the liar does not count."""
+    with audited(tmp_path, "misevaluates", [3, 2], (*HONEST[:4], LIAR), evaluate_every=1) as cluster:
         assert cluster.finish() == 0
-        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
-        assert found == [(LIAR, "AUDIT", False)]
-        assert [(e["step"], e["problem"]) for e in cluster.of("step_aborted")] == [(STEPS + 1, "SETTLED")]
-        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
-        last = held_out_losses_alone(cluster.run_file, STEPS)[-1]
-        evaluated = [(event["step"], event["loss"]) for event in cluster.of("evaluated")]
-        assert evaluated in ([], [(STEPS, pytest.approx(last, rel=1e-9))])
+        assert not cluster.of("suspected")
+        assert not cluster.of("node_quarantined")
+        losses_are_those_of_one_process(cluster)
 
 
 def test_who_dies_in_the_last_evaluation_does_not_keep_the_others_waiting_for_it(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""One of several strangers does its work wrong, or lies in audits. Its work is done again by others, it is quarantined, and the
-others finish. Each node belongs to somebody else."""
+"""One of several strangers does its work wrong, or lies in audits. Its work is done again by others, nothing wrong counts, nobody
+works with it any more, and the others finish. Each node belongs to somebody else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_the_run_goes_on import LIAR, STEPS, twisted
+from tests.attacks.test_the_run_goes_on import LIAR, STEPS, has_part, twisted
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
 
@@ -42,7 +42,7 @@ def test_an_honest_run_in_which_all_work_is_done_again_has_the_losses_of_one_pro
 ) -> None:
     with audited(tmp_path, "", stages, HONEST[: sum(stages)]) as cluster:
         assert cluster.finish() == 0
-        audits = [audit for audit in cluster.of("work_audited") if audit["why"] == "drawn"]
+        audits = cluster.of("work_audited")
         assert len(audits) == STEPS * sum(stages)
         assert all(audit["clean"] and not any(audit["errors"].values()) for audit in audits)
         assert not cluster.of("node_quarantined")
@@ -50,14 +50,21 @@ def test_an_honest_run_in_which_all_work_is_done_again_has_the_losses_of_one_pro
         assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
 
 
-def the_liar_goes(cluster: Cluster, charge: str) -> None:
+def nothing_wrong_counts(cluster: Cluster) -> None:
+    """All suspicions fall on the liar."""
     assert cluster.finish() == 0
-    found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
-    assert found == [(LIAR, charge, False)]
+    suspected = cluster.of("suspected")
+    assert suspected
+    assert all(LIAR in event["nodes"] for event in suspected)
+    assert {event["node"] for event in cluster.of("node_quarantined")} <= {LIAR}
     clipped = {node for event in cluster.of("gradients_clipped") for nodes in event["times"].values() for node in nodes}
     assert clipped <= {LIAR}
     assert len(cluster.losses) == STEPS
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
+def sentences(cluster: Cluster) -> list[tuple[str, str, bool]]:
+    return [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
 
 
 BETWEEN = pytest.mark.soak
@@ -76,32 +83,29 @@ BETWEEN = pytest.mark.soak
         "accuses",
     ],
 )
-def test_one_of_three_replicas_that_lies_is_found_by_the_two_others(tmp_path: Path, twist: str) -> None:
-    with audited(tmp_path, twist, [3], (*HONEST[:2], LIAR)) as cluster:
-        the_liar_goes(cluster, "AUDIT")
-
-
-def test_in_bf16_a_bias_that_is_rounding_between_others_is_found_once_equal_devices_have_shown_that_they_are(
-    tmp_path: Path,
+@pytest.mark.parametrize("names", [(*HONEST[:2], LIAR), (LIAR, *HONEST[:2])])
+def test_one_of_three_replicas_that_lies_goes_where_no_plan_keeps_it_apart_from_the_two_others(
+    tmp_path: Path, twist: str, names: tuple[str, ...]
 ) -> None:
-    """It lies from the beginning. Its work until then was found right, and stays, but for that since the last audit."""
-    steps = 12
-    with audited(tmp_path, "adds_too_much", [3], (*HONEST[:2], LIAR), precision="bf16", steps=steps) as cluster:
-        assert cluster.finish() == 0
-        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
-        assert found == [(LIAR, "AUDIT", False)]
-        of_the_liar = [audit for audit in cluster.of("work_audited") if audit["node"] == LIAR]
-        assert [audit["clean"] for audit in of_the_liar] == [True] * (len(of_the_liar) - 1) + [False]
-        assert len(of_the_liar) > 1
-        assert cluster.of("step_committed")[-1]["step"] == steps
+    """Two that agree may be one person: among strangers they do not prove anything. But the run file asks for all three."""
+    with audited(tmp_path, twist, [3], names) as cluster:
+        nothing_wrong_counts(cluster)
+        assert sentences(cluster) == [(LIAR, "AUDIT", True)]
+
+
+@pytest.mark.parametrize("twist", ["adds_too_much", "accuses"])
+def test_one_of_four_replicas_that_lies_is_quarantined_as_three_contradict_it(tmp_path: Path, twist: str) -> None:
+    with audited(tmp_path, twist, [4], (*HONEST[:3], LIAR)) as cluster:
+        nothing_wrong_counts(cluster)
+        assert sentences(cluster) == [(LIAR, "AUDIT", False)]
 
 
 def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path) -> None:
     """An audit has one sum of one bucket done again, so that wrong ones may be committed before, and stay."""
     with audited(tmp_path, "adds_up_wrong", [3], (*HONEST[:2], LIAR)) as cluster:
         assert cluster.finish() == 0
-        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
-        assert found == [(LIAR, "AUDIT", False)]
+        assert all(LIAR in event["nodes"] for event in cluster.of("suspected"))
+        assert not has_part(LIAR, cluster.of("step_committed")[-1])
         assert len(cluster.losses) == STEPS
 
 
@@ -119,13 +123,11 @@ def test_who_passes_wrong_tensors_to_the_next_stage_or_the_one_before_is_found(
 ) -> None:
     """The planner puts it on the stage with three replicas."""
     with audited(tmp_path, twist, stages, (*honest, LIAR)) as cluster:
-        the_liar_goes(cluster, "AUDIT")
+        nothing_wrong_counts(cluster)
 
 
-def test_who_withholds_what_it_lied_about_is_suspended_and_nothing_of_it_counts(tmp_path: Path) -> None:
+def test_who_withholds_what_it_lied_about_is_kept_apart_and_nothing_wrong_counts(tmp_path: Path) -> None:
     with audited(tmp_path, "flips_and_withholds", [3], (*HONEST[:2], LIAR)) as cluster:
-        assert cluster.finish() == 0
-        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
-        assert found == [(LIAR, "WITHHELD", True)]
-        assert [event["problem"] for event in cluster.of("step_aborted")][:2] == ["UNAUDITED"] * 2
-        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+        nothing_wrong_counts(cluster)
+        assert {event["charge"] for event in cluster.of("suspected")} == {"WITHHELD"}
+        assert cluster.of("step_aborted")[0]["problem"] == "UNAUDITED"

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ import grpc.aio
 import torch
 
 from dtfm.coordinator.core.trust.audits import COMPARED
-from dtfm.kernels.codec import DTYPE_NUMBERS, Encoded
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
 from dtfm.node import cli
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
@@ -31,7 +32,7 @@ from dtfm.node.session import Session
 from dtfm.node.state.snapshot_files import file_header
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.training import reduction
+from dtfm.node.training import pipeline, reduction
 from dtfm.node.training.audit import do_again
 from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor
@@ -96,11 +97,6 @@ def nan(vote: StepReady) -> None:
 
 def huge_loss(vote: StepReady) -> None:
     vote.loss_sum = 1.7e308
-
-
-def pretends(vote: StepReady) -> None:
-    """That all is well with its own gradients; see `spoiled`."""
-    vote.squared_gradient_norm = 1.0
 
 
 def flatters(vote: StepReady) -> None:
@@ -174,7 +170,6 @@ TWISTS: dict[str, Twist] = {
     "another_norm": votes(another_norm),
     "nan": votes(nan),
     "huge_loss": votes(huge_loss),
-    "spoils": votes(pretends, since=1),
     "no_plan_suits": no_plan_suits,
     "loses_peers": loses_peers,
     "votes_for_nothing": votes_for_nothing,
@@ -189,14 +184,23 @@ TWISTS: dict[str, Twist] = {
 
 @contextmanager
 def spoiled() -> Iterator[None]:
-    """Inside, the gradients of this process are NaN, and so is what others get of them. The losses are not."""
+    """Inside, the gradients of this process are NaN, and so is what others get of them. The losses are not, and it says that all
+    is well."""
     loss = Stage.loss
 
     def nan_gradients(*inputs: Any) -> Scored:
         scored = loss(*inputs)
         return replace(scored, weighted=scored.weighted * math.nan)
 
-    with mock.patch.object(Stage, "loss", nan_gradients):
+    def all_is_well(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(True)
+
+    with (
+        mock.patch.object(Stage, "loss", nan_gradients),
+        mock.patch.object(pipeline, "is_finite", all_is_well),
+        mock.patch.object(reduction, "is_finite", all_is_well),
+        mock.patch.object(Generation, "_counted_norm", return_value=1.0),
+    ):
         yield
 
 
@@ -293,13 +297,13 @@ def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
 
 @contextmanager
 def misevaluating() -> Iterator[None]:
-    """Inside, this process passes on to the next stage, of held-out samples, a twentieth more than it computed."""
-    send = Generation._send_held_out
+    """Inside, this process passes on to the next stage, of held-out samples, half of what it computed."""
+    send = Sender.send
 
-    def changed(self: Generation, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-        send(self, step, kind, destination, number, tensor * 1.05)
+    def changed(self: Sender, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
+        return send(self, destination, what, tensor / 2 if what.kind is Kind.EVALUATION else tensor, codec)
 
-    with mock.patch.object(Generation, "_send_held_out", changed):
+    with mock.patch.object(Sender, "send", changed):
         yield
 
 
@@ -457,7 +461,7 @@ def covering() -> Iterator[None]:
     def right(audit: Audit, *rest: Any) -> Audited:
         if audit.node not in FRIENDS:
             return do_again(audit, *rest)
-        return Audited(number=audit.number, activations=0, gradients=0, addends=0, losses=0, evaluations=0)
+        return Audited(number=audit.number, activations=0, gradients=0, addends=0, losses=0)
 
     with mock.patch("dtfm.node.training.auditing.do_again", right):
         yield

@@ -50,7 +50,7 @@ BETWEEN = (30, 60)
 PATIENCE = 600.0
 """Seconds for whatever is waited for; other work may have the machine."""
 
-SUSPICIOUS = ("gradients_clipped", "digest_mismatch", "state_refused", "nodes_benched", "rolled_back")
+SUSPICIOUS = ("gradients_clipped", "digest_mismatch", "suspected", "rolled_back")
 """Events that tell of a suspicion, or of its consequences."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtfm.coordinator.core.state import Pausing, Stepping, Switching
+from dtfm.coordinator.core.phases import Pausing, Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire

@@ -7,7 +7,7 @@ steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.bucket_layout import layout_digest
@@ -85,13 +85,14 @@ def evaluated(generation: int, step: int, losses: Iterable[float] = (2.0,) * 4) 
     return wire.NodeMessage(evaluated=wire.Evaluated(generation=generation, step=step, losses=losses))
 
 
-def checkpoint_buckets(plan: plan_pb2.Plan, node: str) -> Sequence[int]:
-    """The buckets that ``node`` writes into a checkpoint: those of its stage, dealt out to the replicas in turn."""
+def checkpoint_buckets(plan: plan_pb2.Plan, node: str, not_writing: Collection[str] = ()) -> Sequence[int]:
+    """The buckets that ``node`` writes into a checkpoint: those of its stage, dealt out in turn to the replicas that can."""
     stage = stage_of(plan, node)
     if stage is None:
         return ()
     layers = range(stage.first_layer, stage.past_last_layer)
-    return [layer for layer in layers if stage.replicas[layer % len(stage.replicas)] == node]
+    able = [replica for replica in stage.replicas if replica not in not_writing] or stage.replicas
+    return [layer for layer in layers if able[layer % len(able)] == node]
 
 
 def bucket_content(bucket: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
@@ -30,10 +30,16 @@ def squares(nodes: Iterable[str]) -> Plan:
     return from_routes(0, stages, [(way, ways.count(way)) for way in dict.fromkeys(ways)])
 
 
-def auditing(*nodes: str, planner: Any = replicas, rate: float = 1.0, **changes: Any) -> World:
-    """A world whose nodes compute step 1, with auditors that answer as the test tells them to."""
-    tables = {**LONG, **changes, "trust": {"audit_rate": rate}, "cluster": {"nodes": len(nodes)}}
+def auditing(
+    *nodes: str, planner: Any = replicas, rate: float = 1.0, mode: str = "trusted", believed: str = "", **changes: Any
+) -> World:
+    """A world whose nodes compute step 1, with auditors that answer as the test tells them to. ``believed``: those whose word
+    decides."""
+    tables = {**LONG, **changes, "trust": {"audit_rate": rate, "mode": mode}, "cluster": {"nodes": len(nodes)}}
     world = World(fresh_state(**tables), planner)
+    if mode == "open" or believed:
+        for node in nodes:
+            world.belong_together(node, key=f"key of {node}", believed=node in believed)
     world.join(*nodes)
     world.settle()
     world.automatic_audits = False
@@ -99,10 +105,13 @@ def all_find_it_right_in_one_step(world: World) -> None:
 
 def trains_again(world: World) -> None:
     """All plans that are adopted are taken up."""
-    while not isinstance(world.state.phase, Stepping):
-        if world.state.phase.__class__.__name__ == "Pausing":
+    for _ in range(20):
+        if isinstance(world.state.phase, Stepping):
+            return
+        if isinstance(world.state.phase, Pausing):
             world.apply()
         world.settle()
+    raise AssertionError(f"no step begins: {world.log[-1]}")
 
 
 def come_back(world: World, node: str) -> None:
@@ -110,10 +119,13 @@ def come_back(world: World, node: str) -> None:
     world.automatic_audits = True
     trains_again(world)
     world.join(node)
-    while node not in world.plan_in_force.nodes or not isinstance(world.state.phase, Stepping):
+    for _ in range(20):
+        if node in world.plan_in_force.nodes and isinstance(world.state.phase, Stepping):
+            return
         if isinstance(world.state.phase, Stepping):
             world.step()
         trains_again(world)
+    raise AssertionError(f"{node} has no part: {world.log[-1]}")
 
 
 def quarantined(world: World) -> list[tuple[str, Charge, bool]]:

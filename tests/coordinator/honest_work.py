@@ -9,23 +9,20 @@ from blake3 import blake3
 
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from dtfm.scheduler.model.chains import chains, held_out_chains, micro_batches_of
+from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 Hop = tuple[str, str, int, int, int]
 
 
-def hops(plan: Plan, held_out: int = 0, *, trained: bool = True) -> list[Hop]:
-    """All that is passed on in a step, if one is ``trained``: a piece of each layer's bucket for each replica of its stage; and
-    in an evaluation of so many ``held_out`` micro-batches right before it."""
+def hops(plan: Plan) -> list[Hop]:
+    """All that is passed on in a step: between stages, and a piece of each layer's bucket for each replica of its stage."""
     found: list[Hop] = []
-    for number, chain in enumerate(chains(plan) if trained else ()):
+    for number, chain in enumerate(chains(plan)):
         for before, after in pairwise(chain):
             found.append((before, after, Kind.ACTIVATION, number, 0))
             found.append((after, before, Kind.GRADIENT, number, 0))
-    for number, chain in enumerate(held_out_chains(plan, held_out)):
-        found += [(before, after, Kind.EVALUATION, number, 0) for before, after in pairwise(chain)]
-    for stage in plan.stages if trained else ():
+    for stage in plan.stages:
         for bucket in range(*stage.layers):
             for piece, owner in enumerate(stage.replicas):
                 others = [node for node in stage.replicas if node != owner]
@@ -41,15 +38,14 @@ def digest(hop: Hop, salt: str = "") -> bytes:
     return blake3(f"{what}{salt}".encode()).digest(16)
 
 
-def commitments(plan: Plan, node: str, loss: float = 0.5, held_out: int = 0, *, trained: bool = True) -> dict[str, Any]:
-    """Fields of an honest vote; ``loss``: of each micro-batch; ``held_out`` and ``trained``: as in `hops`."""
-    all_hops, mine = hops(plan, held_out, trained=trained), len(micro_batches_of(plan).get(node, ()))
+def commitments(plan: Plan, node: str, loss: float = 0.5) -> dict[str, Any]:
+    """Fields of an honest vote; ``loss``: of each micro-batch."""
+    all_hops, mine = hops(plan), len(micro_batches_of(plan).get(node, ()))
     return {
         "sent": passed([hop for hop in all_hops if hop[0] == node], at=1),
         "received": passed([hop for hop in all_hops if hop[1] == node], at=0),
-        "losses": [loss] * mine if trained and node in plan.stages[-1].replicas else [],
-        "kept": trained,
-        "kept_evaluation": held_out > 0,
+        "losses": [loss] * mine if node in plan.stages[-1].replicas else [],
+        "kept": True,
     }
 
 
@@ -72,13 +68,12 @@ def passed(mine: list[Hop], at: int, salt: str = "") -> list[wire.StepReady.Pass
 
 def audited(audit: wire.Audit, **changes: Any) -> wire.NodeMessage:
     """The answer of an auditor that came to the same, with some fields changed."""
-    first, back = audit.micro_batches[0], not audit.evaluation
+    first = audit.micro_batches[0]
     fields = {
         "number": audit.number,
-        "activations": 0.0 if back and first.next else -1.0,
-        "gradients": 0.0 if back and first.previous else -1.0,
+        "activations": 0.0 if first.next else -1.0,
+        "gradients": 0.0 if first.previous else -1.0,
         "addends": 0.0 if audit.HasField("bucket") else -1.0,
-        "losses": 0.0 if back and not first.next else -1.0,
-        "evaluations": -1.0 if back else 0.0,
+        "losses": 0.0 if not first.next else -1.0,
     }
     return wire.NodeMessage(audited=wire.Audited(**{**fields, **changes}))

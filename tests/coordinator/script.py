@@ -4,7 +4,8 @@ How to write such a test: take a World, or one that trains already (``training("
 the other. ``join``, ``vote``, ``lose`` and the like play one node; ``settle``, ``step``, ``apply`` and ``save`` play all of them;
 ``wait`` lets time pass. Then look at what followed: ``last_to`` and ``kinds_to`` say what a node was sent, ``events`` what was
 logged, and ``state`` is what the coordinator knows. The planner and the standbys answer at once. To choose what the planner
-answers, set ``planner``; to choose when, turn ``automatic_planning`` off and call ``plan``. To choose what standbys report, turn
+answers, set ``planner``; to choose when, turn ``automatic_planning`` off and call ``plan``; where a plan can be carried on,
+that is answered at once all the same. To choose what standbys report, turn
 ``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). All nodes can dial each other, unless you turn
 ``automatic_dialling`` off. Scripts about snapshots on disks are in snapshots.py.
 """
@@ -17,15 +18,16 @@ from typing import Any, TypeVar
 
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.auditing.memory import remembered
 from dtfm.coordinator.core.messages import plan_message
-from dtfm.coordinator.core.state import Admission, Gathering, PlanChosen, State, Stepping
+from dtfm.coordinator.core.phases import Gathering
+from dtfm.coordinator.core.state import Admission, PlanChosen, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.service.planner import carried_on
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator import honest_work
@@ -80,7 +82,6 @@ def fresh_state(ledger: Ledger | None = None, /, **changes: dict[str, Any]) -> S
         ledger=ledger,
         phase=Gathering(START, ""),
         secret=bytes(32),
-        auditing=remembered(ledger),
     )
 
 
@@ -195,7 +196,9 @@ class World:
                     pass
         for send in sent:
             self._answer(send)
-        while self.automatic_planning and self.wanted:
+        if not self.automatic_planning and self.wanted and carried_on(self.wanted[-1]) is not None:
+            del self.wanted[:-1]  # a new question replaces those before
+        while self.wanted and (self.automatic_planning or carried_on(self.wanted[0]) is not None):
             self.plan()
 
     def _answer(self, send: t.Send) -> None:
@@ -212,13 +215,16 @@ class World:
     def plan(self) -> None:
         """The planner answers the oldest question."""
         wanted = self.wanted.pop(0)
-        found = self.planner(wanted.cluster.ids)
-        outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5)
+        outcome: PlanChosen | str | None = carried_on(wanted)
+        if outcome is None:
+            found = self.planner(wanted.cluster.ids)
+            outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5)
         self.feed(t.Planned(wanted.number, outcome))
 
-    def belong_together(self, *nodes: str, key: str = "their key") -> None:
-        """These nodes have one key. Of others no key is known, so that each is a party of its own."""
-        events = [Enrolled(node, "node", key, "") for node in nodes]
+    def belong_together(self, *nodes: str, key: str = "their key", believed: bool = False) -> None:
+        """These nodes have one key. Of others no key is known, so that each is a party of its own. ``believed``: their word
+        decides."""
+        events = [Enrolled(node, "node", key, "", believed) for node in nodes]
         self.state = replace(self.state, ledger=fold(events, self.state.ledger))
         self.log += events
 
@@ -299,15 +305,7 @@ class World:
         said = vote(plan_message(self.plan_in_force), node, self.state.ledger.training.step + 1)
         said.loss_sum = 0.5 * said.samples
         if self.state.run.trust.audits:
-            phase = self.state.phase
-            held_out, trained = (
-                (phase.held_out, not phase.only_evaluation) if isinstance(phase, Stepping) else (0, True)
-            )
-            if not trained:
-                said = wire.StepReady(generation=said.generation, step=said.step, state_digest=said.state_digest)
-            said.MergeFrom(
-                wire.StepReady(**honest_work.commitments(self.plan_in_force, node, held_out=held_out, trained=trained))
-            )
+            said.MergeFrom(wire.StepReady(**honest_work.commitments(self.plan_in_force, node)))
         for field in changes:
             said.ClearField(field)
         said.MergeFrom(wire.StepReady(**changes))
@@ -352,12 +350,7 @@ class World:
             self.hear(last_busy(plan_message(plan)), evaluated(plan.generation, step))
             return
         for node in nodes or sorted(evaluation.expected):
-            self.hear(node, evaluated(plan.generation, step, [loss] * evaluation.expected[node]))
-
-    def vote_on_last_evaluation(self) -> None:
-        """All nodes of the plan do, if the evaluation after the last step is audited."""
-        if isinstance(self.state.phase, Stepping) and self.state.phase.only_evaluation:
-            self.step()
+            self.hear(node, evaluated(plan.generation, step, [loss] * len(evaluation.expected[node])))
 
     def apply(self) -> None:
         """All nodes of the plan say that they have applied the last commit, as they do before a pause."""
@@ -369,7 +362,9 @@ class World:
         """Each of the nodes, by default all of the plan, has written its part of the last commit's checkpoint."""
         plan, step = plan_message(self.plan_in_force), self.state.ledger.training.step
         for node in nodes or self.plan_in_force.nodes:
-            buckets: Iterable[int] = checkpoint_buckets(plan, node) if not problem else ()
+            buckets: Iterable[int] = (
+                checkpoint_buckets(plan, node, self.state.safekeeping.not_writing) if not problem else ()
+            )
             files = dict.fromkeys(buckets, (10, FILE_DIGEST))
             self.hear(node, snapshot_parts(step, wire.CHECKPOINT, files, problem))
 
@@ -386,7 +381,6 @@ class World:
                 f"step {last + 1} does not come about: {self.state.phase}"
             )
         self.evaluate()
-        self.vote_on_last_evaluation()
         self.apply()
         self.save()
 

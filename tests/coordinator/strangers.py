@@ -6,7 +6,8 @@ from typing import Any
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.earning import tell
-from dtfm.coordinator.core.state import Pausing, PlanChosen, State
+from dtfm.coordinator.core.phases import Pausing
+from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.schedule import schedule
@@ -37,9 +38,9 @@ def come(world: World, *nodes: str, **changes: Any) -> None:
 def audited(world: World, node: str, *clean: bool) -> list[ev.StandingChanged]:
     """In one tick so many audits of the node's work come to an end. Returns what is said of standings."""
     transition = t.Transition(world.state, world.now)
-    step, key = world.state.ledger.training.step + 1, world.state.ledger.key_of(node)
+    step = world.state.ledger.training.step + 1
     for each in clean:
-        transition.emit(ev.WorkAudited(step, world.state.ledger.training.generation, node, "another", 4, each, {}, key))
+        transition.emit(ev.WorkAudited(step, world.state.ledger.training.generation, node, "another", 4, each, {}))
     tell(transition)
     world.state, world.log = transition.state, [*world.log, *transition.entries]
     return [event for event in transition.entries if isinstance(event, ev.StandingChanged)]

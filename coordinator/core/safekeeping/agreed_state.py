@@ -10,7 +10,6 @@ from blake3 import blake3
 
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
@@ -72,8 +71,7 @@ def _together(digests: Mapping[int, str]) -> bytes:
 
 def _of_most(ledger: Ledger, view: Mapping[str, str]) -> str:
     """What most parties say; empty: as many say something else. ``view``: digests by node."""
-    party = party_of(ledger)
-    times = Counter(digest for _, digest in {(party(node), digest) for node, digest in view.items()})
+    times = Counter(digest for _, digest in {(ledger.party(node), digest) for node, digest in view.items()})
     (most, count), *others = times.most_common(2)
     return "" if others and others[0][1] == count else most
 

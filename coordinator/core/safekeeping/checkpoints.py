@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.charging import quarantine
-from dtfm.coordinator.core.ending import fail, fail_or_suspend
-from dtfm.coordinator.core.state import ATTEMPTS, Destination, Layers, SnapshotTally, State
+from dtfm.coordinator.core.state import Destination, Layers, SnapshotTally, State
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
-from dtfm.coordinator.core.trust.standing import is_alone, weakest
-from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, against_one, blame, named_twice
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.charges import Charge
 from dtfm.protos.checkpoint_names import step_folder
 
 MOST_CHECKPOINTS = 4
 """The number of checkpoints under way. If another one begins, the oldest is given up."""
+
+
+RETRY_LEASES = 2
+"""The time after which the last checkpoint is tried again."""
 
 
 def begin(transition: Transition, step: int, writers: Mapping[str, Layers]) -> None:
@@ -56,27 +55,25 @@ def go_on(transition: Transition, tally: SnapshotTally, node: str, problem: str)
         parts = tuple(tally.parts[bucket] for bucket in sorted(tally.parts))
         transition.commands.append(WriteManifest(tally.step, folder, parts))
     elif problem:
-        give_up(transition, tally, f"{node} could not write its part: {problem}", (node,))
+        give_up(transition, tally, f"{node} could not write its part: {problem}", {node})
     elif not tally.writers:
         missing = min(set(range(described.buckets)) - tally.parts.keys())
-        problem = f"bucket {missing} was written by no node"
-        give_up(transition, tally, problem, tally.due_from[missing])
+        give_up(transition, tally, f"bucket {missing} was written by no node", tally.due_from[missing])
 
 
 def manifest_done(transition: Transition, done: ManifestDone) -> None:
-    step, problem, bucket = done.step, done.problem, done.bucket
-    tally = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, step)
+    """The checkpoint is whole, or its manifest could not be written."""
+    tally = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, done.step)
     if tally is None:
         return
-    if problem:
-        suspects = [who for number, who in tally.told_by.items() if number == bucket]
-        give_up(transition, tally, problem, suspects, undecided=True)  # others may have removed the file
+    if done.problem:
+        give_up(transition, tally, done.problem, () if done.bucket is None else tally.due_from[done.bucket])
         return
     safekeeping = transition.state.safekeeping.without_snapshot(tally)
-    unfinished = safekeeping.unfinished - {step}
+    unfinished = safekeeping.unfinished - {done.step}
     transition.set_safekeeping(replace(safekeeping, unfinished=unfinished))
     target = transition.state.run.checkpoint
-    transition.emit(ev.CheckpointWritten(step, step_folder(target.uri, step), done.digest))
+    transition.emit(ev.CheckpointWritten(done.step, step_folder(target.uri, done.step), done.digest))
     if tally.disputed:
         return  # this one may be of no use, so the older ones stay
     others = transition.state.safekeeping.snapshots
@@ -89,44 +86,38 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
     )
 
 
-def give_up(
-    transition: Transition, tally: SnapshotTally, reason: str, suspects: Collection[str] = (), undecided: bool = False
-) -> None:
-    """Abandons the checkpoint; the previous one stays. Training goes on, without one of the ``suspects``, if checkpoints failed
-    because of it again and again; ``undecided``: it may not be at fault. Without the last checkpoint nothing would remain of the
-    run: it is written again (stepping/post_commit.py), unless nobody or everybody is to blame; then the run fails."""
-    transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
-    ledger = transition.state.ledger
-    accused = weakest(ledger, suspects) if suspects else ""
-    transition.emit(ev.CheckpointFailed(tally.step, reason, accused))
-    failures = transition.state.ledger.trust.checkpoint_failures
-    is_owner = is_alone(ledger) and not ledger.is_open
-    verdict = OfTheRun() if is_owner or not accused else blame(ledger, failures)
-    match verdict:
-        case OfTheRun() if tally.step == transition.state.run.train.steps:
-            why = f"all steps are trained, but the last checkpoint could not be written: {reason}"
-            if is_owner or not accused:
-                fail(transition, why)
-            else:
-                fail_or_suspend(transition, named_twice(ledger, failures) or (accused,), Charge.SNAPSHOT, why)
-        case Against():
-            why = f"{ATTEMPTS} checkpoints failed because of it; the last: {reason}"
-            verdict = against_one(ledger, suspects)
-            quarantine(transition, replace(verdict, undecided=verdict.undecided or undecided), Charge.SNAPSHOT, why)
+def give_up(transition: Transition, tally: SnapshotTally, reason: str, by: Collection[str] = ()) -> None:
+    """Abandons the checkpoint; the previous one stays, and training goes on. Nobody is accused, as the storage may be at fault,
+    but those ``by`` whom it failed leave the next one to their replicas. The last one is tried again after a while
+    (step/pause.py): nothing else would remain of the run."""
+    kept = transition.state.safekeeping.without_snapshot(tally)
+    members = transition.state.ledger.members.keys()
+    due = transition.now + RETRY_LEASES * transition.state.lease
+    not_writing = (kept.not_writing | {*by}) & members
+    transition.set_safekeeping(replace(kept, next_checkpoint=due, not_writing=not_writing))
+    transition.emit(ev.CheckpointFailed(tally.step, reason))
 
 
 def _writers(state: State) -> Mapping[int, frozenset[str]]:
     """By bucket, who writes it into a checkpoint (Group.checkpoint_writer of the nodes). Which stages use one that several layers
     share is not known here: it may be one of each."""
-    plan, described = state.ledger.training.plan, state.ledger.described
+    plan, described, not_writing = (
+        state.ledger.training.plan,
+        state.ledger.described,
+        state.safekeeping.not_writing,
+    )
     assert plan is not None
     assert described is not None
     layers = len(described.workload.layers)
+    able = {
+        stage.layers: tuple(r for r in stage.replicas if r not in not_writing) or stage.replicas
+        for stage in plan.stages
+    }
     return {
         bucket: frozenset(
-            stage.replicas[bucket % len(stage.replicas)]
-            for stage in plan.stages
-            if bucket >= layers or bucket in range(*stage.layers)
+            replicas[bucket % len(replicas)]
+            for (first, end), replicas in able.items()
+            if bucket >= layers or first <= bucket < end
         )
         for bucket in range(described.buckets)
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.core.safekeeping.availability import standbys_of
-from dtfm.coordinator.core.state import State, Switching
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.trust.givers import believed
 
 MOST_DONORS = 8

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
 
-from dtfm.coordinator.core.charging import quarantine
+from dtfm.coordinator.core.findings import Doubt, Doubted, contradicting
 from dtfm.coordinator.core.state import SnapshotTally
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.verdict import Against, settle
+from dtfm.coordinator.core.trust.agreement import dissent
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import SnapshotPart
 
@@ -19,24 +18,26 @@ def same_file(part: SnapshotPart, other: SnapshotPart | None) -> bool:
 
 
 def settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally:
-    """All have written. Of a bucket of which they wrote different files the one of most parties counts (see `settle`); the others
-    are on no disk, and who wrote them goes."""
-    parts, verdicts = dict(tally.parts), dict[int, Against]()
+    """All have written. Of a bucket of which they wrote different files that of most parties counts, if it is more than half of
+    them. The others are on no disk."""
+    parts, party, doubts = dict(tally.parts), transition.state.ledger.party, list[Doubt]()
     for bucket, files in sorted(tally.written.items()):
-        verdict = settle(transition.state.ledger, files, operator.eq)
-        if verdict is None:
+        pairs = dissent(transition.state.ledger, files)
+        if not pairs:
             continue
-        verdicts[bucket] = verdict
-        right = files[verdict.others[0]] if verdict.others else None
+        reason = f"their files of bucket {bucket} in the snapshot of step {tally.step} differ"
+        doubts += contradicting(Charge.SNAPSHOT, pairs, reason)
+        by_file = {file: {party(node) for node, its in files.items() if its == file} for file in files.values()}
+        most = max(by_file, key=lambda file: len(by_file[file]))
+        right = most if 2 * len(by_file[most]) > len(set(map(party, files))) else None
         if right is not None:
             parts[bucket] = right
         for node, file in files.items():
             _count(transition, node, tally.step, bucket, here=file == right)
     tally = replace(tally, parts=parts, written={})
     transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
-    for bucket, verdict in verdicts.items():
-        reason = f"into the snapshot of step {tally.step} it wrote another file of bucket {bucket} than other replicas"
-        quarantine(transition, verdict, Charge.SNAPSHOT, reason)
+    if doubts:
+        transition.find(Doubted(tuple(doubts)))
     return tally
 
 

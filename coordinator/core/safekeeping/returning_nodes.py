@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.safekeeping.availability import availability
-from dtfm.coordinator.core.state import Gathering, State
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 
 

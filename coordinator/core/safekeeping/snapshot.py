@@ -48,7 +48,6 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
     told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex(), part.nonce) for part in message.parts}
     if tally.destination is Destination.CHECKPOINT:
         told = checkpoints.own_parts(transition, tally, node, told)
-        tally = replace(tally, told_by={**dict.fromkeys(told, node), **tally.told_by})
     if node in tally.writers and tally.destination is Destination.DISKS:
         written = {bucket: {**tally.written.get(bucket, {}), node: part} for bucket, part in told.items()}
         tally = replace(tally, written={**tally.written, **written})
@@ -85,8 +84,7 @@ def node_left(transition: Transition, node: str) -> None:
             transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
             disk_snapshots.go_on(transition, tally)
         elif node in tally.writers:
-            transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
-            transition.emit(ev.CheckpointFailed(tally.step, f"{node} left before its part was written"))
+            checkpoints.give_up(transition, tally, f"{node} left before its part was written")
 
 
 def end_overdue(transition: Transition) -> None:

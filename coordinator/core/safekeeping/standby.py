@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from dtfm.coordinator.core.messages import peer_message
+from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.safekeeping.availability import (
     availability,
     parameter_bytes,
@@ -18,7 +19,7 @@ from dtfm.coordinator.core.safekeeping.availability import (
 )
 from dtfm.coordinator.core.safekeeping.donors import fastest_donors
 from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
-from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State, Stepping
+from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.givers import Givers

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dtfm.coordinator.core.trust.strikes import Record
 from dtfm.protos import control_pb2 as wire
 
-COMPARED = ("activations", "gradients", "addends", "losses", "evaluations")
+COMPARED = ("activations", "gradients", "addends", "losses")
 """What an audit compares, as in the fields of its answer (control.proto, Audited)."""
 
 Hop = tuple[str, str, int, int, int]
@@ -43,40 +42,21 @@ class Audit:
     answers: Mapping[str, wire.Audited | None] = field(default_factory=dict)
 
     @property
-    def counts(self) -> bool:
-        """Whether the node is cleared where its work is found right. Work on held-out data says nothing of what it trains."""
-        return not self.order.evaluation
-
-    @property
     def awaited(self) -> Mapping[str, Request]:
         """The requests that are not answered yet."""
         return {node: request for node, request in self.requests.items() if node not in self.answers}
 
 
 @dataclass(frozen=True, slots=True)
-class OpenRequest:
-    """``by`` was at work on an audit of ``node`` for this attempt at a step when that one left."""
-
-    by: str
-    node: str
-    generation: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class Auditing:
-    """What is remembered from audit to audit. ``number`` is the last request's. ``silent``: by party, the audits that it was to
-    do and did not answer. ``withheld``: by (party that did not hand out what audits need, party that was audited). ``due``: by
-    node whose party's work is done again in any case when it next takes part in a step, how often it was drawn for that in vain.
-    ``left``: by number, the last requests whose answers may still come though the node has left. ``cannot``: the layers [first,
-    past_last) of the stages of which it was logged that their work cannot be audited. ``goes_on``: the step
-    that may go on from where it was interrupted. ``resumed``: the last that was committed which did."""
+    """What is remembered from audit to audit. ``number`` is the last request's. ``due``: by node whose work is audited in any
+    case
+    when it next takes part in a step, as an audit of it came to nothing, in how many steps it was drawn for that. ``cannot``: the
+    layers [first, past_last) of the stages of which it was logged that their work cannot be audited. ``goes_on``: the step that
+    may go on from where it was interrupted. ``resumed``: the last that was committed which did."""
 
     number: int = 0
-    silent: Mapping[str, Record] = field(default_factory=dict)
-    withheld: Mapping[tuple[str, str], Record] = field(default_factory=dict)
     due: Mapping[str, int] = field(default_factory=dict)
-    left: Mapping[int, OpenRequest] = field(default_factory=dict)
     cannot: frozenset[tuple[int, int]] = frozenset()
     goes_on: int | None = None
     resumed: int | None = None

@@ -25,7 +25,7 @@ OUTLIER = 10.0
 
 def are_proven(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
     """Of each node, whether it is."""
-    return np.array([earned(ledger, node).standing is Standing.PROVEN for node in nodes], dtype=np.bool_)
+    return np.array([earned(ledger, node).standing >= Standing.PROVEN for node in nodes], dtype=np.bool_)
 
 
 def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]:
@@ -36,7 +36,8 @@ def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]
     for node in nodes:
         its = earned(ledger, node)
         so_far = min(its.audits, PROVEN_AFTER - 1)
-        audits = {Standing.PROVEN: PROVEN_AFTER, Standing.SUSPECTED: -1}.get(its.standing, so_far)
+        audits = PROVEN_AFTER if its.standing >= Standing.PROVEN else so_far
+        audits = -1 if its.standing is Standing.SUSPECTED else audits
         if strangers or its.standing is Standing.SUSPECTED:
             made.append((node, audits))
     return frozenset(made)
@@ -49,11 +50,11 @@ def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     if not ledger.is_open:
         return believed
     its = [earned(ledger, node) for node in nodes]
-    if not any(each.standing is Standing.PROVEN for each in its):
+    if not any(each.standing >= Standing.PROVEN for each in its):
         return believed
     return [
         flops * (PROVEN_AFTER + min(each.audits, PROVEN_AFTER - 1)) / (2 * PROVEN_AFTER)
-        if each.standing is not Standing.PROVEN
+        if each.standing < Standing.PROVEN
         else flops
         for flops, each in zip(believed, its, strict=True)
     ]

@@ -16,7 +16,7 @@ from random import Random
 
 from blake3 import blake3
 
-from dtfm.scheduler.model.chains import chains, held_out_chains, micro_batches_of
+from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 LEAST_SHARE = 1 / 15
@@ -73,12 +73,13 @@ def draw(
     weight: Callable[[str], float] = lambda _: 1.0,
     *,
     broken: Collection[tuple[str, str]] = (),
+    believed: Collection[str] = (),
 ) -> tuple[Drawn, ...]:
     """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
     run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches can be done again whose neighbours
     `must_have` what they sent. An auditor is a replica of the same stage, and of another party. ``broken``: pairs of
     nodes, each in order of name, that do not reach each other. Who reaches all of the node's neighbours audits it rather than
-    others."""
+    others, and of these those that are ``believed``."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
     by_node = {node: odds(rate, most, weight(node)) for node in plan.nodes}
@@ -103,31 +104,10 @@ def draw(
             beside = frozenset[str]().union(*(neighbours[node, number] for number in mine)) if broken else ()
             able = [by for by in able if not any((min(by, n), max(by, n)) in broken for n in beside)] or able
             if at < odd.whole + odd.part and (count := min(count, len(mine))) and able:
-                by = min(able, key=busy.__getitem__)  # the next in the ring, of those who have least to do
+                # The next in the ring, of those who have least to do.
+                by = min(able, key=lambda each: (each not in believed, busy[each]))
                 busy[by] += 1
                 drawn.append(Drawn(node, by, tuple(sorted(random.sample(mine, count))), count == load))
-    return tuple(drawn)
-
-
-def draw_held_out(
-    plan: Plan, micro_batches: int, rate: float, random: Random, party: Callable[[str], str], kept: Collection[str]
-) -> tuple[Drawn, ...]:
-    """What is done again of an evaluation. ``micro_batches``: how many it has. Of each stage that several parties hold, the share
-    ``rate`` of them is drawn, and at least one. ``kept``: the nodes that have what they sent in it; the one before in the chain
-    `must_have` it. An auditor is a replica of the same stage, and of another party."""
-    ways = held_out_chains(plan, micro_batches)
-    busy: Counter[str] = Counter()
-    drawn = []
-    for place, stage in enumerate(plan.stages):
-        if len(set(map(party, stage.replicas))) == 1:
-            continue
-        able = [n for n, way in enumerate(ways) if must_have(way[max(place - 1, 0) : place], way[place], party, kept)]
-        numbers = sorted(random.sample(able, min(len(able), max(round(rate * micro_batches), 1))))
-        for node in sorted({ways[number][place] for number in numbers}):
-            others = [by for by in stage.replicas if party(by) != party(node)]
-            by = min(random.sample(others, len(others)), key=busy.__getitem__)
-            busy[by] += 1
-            drawn.append(Drawn(node, by, tuple(n for n in numbers if ways[n][place] == node), whole=False))
     return tuple(drawn)
 
 

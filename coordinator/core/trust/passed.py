@@ -12,10 +12,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 from dtfm.coordinator.core.trust.audits import Hop, Passed
+from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.core.validation.refusal import malformed
+from dtfm.coordinator.log.run import Described
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from dtfm.scheduler.model.chains import REMEMBERED, chains, held_out_chains
+from dtfm.scheduler.model.chains import REMEMBERED, chains
 from dtfm.scheduler.model.plan import Plan
 
 DIGEST_BYTES = 16
@@ -23,27 +25,24 @@ DIGEST_BYTES = 16
 MOST_PASSED = 100_000
 """Tensors that a node may name in a vote, each way."""
 
-MOST_PIECES = 1 << 20
-"""Of a bucket."""
+PIECE_BYTES = 1 << 21
+"""The least bytes of parameters in a piece that is not a shard's last one: it has so many elements (node/model/pieces.py)."""
 
 
-def read_passed(
-    vote: wire.StepReady, plan: Plan, node: str, buckets: int, held_out: int = 0, *, trained: bool = True
-) -> Passed:
-    """What the node votes to have sent and got under this plan. ``buckets``: how many the model has. ``trained``: the vote covers
-    a step. ``held_out``: the number of micro-batches of the evaluation that it covers, too; 0: none. Raises Refused for tensors
-    that the plan does not have, or that are named twice."""
-    due, buckets = _between_stages(plan, held_out, trained).get(node, _NOTHING), buckets if trained else 0
+def read_passed(vote: wire.StepReady, plan: Plan, node: str, described: Described) -> Passed:
+    """What the node votes to have sent and got under this plan. Raises Refused for tensors that the plan does not have, or that
+    are named twice."""
+    due = _between_stages(plan).get(node, _NOTHING)
     return Passed(
-        _read("sent", vote.sent, due.sent, plan, node, buckets),
-        _read("received", vote.received, due.received, plan, node, buckets),
+        _read("sent", vote.sent, due.sent, plan, node, described),
+        _read("received", vote.received, due.received, plan, node, described),
     )
 
 
-def lacks(plan: Plan, node: str, passed: Passed, held_out: int = 0, *, trained: bool = True) -> str:
+def lacks(plan: Plan, node: str, passed: Passed) -> str:
     """What the plan has this node send or get, and it does not name: a sentence's part; empty: nothing. Of pieces of a layer's
     bucket, what goes with those that it names. Who has a parameter that is tied between layers the plan does not say."""
-    between = _between_stages(plan, held_out, trained).get(node, _NOTHING)
+    between = _between_stages(plan).get(node, _NOTHING)
     sent, received = _with_named_pieces(plan, node, passed)
     for verb, wanted, named in (
         ("sent", between.sent.keys() | sent, passed.sent),
@@ -127,55 +126,59 @@ def _read(
     between: Collection[Hop],
     plan: Plan,
     node: str,
-    buckets: int,
+    described: Described,
 ) -> Mapping[Hop, bytes]:
     """``between``: what goes between stages."""
     number = sum(len(each.indices) for each in told)
     if number > MOST_PASSED or len(told) > 5 * len(plan.nodes):
         raise malformed(field, number, f"at most {MOST_PASSED} tensors, and an entry for each peer and kind")
+    members = _members_by_bucket(plan, described)
+    nodes = frozenset(plan.nodes)
     read: dict[Hop, bytes] = {}
     for each in told:
         if len(each.parts) != len(each.indices) or len(each.digests) != DIGEST_BYTES * len(each.indices):
             raise malformed(f"{field}.digests", len(each.digests), f"{DIGEST_BYTES} bytes for each index and part")
-        if each.peer == node or each.peer not in plan.nodes:
+        if each.peer == node or each.peer not in nodes:
             raise malformed(f"{field}.peer", each.peer, "another node of the plan")
         ends = (node, each.peer) if field == "sent" else (each.peer, node)
         for place, (index, part) in enumerate(zip(each.indices, each.parts, strict=True)):
             hop = (*ends, each.kind, index, part)
-            if hop in read or not (hop in between or _is_piece(hop, plan, buckets)):
+            if hop in read or not (hop in between or _is_piece(hop, members, described)):
                 raise malformed(field, hop, "tensors that the plan has, each once")
             read[hop] = each.digests[DIGEST_BYTES * place : DIGEST_BYTES * (place + 1)]
     return read
 
 
-def _is_piece(hop: Hop, plan: Plan, buckets: int) -> bool:
-    """Whether it may be a piece of a bucket. A layer's bucket (same number) is reduced by the replicas of its stage, and member
-    i % members sums piece i; a later bucket belongs to a parameter that is tied between layers."""
+def _members_by_bucket(plan: Plan, described: Described) -> Mapping[int, tuple[str, ...]]:
+    """By layer's bucket (same number), the replicas of its stage, which reduce it."""
+    return {layer: stage.replicas for stage in plan.stages for layer in range(*stage.layers)}
+
+
+def _is_piece(hop: Hop, members: Mapping[int, tuple[str, ...]], described: Described) -> bool:
+    """Whether it may be a piece of a bucket: member i % members sums piece i. A bucket without a layer of its number belongs to a
+    parameter that is tied between layers."""
     sender, receiver, kind, index, part = hop
-    if kind not in (Kind.REDUCE, Kind.GATHER) or index >= buckets or part >= MOST_PIECES:
+    layers = described.workload.layers
+    if kind not in (Kind.REDUCE, Kind.GATHER) or index >= described.buckets:
         return False
-    owner = receiver if kind == Kind.REDUCE else sender
-    for stage in plan.stages:
-        if index in range(*stage.layers):
-            members = stage.replicas
-            return sender in members and receiver in members and members[part % len(members)] == owner
-    return True
+    size = layers[index].parameter_bytes if index < len(layers) else max(layer.parameter_bytes for layer in layers)
+    of = members.get(index)
+    if part > size / PIECE_BYTES + 2 * (len(of) if of else MAX_NODES):
+        return False
+    return of is None or (
+        sender in of and receiver in of and of[part % len(of)] == (receiver if kind == Kind.REDUCE else sender)
+    )
 
 
-@lru_cache(2 * REMEMBERED)
-def _between_stages(plan: Plan, held_out: int, trained: bool) -> Mapping[str, Passed]:
-    """By node, what the plan has it send and get between stages, without digests: in a step if it is ``trained``, and in an
-    evaluation of ``held_out`` micro-batches."""
+@lru_cache(REMEMBERED)
+def _between_stages(plan: Plan) -> Mapping[str, Passed]:
+    """By node, what the plan has it send and get between stages in a step, without digests."""
     due = {node: _Due() for node in plan.nodes}
-    for number, chain in enumerate(chains(plan) if trained else ()):
+    for number, chain in enumerate(chains(plan)):
         for before, after in pairwise(chain):
             for hop in ((before, after, Kind.ACTIVATION, number, 0), (after, before, Kind.GRADIENT, number, 0)):
                 due[hop[0]].sent[hop] = b""
                 due[hop[1]].received[hop] = b""
-    for number, chain in enumerate(held_out_chains(plan, held_out)):
-        for before, after in pairwise(chain):
-            hop = (before, after, Kind.EVALUATION, number, 0)
-            due[before].sent[hop] = due[after].received[hop] = b""
     return {node: Passed(mine.sent, mine.received) for node, mine in due.items()}
 
 

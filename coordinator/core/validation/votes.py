@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from dtfm.coordinator.config.run_file_tables import Network
-from dtfm.coordinator.core.state import StateTold
+from dtfm.coordinator.core.phases import StateTold
 from dtfm.coordinator.core.trust.codecs import TENSORS, allowed_codecs
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.core.validation.description import MOST_MICRO_BATCHES

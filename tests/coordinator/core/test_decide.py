@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.replanning import Adopt, Ask, Decision, Wait, WaitReason, decide
-from dtfm.coordinator.core.state import Gathering, Pausing, State, Stepping
+from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
+from dtfm.coordinator.core.replanning import Ask, Decision, Wait, WaitReason, decide
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
@@ -144,9 +145,14 @@ def test_when_a_replica_is_lost_the_others_carry_the_plan_on() -> None:
     lost = next(iter(stage.replicas[0] for stage in world.plan_in_force.stages if len(stage.replicas) > 1))
     gathering = _gathering_without(world, lost)
     decision = decide(gathering, world.now)
-    assert isinstance(decision, Adopt)
-    assert lost not in decision.choice.plan.nodes
-    assert decision.cause == "why it stands still"
+    assert isinstance(decision, Ask)
+    assert decision.hasty, "the planner carries the plan on, if it can"
+    assert lost not in {node for node, _ in decision.question.nodes}
+    world.automatic_planning = False
+    world.lose(lost)
+    adopted = world.events(ev.PlanAdopted)[-1]
+    assert adopted.reason.endswith("the same stages without the nodes that are gone")
+    assert lost not in adopted.plan.nodes
 
 
 def test_a_node_that_may_return_with_the_only_state_of_a_stage_is_waited_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import Gathering
+from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.startup import open_run

@@ -19,10 +19,7 @@ def test_the_log_says_once_when_a_standing_changes_and_of_all_nodes_of_the_machi
     why = "3 audits in a row, the last at step 1"
     assert audited(world, "a", True) == [ev.StandingChanged(node, "proven", why) for node in ("a", "b")]
     assert audited(world, "a", True) == []
-    assert [(said.node, said.standing) for said in audited(world, "b", False)] == [
-        ("a", "suspected"),
-        ("b", "suspected"),
-    ]
+    assert audited(world, "b", False) == [], "its word against another's takes nothing away"
 
 
 def test_members_and_watch_show_what_a_stranger_has_earned() -> None:

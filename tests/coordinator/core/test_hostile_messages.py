@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching
+from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.audit_scripts import replicas

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching
+from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import World, training

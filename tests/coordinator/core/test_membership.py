@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import Switching
+from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, OptimizerState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import Gathering, Switching
+from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.view.members import member_documents
@@ -68,44 +68,6 @@ def test_an_expelled_node_cannot_come_back_until_it_is_forgiven() -> None:
     world.join("b", incarnation=2)
     assert "b" in world.state.ledger.ready
     assert operator.expel("b").startswith("b is quarantined;")
-
-
-def bench_one(world: World) -> str:
-    """Two say twice that the step cannot be done, and it is tried without another. Who that is."""
-    for node in "abab":
-        world.fail_step(node, wire.NON_FINITE)
-        if isinstance(world.state.phase, Switching):
-            world.settle()
-    (benched,) = world.state.ledger.trust.benched
-    return benched
-
-
-def test_expelling_somebody_releases_who_is_benched_and_accuses_it_of_nothing() -> None:
-    world = training(*"abcd", **LONG)
-    assert bench_one(world) == "d"
-    Operator(world).expel("c")
-    ledger = world.state.ledger
-    assert (ledger.trust.benched, ledger.trust.tried_without, ledger.trust.failures, world.state.also) == (
-        (),
-        (),
-        (),
-        (),
-    )
-    world.settle()
-    world.step()
-    assert "d" in world.plan_in_force.nodes
-    assert [why.node for why in world.events(ev.NodeQuarantined)] == ["c"]
-    assert world.refolded() == world.state.ledger
-
-
-def test_who_goes_during_a_trial_may_be_the_one_who_is_looked_for() -> None:
-    world = training(*"abcd", **LONG)
-    assert bench_one(world) == "d"
-    world.vote("c", samples=7)
-    assert world.state.ledger.trust.benched == ()
-    world.settle()
-    world.step()
-    assert [why.node for why in world.events(ev.NodeQuarantined)] == ["c"]
 
 
 def test_peers_are_told_who_is_quarantined_whenever_that_changes() -> None:

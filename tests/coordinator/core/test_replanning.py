@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching
+from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import OptimizerState

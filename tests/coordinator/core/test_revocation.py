@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.coordinator.core.state import Switching
+from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.log import access, events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.doors import DAY, ID, Door

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core import tick as core, transition as t
-from dtfm.coordinator.core.state import Gathering, State
+from dtfm.coordinator.core.phases import Gathering
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.stumbling import SENTENCE, after_an_error
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service import server
@@ -30,6 +31,10 @@ def stumble(world: World, event: t.Input) -> tuple[t.Command, ...]:
                 world.said.setdefault(command.stream, []).append(command.message)
             case t.HangUp():
                 world.hung_up.add(command.stream)
+            case t.PlanWanted():
+                world.wanted.append(command)
+    while world.wanted:
+        world.plan()
     return ready.commands
 
 

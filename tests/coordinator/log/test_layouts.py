@@ -10,7 +10,6 @@ from blake3 import blake3
 from safetensors.numpy import load
 
 from dtfm.coordinator.command.export import NotTheLogs, export_checkpoint
-from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger, fold
@@ -109,12 +108,3 @@ def test_there_is_one_for_each_bucket(size: int) -> None:
     world = World(fresh_state())
     refusal = refusal_of(world, world.prepare("a", prepared(layouts=bytes(size))))
     assert refusal.reason == wire.MALFORMED
-
-
-def test_who_wrote_the_bucket_is_blamed_for_it() -> None:
-    world = training(train={"steps": 1}, checkpoint={"every": 0})
-    world.step()
-    world.evaluate()
-    world.write_checkpoint()
-    world.feed(t.ManifestDone(1, "it names other tensors", bucket=3))
-    assert world.events(ev.CheckpointFailed)[-1].node == "b"

@@ -74,7 +74,7 @@ def test_each_bucket_is_written_into_a_checkpoint_by_one_node_that_holds_it(plan
         for placement in placements
         if placement is not None
         for index, group in placement.groups.items()
-        if group.checkpoint_writer(index) == placement.node
+        if group.checkpoint_writer(index, ("a",)) == placement.node
     ]
     assert sorted(index for index, _ in writers) == [spec.index for spec in specs]
 

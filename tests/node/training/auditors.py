@@ -80,35 +80,6 @@ class Auditors:
             ],
         )
 
-    def asked_held_out(self, node: str, numbers: Sequence[int] | None = None) -> Audit:
-        """The audit of what ``node`` did with these held-out micro-batches, by default all of its share, before the step."""
-        placement = self.nodes.generations[node].placement
-        mine, before, after = (
-            placement.evaluation_micro_batches,
-            placement.evaluation_previous,
-            placement.evaluation_next,
-        )
-        sent, received = self.sent[node], self.received[node]
-        losses = dict(zip(mine, self.nodes.held_out[node], strict=False))
-        return Audit(
-            number=5,
-            generation=placement.generation,
-            step=self.step,
-            node=node,
-            evaluation=True,
-            micro_batches=[
-                Audit.MicroBatch(
-                    number=n,
-                    previous=before.get(n, ""),
-                    next=after.get(n, ""),
-                    activation_in=received.get((before.get(n, ""), Kind.EVALUATION, n, 0)),
-                    activation_out=sent.get((after.get(n, ""), Kind.EVALUATION, n, 0)),
-                    loss=losses.get(n),
-                )
-                for n in (mine if numbers is None else numbers)
-            ],
-        )
-
     def _sums(self, node: str, bucket: int) -> list[Audit.Sum]:
         owned = {part for _, kind, index, part in self.sent[node] if (kind, index) == (Kind.GATHER, bucket)}
         others = set(self.nodes.generations[node].placement.groups[bucket].members) - {node}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +18,7 @@ from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import auditing, preparation
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.trainer import Trainer
-from dtfm.node.transport.kept import Tensor, Wanted, Witnesses
+from dtfm.node.transport.kept import Witnesses
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.sender import Sender
 from dtfm.protos.control_pb2 import Assignment, Audit, Begin, Commit, Device, NodeMessage, Peer, StepReady
@@ -168,29 +168,6 @@ async def test_a_commit_calls_off_the_audits_that_came_before_it(run: Run, monke
     await asked.wait()
     run.commit()
     assert (await auditor.said.get()).applied.step == 1
-
-
-async def test_who_is_gone_when_its_own_tensor_is_asked_for_is_named_though_the_step_is_over(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The auditor had come to another digest by then."""
-    auditor, audit, asked, fetch = run.nodes["n3"], run.audit("n2"), asyncio.Event(), Witnesses.fetch
-
-    async def nothing_of_its_own(self: Witnesses, wanted: Sequence[Wanted]) -> list[Tensor]:
-        if wanted[0].node != "n2":
-            return await fetch(self, wanted)
-        asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    monkeypatch.setattr(Witnesses, "fetch", nothing_of_its_own)
-    audit.micro_batches[0].gradient_out = bytes(16)
-    auditor.trainer.audit(audit)
-    await asked.wait()
-    auditor.trainer.call_off("n2 left")
-    answer = (await auditor.said.get()).audited
-    assert (answer.number, answer.withheld_by, answer.unreachable) == (9, "n2", True)
-    assert answer.problem.startswith("CALLED_OFF")
 
 
 async def test_an_auditor_that_is_too_slow_says_so_and_names_nobody(run: Run) -> None:

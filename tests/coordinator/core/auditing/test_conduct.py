@@ -114,7 +114,7 @@ def test_an_audit_without_an_answer_counts_for_nothing_and_the_third_in_a_row_su
                     world.audit(by)
             if world.state.ledger.training.step < step and not quarantined(world):
                 world.wait(world.state.wakes_at - world.now + 0.1, beating="abc")  # type: ignore[operator]
-    assert quarantined(world) == [("c", Charge.WITHHELD, True)]
+    assert quarantined(world) == [("c", Charge.SILENT, True)]
     assert all(event.clean for event in world.events(ev.WorkAudited))
 
 
@@ -135,7 +135,7 @@ def test_who_is_silent_twice_in_three_audits_is_suspended_though_it_answers_in_b
             else:
                 assert world.state.wakes_at is not None
                 world.wait(world.state.wakes_at - world.now + 0.1, beating="abc")
-    assert quarantined(world) == [("c", Charge.WITHHELD, True)]
+    assert quarantined(world) == [("c", Charge.SILENT, True)]
 
 
 def test_a_node_that_leaves_while_it_is_audited_takes_its_work_with_it() -> None:

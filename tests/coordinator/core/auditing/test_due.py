@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from dtfm.coordinator.core.auditing.memory import MOST_TRIES
 from dtfm.coordinator.log import events as ev
 from tests.coordinator.audit_scripts import (
     ASKED_IN_VAIN,
@@ -72,15 +69,3 @@ def test_what_is_due_stays_due_until_somebody_has_come_to_something() -> None:
     assert "c" in asked(world)
     answer_all(world)
     assert not world.state.auditing.due
-
-
-def test_what_can_never_be_compared_does_not_slow_each_step_for_ever() -> None:
-    world = auditing("a", "b", "c", rate=1e-9)
-    world.state = replace(world.state, auditing=replace(world.state.auditing, due={"c": 0}))
-    for _ in range(MOST_TRIES):
-        all_vote(world)
-        assert "c" in asked(world)
-        answer_all(world, of="c", problem="no memory")
-    before = world.state.ledger.training.step
-    all_vote(world)
-    assert world.state.ledger.training.step == before + 1, "nobody is asked"

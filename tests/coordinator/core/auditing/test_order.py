@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.auditing.judgement import MOST_REFEREES, referees
-from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.trust.judgement import MOST_REFEREES, referees
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned

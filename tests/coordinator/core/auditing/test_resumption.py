@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.auditing.resumption import STEPS_BETWEEN
-from dtfm.coordinator.core.state import Pausing, Stepping
+from dtfm.coordinator.core.phases import Pausing, Stepping
+from dtfm.coordinator.core.step.resumption import STEPS_BETWEEN
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import micro_batches_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.auditing.fetching import fetch_seconds
 from dtfm.coordinator.core.timeouts import AUDIT_LEASES, AUDITORS_FRACTION, STEP_LEASES, audit_patience
+from dtfm.coordinator.core.trust.fetching import fetch_seconds
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PEER_FRACTION, control_pb2 as wire
 from tests.coordinator.audit_scripts import all_vote, auditing, squares

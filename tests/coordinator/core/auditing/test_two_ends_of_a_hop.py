@@ -48,7 +48,7 @@ def test_who_sends_different_sums_to_its_replicas_goes_and_none_of_these_though_
 
 def test_two_that_agree_against_a_third_do_not_throw_it_out() -> None:
     """They may be one: all three are strangers, and the two name what the third did not send."""
-    world = auditing("a", "b", "c")
+    world = auditing("a", "b", "c", mode="open")
     mine = [hop for hop in hops(world.plan_in_force) if hop[0] == "a"]
     for liar in "bc":
         theirs = [hop for hop in hops(world.plan_in_force) if hop[1] == liar]

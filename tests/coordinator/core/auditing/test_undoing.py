@@ -40,7 +40,7 @@ def test_what_a_liar_did_since_its_last_clean_audit_is_undone() -> None:
     answer_all(world, addends=2.0)
     (back,) = world.events(ev.RolledBack)
     assert (back.step, back.from_step) == (2, 6), "its last clean audit was of step 3"
-    assert "what a did is undone" in back.reason
+    assert "what was done since step 3 is undone" in back.reason
     assert world.state.ledger.training.step == 2
     assert world.plan_in_force.nodes == ("b", "c")
     assert world.refolded() == world.state.ledger
@@ -59,14 +59,14 @@ def test_who_was_never_audited_is_undone_to_before_it_came() -> None:
     assert [(back.step, back.from_step) for back in world.events(ev.RolledBack)] == [(6, 8)]
 
 
-def test_what_cannot_be_undone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtfm.coordinator.core.auditing.judgement.MOST_UNDONE", 3)
+def test_what_would_take_too_many_steps_is_not_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtfm.coordinator.core.act.MOST_UNDONE", 3)
     world = auditing("a", "b", "c")
     for _ in range(5):
         answer_all(world, problem="no memory")
     answer_all(world, addends=2.0)
     assert not world.events(ev.RolledBack)
-    assert "what it did since step 0 stays" in world.events(ev.NodeQuarantined)[0].reason
+    assert quarantined(world) == [("a", Charge.AUDIT, False)]
     assert world.state.ledger.training.step == 5
 
 
@@ -82,10 +82,16 @@ def test_checkpoints_that_are_deleted_by_now_are_no_way_back() -> None:
     ("found", "wrong", "back"),
     [
         (Audits(4, 5, last_of={"a": 5}, last_added={"a": 3}), {"addends": 2.0}, [2]),
-        (Audits(4, 5, last_of={"a": 5}, last_added={"a": 3}), {"addends": 2.0, "losses": 2.0}, []),
+        (Audits(4, 5, last_of={"a": 5}, last_added={"a": 3}), {"losses": 2.0}, [2]),
+        (Audits(4, 5, last_of={"a": 5}), {"losses": 2.0}, []),
         (Audits(4, 5, last_of={"a-2": 5}, last_added={"a-2": 5}), {"addends": 2.0}, [0]),
     ],
-    ids=["that of a micro-batch says nothing of what it added", "of the same work", "not that of another of its names"],
+    ids=[
+        "that of a micro-batch says nothing of what it added",
+        "whatever was wrong",
+        "where nothing that is added can be compared",
+        "not that of another of its names",
+    ],
 )
 def test_the_last_clean_audit_is_one_that_would_have_seen_it(
     found: Audits, wrong: dict[str, Any], back: list[int]

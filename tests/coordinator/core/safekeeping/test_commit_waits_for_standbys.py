@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.safekeeping.availability import standbys_of
 from dtfm.coordinator.core.safekeeping.disk_snapshots import PAUSE_LEASES
 from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION, commit_patience, keeping_up
-from dtfm.coordinator.core.state import Gathering, Stepping, Switching
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import StopAsked, TimePassed
 from dtfm.coordinator.log import events as ev
@@ -334,7 +334,7 @@ def test_a_standby_that_counts_as_keeping_up_loses_no_step_when_the_only_replica
                 heard = max(heard, len(offered) - 1 - how)
                 report(world, "c", step=offered[heard][0], voted=offered[heard][1])
             case "fail":
-                world.state = replace(world.state, ledger=altered(world.state.ledger, peer_losses=()))
+                world.state = replace(world.state, ledger=altered(world.state.ledger, suspicions=()))
                 world.fail_step(how, wire.PEER_LOST, peer="b" if how == "a" else "a")
             case "wait":
                 pass_time(world, how)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtfm.coordinator.core.state import Gathering, Switching
+from dtfm.coordinator.core.phases import Gathering, Switching
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.core.safekeeping.availability import on_disk
 from dtfm.coordinator.core.safekeeping.disk_snapshots import PATIENCE_FACTOR, TIME_FRACTION, pause_after
-from dtfm.coordinator.core.state import Destination, Switching
+from dtfm.coordinator.core.state import Destination
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -309,13 +310,14 @@ def test_a_file_that_differs_from_those_of_most_replicas_does_not_count_whoever_
     assert on_disk(world.state, 2, [0, 1]) == {0: ("a", "b"), 1: ("a", "b")}
 
 
-def test_of_two_replicas_that_wrote_different_files_the_one_of_less_standing_goes_undecided() -> None:
+def test_of_two_replicas_that_wrote_different_files_neither_counts_and_they_are_kept_apart() -> None:
     world = snapshot_due("a", "b", "c")
     world.step()
     report_written(world, "a", "c")
     report_files(world, "b", 2, [0, 1], digests=[b"x" * 32] * BUCKETS)
-    assert [(e.node, e.charge, e.undecided) for e in world.events(ev.NodeQuarantined)] == [("b", Charge.SNAPSHOT, True)]
-    assert on_disk(world.state, 2, [0, 1]) == {0: ("a",), 1: ("a",)}
+    assert world.events(ev.NodeQuarantined) == []
+    assert world.state.ledger.reach.broken == {("a", "b")}
+    assert on_disk(world.state, 2, [0, 1]) == {}
 
 
 @pytest.mark.parametrize(

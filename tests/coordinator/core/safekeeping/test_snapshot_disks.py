@@ -7,8 +7,9 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
+from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.safekeeping.disk_snapshots import PAUSE_LEASES
-from dtfm.coordinator.core.state import Destination, Stepping, Switching
+from dtfm.coordinator.core.state import Destination
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION
-from dtfm.coordinator.core.state import Stepping, Switching
 from dtfm.coordinator.core.timeouts import LAST_REPORT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev

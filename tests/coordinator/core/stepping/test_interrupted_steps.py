@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from dtfm.coordinator.core.state import Stepping, Switching
+from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.transition import PlanNow
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.watch import View

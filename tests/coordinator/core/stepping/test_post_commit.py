@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import Stepping
-from dtfm.coordinator.core.stepping.post_commit import MOST_EVALUATIONS
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.step.evaluation import MOST_EVALUATIONS
 from dtfm.coordinator.core.transition import ManifestDone
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -136,15 +136,6 @@ def test_who_answers_first_does_not_write_the_parts_of_others_into_a_checkpoint(
     assert world.tidied, "it is not disputed"
 
 
-def test_who_said_that_it_wrote_a_file_answers_for_it() -> None:
-    world = with_a_shared_bucket()
-    files = dict.fromkeys((2, 3, LAYERS), (10, FILE_DIGEST))
-    world.hear("b", snapshot_parts(2, wire.CHECKPOINT, files))
-    world.hear("a", snapshot_parts(2, wire.CHECKPOINT, dict.fromkeys((0, 1), (10, FILE_DIGEST))))
-    world.feed(t.ManifestDone(2, f"bucket {LAYERS} is not there", bucket=LAYERS))
-    assert world.events(ev.CheckpointFailed)[-1].node == "b"
-
-
 def test_a_checkpoint_whose_parts_do_not_come_is_given_up() -> None:
     world = training("a", "b", train={"steps": 100, "evaluate_every": 0}, checkpoint={"every": 3})
     for _ in range(3):
@@ -175,10 +166,10 @@ def test_nodes_that_end_the_chains_of_held_out_micro_batches_report_the_loss(hel
     world.settle()
     world.step()
     (evaluation,) = world.state.evaluations.values()
-    assert sum(evaluation.expected.values()) == held_out
+    assert sorted(number for numbers in evaluation.expected.values() for number in numbers) == list(range(held_out))
     assert evaluation.expected.keys() == set(expected)
     for node, due in evaluation.expected.items():
-        world.hear(node, evaluated=wire.Evaluated(generation=1, step=1, losses=[4.0] * due))
+        world.hear(node, evaluated=wire.Evaluated(generation=1, step=1, losses=[4.0] * len(due)))
     assert [event.samples for event in world.events(ev.Evaluated)] == [2 * held_out]
 
 
@@ -203,15 +194,6 @@ def test_a_failed_checkpoint_does_not_stop_training() -> None:
     world.write_checkpoint("b")  # the checkpoint has failed already
     assert world.manifests == []
     assert isinstance(world.state.phase, Stepping)
-
-
-def test_a_failed_last_checkpoint_fails_the_run() -> None:
-    world = training(train={"steps": 1})
-    world.step()
-    world.write_checkpoint()
-    world.feed(t.ManifestDone(1, "not shared between machines"))
-    assert world.exit_code == 1
-    assert "not shared between machines" in world.last_to("a", "finish").reason
 
 
 def test_losing_a_node_after_the_last_step_is_harmless_once_its_part_is_written() -> None:

@@ -10,10 +10,11 @@ from dtfm.protos import control_pb2 as wire
 from tests.coordinator.accused import (
     LIE,
     goes_on_without,
+    of_strangers,
     verdicts,
 )
 from tests.coordinator.answers import DIGEST
-from tests.coordinator.script import LONG, World, refusal_of, training
+from tests.coordinator.script import LONG, World, refusal_of, training, two_stages
 
 
 def test_a_quarantined_node_is_told_why_and_who_can_let_it_come_back() -> None:
@@ -53,24 +54,32 @@ def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined(
     mismatch = world.events(ev.DigestMismatch)[-1]
     assert (mismatch.step, mismatch.stage, set(mismatch.digests)) == (2, 0, set("abc"))
     assert verdicts(world) == [("b", Charge.DIGEST, True)]
-    went = world.events(ev.NodeQuarantined)[-1]
-    assert went.against == ("a", "c"), "one of them may have sent it another result"
-    assert not went.weighed, "their number has decided, so neither has used up its standing"
+    assert world.events(ev.NodeQuarantined)[-1].against == ("a", "c"), "one of them may have sent it another result"
     assert world.events(ev.RolledBack) == []
     goes_on_without(world, "b")
 
 
-def test_the_names_of_one_key_do_not_outvote_another() -> None:
+def test_two_strangers_who_agree_do_not_throw_out_a_third_but_are_kept_apart_from_it() -> None:
+    world = of_strangers(*"abcde")
+    world.step()
+    for node in "abcde":
+        world.vote(node, **({"state_digest": LIE} if node in "bc" else {}))
+    assert verdicts(world) == []
+    assert world.state.ledger.reach.broken == {("a", "b"), ("a", "c")}
+    assert world.events(ev.RolledBack)[-1].step == 0, "nobody knows whose state is right"
+
+
+def test_the_names_of_one_key_have_one_voice() -> None:
     world = of_three_replicas()
     world.belong_together("b", "c")
     world.step()
     for node in "abcde":
         world.vote(node, **({"state_digest": LIE} if node in "bc" else {}))
-    assert verdicts(world) == [("b", Charge.DIGEST, True)]
-    assert set(world.state.members.sessions) == set("ade")
+    assert verdicts(world) == []
+    assert len(world.state.ledger.reach.broken) >= 1
 
 
-def test_between_two_replicas_the_one_of_less_standing_is_suspended_and_all_go_back_to_what_both_agreed_on() -> None:
+def test_two_replicas_that_differ_are_kept_apart_and_all_go_back_to_what_both_agreed_on() -> None:
     world = training("a", "b", "c", train=LONG["train"], checkpoint={"every": 2})
     for _ in range(4):
         world.step()
@@ -78,13 +87,21 @@ def test_between_two_replicas_the_one_of_less_standing_is_suspended_and_all_go_b
             world.save()
     for node in "abc":
         world.vote(node, **({"state_digest": LIE} if node == "a" else {}))
-    assert verdicts(world) == [("b", Charge.DIGEST, True)]  # it came after a
-    suspended = world.events(ev.NodeQuarantined)[-1]
-    assert (suspended.against, suspended.weighed) == (("a",), True)
-    assert "it may not be at fault: `dtfm-coordinator forgive b`" in suspended.reason
+    assert verdicts(world) == []
+    assert world.state.ledger.reach.broken == {("a", "b")}
     back = world.events(ev.RolledBack)[-1]
     assert (back.from_step, back.step) == (4, 2), "that of step 4 is of the state on which they differ"
     assert world.state.ledger.copies.checkpoints.keys() == {2}
+
+
+def test_where_no_plan_does_without_the_two_the_one_of_less_standing_goes() -> None:
+    world = training("a", "b", "c", train=LONG["train"])
+    world.planner = lambda ids: "two of them do not reach each other" if {"a", "b"} <= set(ids) else two_stages(ids)
+    world.step()
+    for node in "abc":
+        world.vote(node, **({"state_digest": LIE} if node == "a" else {}))
+    assert verdicts(world) == [("b", Charge.DIGEST, True)]  # it came after a
+    assert "it may not be at fault: `dtfm-coordinator forgive b`" in world.events(ev.NodeQuarantined)[-1].reason
     goes_on_without(world, "b")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.coordinator.core.state import ATTEMPTS, Switching
+from dtfm.coordinator.core.phases import Switching
+from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.accused import (
@@ -74,6 +75,6 @@ def test_who_has_survived_many_others_is_not_blamed_for_the_losses() -> None:
             world.settle()
         world.lose(killed)
         world.settle()
-        assert world.state.ledger.trust.peer_losses == ()
+        assert world.state.ledger.trust.suspicions == ()
     world.fail_step("a", wire.PEER_LOST, peer="d")
     assert verdicts(world) == []

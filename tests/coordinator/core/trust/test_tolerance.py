@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import get_args
 
 import numpy as np
 import pytest
 
 from dtfm.coordinator.config import run_file_tables
-from dtfm.coordinator.core.trust.tolerance import FLOORS, PRECISIONS, Limit, limit, tolerance
-from dtfm.coordinator.log.rounding import Seen
+from dtfm.coordinator.core.trust.tolerance import PRECISIONS, tolerance
 
 
 def test_every_precision_of_the_run_file_has_one() -> None:
@@ -40,20 +38,3 @@ def test_a_small_difference_that_a_codec_makes_larger_is_within_it(
 
     error = float(np.linalg.norm(rounded(its) - rounded(mine)) / np.linalg.norm(rounded(mine)))
     assert apart < error < tolerance(precision, codec)
-
-
-@pytest.mark.parametrize("precision", sorted(PRECISIONS))
-@pytest.mark.parametrize("codec", ["off", "raw16", "i8b256", "i4b64", "i4h64"])
-def test_what_is_learned_makes_it_smaller_and_never_larger_and_equal_devices_may_still_round(
-    precision: str, codec: str
-) -> None:
-    for what in FLOORS[precision]:
-        floor, most = FLOORS[precision][what], tolerance(precision, codec)
-        assert limit(what, precision, codec, ()) == Limit(most, most)
-        equal, apart = (limit(what, precision, codec, shown(error)) for error in (0.0, 2 * most))
-        assert floor <= equal.usual <= most
-        assert apart == Limit(most, most, learned=True)
-
-
-def shown(error: float) -> list[Seen]:
-    return [Seen(by, of, 6, error) for by, of in itertools.permutations("abc", 2)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.state import State, Stepping
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.protos import control_pb2 as wire
 

@@ -33,9 +33,7 @@ def _bytes_from(state: State, order: wire.Audit) -> Counter[str]:
     sizes: Counter[str] = Counter()
     for each in order.micro_batches:
         for neighbour, size in ((each.previous, entering), (each.next, leaving)):
-            if neighbour and order.evaluation:
-                sizes[order.node if neighbour == each.next else neighbour] += round(size)
-            elif neighbour:
+            if neighbour:
                 sizes[neighbour] += round(size)
                 sizes[order.node] += round(size)
     if order.HasField("bucket"):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from dtfm.coordinator.core.state import Evaluation, State, Stepping
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.trust.audits import Passed
 from dtfm.coordinator.core.trust.codecs import adds_sparsely
 from dtfm.coordinator.core.trust.draw import Drawn
 from dtfm.coordinator.core.trust.passed import added_up
-from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from dtfm.scheduler.model.chains import chains, held_out_chains, micro_batches_of
+from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 
@@ -39,33 +39,10 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
             loss=losses.get(number, 0.0),
         )
     if drawn.whole and not adds_sparsely(state.run.network):
-        party = party_of(state.ledger)
+        party = state.ledger.party
         kept = {each for each, its in phase.votes.items() if its.kept or party(each) == party(node)}
         summed = added_up(phase.passed[node], kept) if not vote.clipped else {}
         _order_addends(order, phase.passed[node], summed, random)
-    return order
-
-
-def order_for_held_out(phase: Stepping, plan: Plan, evaluation: Evaluation, drawn: Drawn) -> wire.Audit:
-    """As ``order_for``, of held-out micro-batches of the ``evaluation`` right before the step, which is whole."""
-    node, stage = drawn.node, plan.stage_of(drawn.node)
-    assert stage is not None
-    sent, received = phase.passed[node].sent, phase.passed[node].received
-    ways = held_out_chains(plan, phase.held_out)
-    mine = [number for number, way in enumerate(ways) if way[-1] == node]
-    losses = dict(zip(mine, evaluation.reports.get(node, ()), strict=True))
-    order = wire.Audit(generation=plan.generation, step=phase.step, node=node, evaluation=True)
-    for number in drawn.micro_batches:
-        previous = ways[number][stage - 1] if stage else ""
-        after = "" if ways[number][-1] == node else ways[number][stage + 1]
-        order.micro_batches.add(
-            number=number,
-            previous=previous,
-            next=after,
-            activation_in=received.get((previous, node, Kind.EVALUATION, number, 0), b""),
-            activation_out=sent.get((node, after, Kind.EVALUATION, number, 0), b""),
-            loss=losses.get(number, 0.0),
-        )
     return order
 
 
@@ -93,6 +70,6 @@ def _order_addends(
 def needed(order: wire.Audit) -> frozenset[str]:
     """Whose tensors the auditor may ask for."""
     around = {each.previous for each in order.micro_batches}
-    around |= {each.next for each in order.micro_batches if not order.evaluation}
+    around |= {each.next for each in order.micro_batches}
     addends = {addend.node for summed in order.sums for addend in summed.addends}
     return frozenset({order.node, *around, *addends} - {""})

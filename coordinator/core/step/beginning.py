@@ -1,20 +1,19 @@
-"""Training goes on, under a new plan or again: Switching -> Stepping when all nodes are ready for the plan.
-
-If all steps are trained, the work after the last commit is done again: Switching -> Pausing.
-"""
+"""The beginning of a step, once all nodes hold their state. If all steps are trained, the work after the last commit is done
+again."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core import drift, same_state
-from dtfm.coordinator.core.auditing import resumption
+from dtfm.coordinator.core import drift, phases, same_state
 from dtfm.coordinator.core.messages import beginnings
+from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.plan_adoption import plan_failed
-from dtfm.coordinator.core.state import Stepping, Switching
-from dtfm.coordinator.core.stepping.announcing import announce, patience
+from dtfm.coordinator.core.step import resumption
+from dtfm.coordinator.core.step.announcing import announce, patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.stalls import stalled
+from dtfm.coordinator.core.trust.suspicion import waited_in_vain
 from dtfm.coordinator.core.validation.votes import check_codecs, check_progress
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -27,11 +26,12 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
         return
     if node not in phase.awaiting:
         if node not in phase.states:
-            transition.enter(same_state.told(transition.state, phase, node, ready.states))
+            transition.set_phase(same_state.told(transition.state, phase, node, ready.states))
         return
-    assert ledger.training.plan is not None
-    check_progress(ready.progress, ledger.training.plan, node)
-    codecs = check_codecs(ready.codecs, ledger.training.plan, node, run.network)
+    plan = ledger.training.plan
+    assert plan is not None
+    check_progress(ready.progress, plan, node)
+    codecs = check_codecs(ready.codecs, plan, node, run.network)
     phase = replace(
         phase,
         awaiting=phase.awaiting - {node},
@@ -39,24 +39,33 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
         codecs={**phase.codecs, node: codecs} if codecs else phase.codecs,
     )
     phase = same_state.told(transition.state, phase, node, ready.states)
-    transition.enter(phase)
+    transition.set_phase(phase)
     if phase.awaiting and phase.awaiting <= phase.damaged.keys():
         who, why = next(iter(phase.damaged.items()))
         plan_failed(transition, who, ledger.training.generation, why, snapshot_damaged=True)
         return
-    if phase.awaiting or not same_state.is_agreed(transition, phase):
+    if phase.awaiting:
         return
+    if (setback := same_state.difference(transition, phase)) is not None:
+        transition.find(setback)
+        return
+    _begin(transition, phase)
+
+
+def _begin(transition: Transition, phase: Switching) -> None:
+    ledger, plan = transition.state.ledger, transition.state.ledger.training.plan
+    assert plan is not None
     step = ledger.training.step + 1
     finished = {number for progress in phase.progress.values() for number in progress.finished}
     transition.emit(ev.PlanStarted(ledger.training.generation, step, len(finished), phase.codecs))
     drift.forget(transition)
-    if ledger.training.step >= run.train.steps and ledger.training.last is not None:
-        announce(transition, ledger.training.step, ledger.training.plan, ledger.training.last.gradient_norm)
+    if ledger.training.step >= transition.state.run.train.steps and ledger.training.last is not None:
+        announce(transition, ledger.training.step, plan, ledger.training.last.gradient_norm)
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
-    again = bool(ledger.trust.waited_for)
-    at = stalled(ledger.training.plan, phase.progress) if again else frozenset[str]()
+    again = waited_in_vain(ledger) > 0
+    at = stalled(plan, phase.progress) if again else frozenset[str]()
     deadline = transition.now + patience(transition, usual=again)
-    transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
-    for nodes, begin in beginnings(ledger.training.plan, step, phase.progress):
+    phases.enter(transition, Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
+    for nodes, begin in beginnings(plan, step, phase.progress):
         transition.send(nodes, wire.CoordinatorMessage(begin=begin))

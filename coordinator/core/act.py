@@ -1,0 +1,172 @@
+"""Findings are carried out here, and nowhere else: in one order, that of `_set_back`.
+
+What is in hand is given up, suspicions go into the log, the guilty are quarantined and pairs are kept apart, the run goes back
+where the state is in doubt, and then it goes on: by the same plan, or by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dtfm.coordinator.core import links
+from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.findings import Doubt, Doubted, Gone, Setback
+from dtfm.coordinator.core.messages import abort
+from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
+from dtfm.coordinator.core.plan_adoption import again, go_back, newest_before, newest_snapshot, regroup
+from dtfm.coordinator.core.quarantine import clear, quarantine
+from dtfm.coordinator.core.replanning import WaitReason, decide, is_waiting_for
+from dtfm.coordinator.core.safekeeping import snapshot, standby
+from dtfm.coordinator.core.state import Destination
+from dtfm.coordinator.core.step import evaluation, resumption
+from dtfm.coordinator.core.step.commits import commit
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust import auditing
+from dtfm.coordinator.core.trust.suspicion import Guilty, Verdict, unseparable, verdict
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.steps import NODE_LEFT, OVERDUE, PEER_LOST, UNAUDITED
+
+MOST_UNDONE = 1000
+"""Steps by which the run may go back to undo what a liar did."""
+
+
+def carry_out(transition: Transition) -> None:
+    """All findings, in order, and those that come of them."""
+    while transition.findings and not transition.state.stopped:
+        match transition.findings.pop(0):
+            case Doubted(doubts):
+                _suspect(transition, doubts)
+                _judge(transition)
+            case Setback() as setback:
+                _set_back(transition, setback)
+            case Gone(node, reason):
+                _go_on_without(transition, node, reason)
+
+
+def separate_or_quarantine(transition: Transition) -> None:
+    """The rule: where no plan is possible without a pair that is kept apart as the two contradict each other, one of them
+    goes."""
+    state = transition.state
+    if state.stopped or not isinstance(state.phase, Gathering) or not state.ledger.trust.suspicions:
+        return
+    decision = decide(state, transition.now)
+    if is_waiting_for(decision, WaitReason.NO_PLAN) and (guilty := unseparable(state)) is not None:
+        quarantine(transition, guilty)
+
+
+def _set_back(transition: Transition, setback: Setback) -> None:
+    doubts = (*setback.doubts, *_give_up(transition, setback))
+    _suspect(transition, doubts)
+    guilty = Verdict()
+    if setback.proof is not None:
+        guilty = Verdict((Guilty(setback.proof.node, setback.proof.charge, setback.proof.reason),))
+        _sentence(transition, guilty)
+    elif doubts:
+        guilty = _judge(transition)
+    if transition.state.stopped:
+        return
+    if setback.since is not None and not (setback.unless_settled and guilty.guilty):
+        _undo(transition, setback.since, setback.reason)
+    plan = transition.state.ledger.training.plan
+    stays = plan is not None and set(plan.nodes) <= transition.state.members.sessions.keys()
+    changed = guilty.guilty or guilty.apart or setback.since is not None or setback.lost_state
+    if changed or not stays or isinstance(transition.state.phase, Gathering):
+        regroup(transition, setback.reason)
+    else:
+        again(transition, setback.reason)
+
+
+def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
+    """Nobody applies the step in hand, if there is one. Returns who may have ended it because of an audit."""
+    phase, ledger = transition.state.phase, transition.state.ledger
+    if not isinstance(phase, Stepping):
+        return ()
+    has_left = setback.problem in (NODE_LEFT, UNAUDITED) and setback.node not in transition.state.members.sessions
+    said_so = any(setback.node in doubt.by for doubt in setback.doubts)
+    ender = setback.node if has_left or said_so else ""
+    doubts = auditing.interrupted(transition, phase, ender)
+    reason = setback.reason
+    transition.emit(ev.StepAborted(phase.step, ledger.training.generation, setback.problem, setback.node, reason))
+    if setback.problem in (PEER_LOST, OVERDUE, NODE_LEFT):
+        resumption.interrupted(transition, phase, by_a_word=setback.by_a_word)
+    assert ledger.training.plan is not None
+    message = abort(
+        ledger.training.plan, phase.step, f"step {phase.step}: {setback.problem} on {setback.node}: {reason}"
+    )
+    transition.send(ledger.training.plan.nodes, message)
+    return doubts
+
+
+def _suspect(transition: Transition, doubts: Iterable[Doubt]) -> None:
+    for doubt in doubts:
+        training = transition.state.ledger.training
+        transition.emit(
+            ev.Suspected(training.step + 1, training.generation, doubt.charge, doubt.nodes, doubt.reason, doubt.by)
+        )
+
+
+def _judge(transition: Transition) -> Verdict:
+    """Carries out what follows from all suspicions together."""
+    found = verdict(transition.state)
+    _sentence(transition, found)
+    return found
+
+
+def _sentence(transition: Transition, found: Verdict) -> None:
+    state = transition.state
+    if found.run:
+        held = state.ledger.training.step > 0 and state.ledger.state_is_held
+        if found.charge is Charge.PLAN_FAILED and held and not state.ledger.is_alone:
+            reason = "the nodes could not take up the state that they hold; the last attempt goes without it"
+            go_back(transition, newest_snapshot(state), reason)
+            return
+        clear(transition, found.charge)
+        fail(transition, found.run)
+        return
+    for guilty in found.guilty:
+        quarantine(transition, guilty)
+    if found.apart:
+        links.keep_apart(transition, found.apart, found.reason)
+
+
+def _undo(transition: Transition, since: int, reason: str) -> None:
+    """What was done after step ``since`` is in doubt: the run goes back to a snapshot from before, if it is not too far."""
+    step = transition.state.ledger.training.step
+    if since >= step:
+        return
+    before = newest_before(transition.state, since + 1)
+    if step - before.step > MOST_UNDONE:
+        transition.log(f"what was done since step {since} stays, as undoing it would take {step - before.step} steps")
+        return
+    go_back(transition, before, f"what was done since step {since} is undone: {reason}")
+
+
+def _go_on_without(transition: Transition, node: str, reason: str) -> None:
+    """A node of the plan has left. A step that all voted for counts, if no audit is open, and every stage's new state is still
+    here."""
+    phase, cause = transition.state.phase, f"{node} left ({reason})"
+    if (
+        isinstance(phase, Stepping)
+        and phase.commit_by is not None
+        and not phase.audits
+        and standby.next_step_survives(transition.state)
+    ):
+        commit(transition, phase)
+        if transition.state.stopped:
+            return
+    evaluation.node_left(transition, node)
+    snapshot.node_left(transition, node)
+    phase = transition.state.phase
+    if isinstance(phase, Stepping):
+        problem = UNAUDITED if phase.audits else NODE_LEFT
+        _set_back(transition, Setback(problem, node, cause, by_a_word=False))
+    elif isinstance(phase, Switching) or not _last_checkpoint_comes(transition):
+        regroup(transition, cause)  # otherwise the last checkpoint is under way: the others can finish it
+
+
+def _last_checkpoint_comes(transition: Transition) -> bool:
+    """Whether all steps are trained, and their checkpoint is whole or under way."""
+    ledger, steps = transition.state.ledger, transition.state.run.train.steps
+    under_way = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, steps)
+    return ledger.training.step >= steps and (steps in ledger.copies.checkpoints or under_way is not None)

@@ -1,0 +1,69 @@
+"""What rooms find: values with a reason. Rooms find them by their own state and the incoming facts, and act.py carries them
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dtfm.coordinator.log.charges import Charge
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """One of the ``nodes`` is at fault, as in the event Suspected. ``by``: who says so; empty: the coordinator has seen it."""
+
+    charge: Charge
+    nodes: tuple[str, ...]
+    reason: str
+    by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the ``node`` itself has said proves that it is at fault. It is quarantined at once."""
+
+    node: str
+    charge: Charge
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """Somebody is in doubt, and the work in hand goes on."""
+
+    doubts: tuple[Doubt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """The step, the beginning of a plan or the pause in hand is given up because of ``node``, for this ``reason``, and tried
+    again. ``problem``: as in StepAborted, of a step. ``since``: what was done after this step is in doubt as well; None: nothing
+    is. ``unless_settled``: that holds only if nobody turns out to be guilty. ``by_a_word``: nothing but what a member says
+    interrupts the step. ``lost_state``: the node does not hold what it should, so that the same plan cannot go on."""
+
+    problem: str
+    node: str
+    reason: str
+    doubts: tuple[Doubt, ...] = ()
+    proof: Proof | None = None
+    since: int | None = None
+    unless_settled: bool = False
+    by_a_word: bool = True
+    lost_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A node of the plan has left, for this ``reason``."""
+
+    node: str
+    reason: str
+
+
+Finding = Doubted | Setback | Gone
+
+
+def contradicting(charge: Charge, pairs: Iterable[tuple[str, str]], reason: str) -> tuple[Doubt, ...]:
+    """The doubts about pairs of nodes that say what cannot both be true."""
+    return tuple(Doubt(charge, pair, reason, by=pair) for pair in pairs)

@@ -1,0 +1,110 @@
+"""The phases of training, and which follows which: this table, and `enter`, the one place where a phase begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dtfm.coordinator.core.trust.audits import Audit, Passed
+from dtfm.coordinator.core.trust.givers import Givers
+from dtfm.coordinator.log.events import Codecs
+from dtfm.protos import control_pb2 as wire
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.core.transition import Transition
+
+
+@dataclass(frozen=True, slots=True)
+class StateTold:
+    """The digest (hex) of a bucket's state, as a node says to have it, and the ``donors`` that it says to have it from; none: it
+    has had it since before the plan, or has read or made it."""
+
+    digest: str
+    donors: tuple[str, ...] = ()
+
+
+States = Mapping[str, Mapping[int, StateTold]]
+"""By node and bucket, what nodes say of the state that they hold after the last committed step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Nothing trains, for this ``reason``: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last
+    Waiting; ``waiting``: since when training waits for nodes to return with state."""
+
+    since: float
+    reason: str
+    said: str = ""
+    waiting: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """A plan is adopted. ``awaiting`` are the nodes that do not hold their state yet. By node, ``progress`` is what the others
+    have of the next step, and ``codecs`` what they send. ``states``: what they and others hold. ``damaged``: what nodes say is
+    wrong with the checkpoint that all read. ``givers``: who was named to each node to have the state."""
+
+    awaiting: frozenset[str]
+    deadline: float
+    progress: Mapping[str, wire.Progress] = field(default_factory=dict)
+    codecs: Mapping[str, Codecs] = field(default_factory=dict)
+    states: States = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    givers: Mapping[str, Givers] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in since ``voted``, and the
+    step is committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step.
+    ``stalled``: at whom it stood when it was last interrupted. ``passed``: by node, the tensors that it voted to have sent and
+    got, where work is audited."""
+
+    step: int
+    since: float
+    deadline: float
+    resumed: bool = False
+    voted: float = math.inf
+    commit_by: float | None = None
+    committed_by: float = -math.inf
+    stalled: frozenset[str] = frozenset()
+    votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
+    passed: Mapping[str, Passed] = field(default_factory=dict)
+    audits: tuple[Audit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pausing:
+    """The last commit paused training: it was the run's last one, or a plan is chosen, or a node that nobody can replace wants
+    to leave (``for_leaver``). ``applied``: digests of the state, by node that has applied the commit; ``states``: by bucket as
+    well."""
+
+    deadline: float
+    for_leaver: bool = False
+    applied: Mapping[str, bytes] = field(default_factory=dict)
+    states: States = field(default_factory=dict)
+
+
+Phase = Gathering | Switching | Stepping | Pausing
+
+FOLLOWS: Mapping[type[Phase], frozenset[type[Phase]]] = {
+    # A plan is made; or there is none yet, for another reason.
+    Gathering: frozenset({Switching, Gathering}),
+    # All nodes are ready for the plan: it goes on with the next step, or with the pause after the last one. One is not: it comes
+    # again under the next generation, or another has to be made.
+    Switching: frozenset({Stepping, Pausing, Switching, Gathering}),
+    # The step is committed, and another follows, or a pause. It is given up: the plan comes again, or another has to be made.
+    Stepping: frozenset({Stepping, Pausing, Switching, Gathering}),
+    # A plan that was chosen, or the same again; or somebody has left.
+    Pausing: frozenset({Switching, Gathering}),
+}
+"""By phase, those that may follow it, and why."""
+
+
+def enter(transition: Transition, phase: Phase) -> None:
+    """Begins a phase."""
+    before = type(transition.state.phase)
+    assert type(phase) in FOLLOWS[before], f"{before.__name__} is not followed by {type(phase).__name__}"
+    transition.set_phase(phase)

@@ -1,0 +1,57 @@
+"""What a commit says that the nodes do next."""
+
+from __future__ import annotations
+
+import math
+
+from dtfm.coordinator.core import phases
+from dtfm.coordinator.core.phases import Pausing, Stepping
+from dtfm.coordinator.core.replanning import leaver_is_stuck
+from dtfm.coordinator.core.safekeeping import snapshot, standby
+from dtfm.coordinator.core.step import evaluation
+from dtfm.coordinator.core.timeouts import step_patience
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.suspicion import waited_in_vain
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
+
+
+def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float) -> None:
+    """Sends the commit of ``step``."""
+    state, run = transition.state, transition.state.run
+    last, stuck = step == run.train.steps, leaver_is_stuck(transition.state)
+    evaluate = last or _is_due(step, run.train.evaluate_every)
+    switch = state.planner.chosen is not None and not standby.still_copying(state)
+    commit = wire.Commit(
+        generation=plan.generation,
+        step=step,
+        gradient_norm=gradient_norm,
+        evaluate=evaluate,
+        snapshot=snapshot.begin(transition, step, checkpoint=last or stuck or _is_due(step, run.checkpoint.every)),
+        pause=last or stuck or switch,
+        not_writing=sorted(set(plan.nodes) & transition.state.safekeeping.not_writing),
+    )
+    transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
+    if evaluate:
+        evaluation.expect(transition, step, plan)
+    state, phase = transition.state, transition.state.phase
+    if commit.pause:
+        for_leaver = stuck and not switch and not last
+        phases.enter(transition, Pausing(transition.now + state.patience, for_leaver=for_leaver))
+        return
+    copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
+    alone = not (state.evaluations or state.safekeeping.snapshots or copying)
+    deadline = transition.now + patience(transition, usual=alone)
+    committed_by = phase.commit_by if isinstance(phase, Stepping) and phase.commit_by is not None else -math.inf
+    phases.enter(transition, Stepping(step + 1, transition.now, deadline, committed_by=committed_by))
+
+
+def patience(transition: Transition, *, usual: bool) -> float:
+    """Seconds for the step that begins."""
+    state = transition.state
+    last = state.ledger.training.step_seconds
+    return step_patience(state.lease, last, usual=usual, overdue=waited_in_vain(state.ledger))
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

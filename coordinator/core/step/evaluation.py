@@ -1,0 +1,133 @@
+"""The held-out loss after a commit. Among strangers each held-out micro-batch is evaluated twice, along chains that end at
+different nodes (held_out_chains), and what these report is compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dtfm.coordinator.core.findings import Doubted, contradicting
+from dtfm.coordinator.core.state import Evaluation, State
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.codecs import allowed_codecs
+from dtfm.coordinator.core.trust.tolerance import tolerance
+from dtfm.coordinator.core.validation.refusal import is_finite, malformed
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.reach import Pair, pair_of
+from dtfm.coordinator.log.wording import name_nodes
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.chains import held_out_chains
+from dtfm.scheduler.model.plan import Plan
+
+MOST_EVALUATIONS = 4
+"""The number of held-out losses that are awaited at a time. If another one begins, the oldest is given up."""
+
+
+def expect(transition: Transition, step: int, plan: Plan) -> None:
+    """The last nodes of the held-out micro-batches' chains report their part of the held-out loss."""
+    state, pending = transition.state, transition.state.evaluations
+    if len(pending) >= MOST_EVALUATIONS:
+        lost(transition, min(pending), f"it was not done when that of step {step} began")
+    held_out = held_out_chains(plan, _held_out(state), twice=state.ledger.is_open)
+    _set(transition, step, Evaluation(plan.generation, held_out))
+
+
+def reported(transition: Transition, node: str, report: wire.Evaluated) -> None:
+    """A node's part of the held-out loss."""
+    evaluation = transition.state.evaluations.get(report.step)
+    if evaluation is None or evaluation.generation != report.generation or node not in evaluation.expected:
+        transition.log(f"ignored an evaluation of step {report.step} from {node}: none is awaited")
+        return
+    if len(report.losses) != (due := len(evaluation.expected[node])):
+        raise malformed("losses", len(report.losses), f"{due}, one for each of its held-out micro-batches")
+    if node in evaluation.reports:
+        transition.log(f"ignored a second evaluation of step {report.step} from {node}")
+        return
+    if not is_finite(*report.losses):
+        lost(transition, report.step, f"{node} says it is {math.fsum(report.losses)}")
+        return
+    evaluation = replace(evaluation, reports={**evaluation.reports, node: tuple(report.losses)})
+    _set(transition, report.step, evaluation)
+    if evaluation.is_whole:
+        _announce(transition, report.step, evaluation)
+
+
+def lost(transition: Transition, step: int, why: str) -> None:
+    """The run goes on without this held-out loss."""
+    transition.log(f"no held-out loss after step {step}: {why}")
+    _forget(transition, step)
+
+
+def failed(transition: Transition, node: str, step: int, sentence: str) -> None:
+    """The node could not do its part in the evaluation after this step, if it has one."""
+    evaluation = transition.state.evaluations.get(step)
+    if evaluation is not None and any(node in chain for chain in evaluation.chains):
+        lost(transition, step, f"{node}: {sentence}")
+
+
+def node_left(transition: Transition, node: str) -> None:
+    """The node's part of the held-out loss will not come."""
+    for step, evaluation in transition.state.evaluations.items():
+        if node in evaluation.expected.keys() - evaluation.reports.keys():
+            lost(transition, step, f"{node} left before its part was evaluated")
+
+
+def _announce(transition: Transition, step: int, evaluation: Evaluation) -> None:
+    """All have reported. Samples of which they report different losses do not count. Only where the two chains differ in nothing
+    but their ends is it known between whom the contradiction is."""
+    state, described = transition.state, transition.state.ledger.described
+    assert described is not None
+    agreed, disputed, pairs, count = list[float](), set[str](), set[Pair](), _held_out(state)
+    for number in range(count):
+        both = range(number, len(evaluation.chains), count)
+        told = [_told(evaluation, each) for each in both]
+        if not _differ(state, told):
+            agreed.append(math.fsum(told) / len(told))
+            continue
+        one, other = (frozenset(evaluation.chains[each]) for each in both)
+        disputed |= one ^ other
+        if len(one ^ other) == len({*map(state.ledger.party, one ^ other)}) == 2:
+            pairs.add(pair_of(*(one ^ other)))
+    if pairs:
+        reason = f"after step {step} they report different losses of the same held-out samples"
+        transition.find(Doubted(contradicting(Charge.EVALUATION, sorted(pairs), reason)))
+    if disputed:
+        nodes = name_nodes(sorted(disputed))
+        transition.log(
+            f"{count - len(agreed)} of {count} held-out micro-batches do not count: one of {nodes} is at fault"
+        )
+    if not agreed:
+        lost(transition, step, "no two chains report the same")
+        return
+    samples = len(agreed) * state.run.train.micro_batch
+    transition.emit(ev.Evaluated(step, math.fsum(agreed) / len(agreed), samples, described.unigram_entropy))
+    _forget(transition, step)
+
+
+def _told(evaluation: Evaluation, number: int) -> float:
+    """The loss of this chain's micro-batch."""
+    end = evaluation.chains[number][-1]
+    return evaluation.reports[end][evaluation.expected[end].index(number)]
+
+
+def _differ(state: State, told: Sequence[float]) -> bool:
+    """Whether the losses are further apart than rounding explains."""
+    codecs = allowed_codecs(state.run.network, "activations")
+    most = max(tolerance(state.run.train.precision, codec) for codec in codecs)
+    return max(told) - min(told) > most * max(map(abs, told))
+
+
+def _held_out(state: State) -> int:
+    """The number of held-out micro-batches."""
+    return state.run.train.evaluation_samples // state.run.train.micro_batch
+
+
+def _set(transition: Transition, step: int, evaluation: Evaluation) -> None:
+    transition.state = replace(transition.state, evaluations={**transition.state.evaluations, step: evaluation})
+
+
+def _forget(transition: Transition, step: int) -> None:
+    evaluations = {s: evaluation for s, evaluation in transition.state.evaluations.items() if s != step}
+    transition.state = replace(transition.state, evaluations=evaluations)

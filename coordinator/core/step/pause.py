@@ -1,0 +1,102 @@
+"""The pause after a commit: before another plan, before a node leaves that nobody can replace, and after the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dtfm.coordinator.core.ending import finish
+from dtfm.coordinator.core.findings import Doubt, Setback
+from dtfm.coordinator.core.phases import Pausing
+from dtfm.coordinator.core.plan_adoption import adopt, again
+from dtfm.coordinator.core.safekeeping.agreed_state import by_stage
+from dtfm.coordinator.core.state import Destination, State
+from dtfm.coordinator.core.step import evaluation
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.agreement import dissent, state_differs
+from dtfm.coordinator.core.validation.votes import check_digest, check_states
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.steps import OVERDUE
+from dtfm.protos import control_pb2 as wire
+
+
+def applied(transition: Transition, node: str, message: wire.Applied) -> None:
+    """A node has applied the commit before the pause."""
+    phase, ledger = transition.state.phase, transition.state.ledger
+    plan = ledger.training.plan
+    if not isinstance(phase, Pausing) or plan is None or node not in plan.nodes:
+        return
+    if (message.generation, message.step) == (plan.generation, ledger.training.step):
+        check_digest(message.state_digest)
+        assert ledger.described is not None
+        told = check_states(message.states, ledger.described.buckets)
+        applied = {**phase.applied, node: message.state_digest}
+        transition.set_phase(replace(phase, applied=applied, states={**phase.states, node: told}))
+
+
+def end_pause(transition: Transition) -> None:
+    """The rule: once the pause waits for nothing, the run ends, or goes on with the plan that is chosen. A pause for a node that
+    wants to leave ends when it has left (leaving.py)."""
+    phase, ledger = transition.state.phase, transition.state.ledger
+    if transition.state.stopped or not isinstance(phase, Pausing) or awaits(transition.state, phase):
+        return
+    plan, step = ledger.training.plan, ledger.training.step
+    assert plan is not None
+    for index, stage in enumerate(plan.stages):
+        digests = {node: phase.applied[node].hex() for node in stage.replicas if node in phase.applied}
+        if pairs := dissent(ledger, digests):
+            transition.emit(ev.DigestMismatch(step + 1, ledger.training.generation, index, digests))
+            transition.find(state_differs(pairs, step, f"stage {index}"))
+            return
+    by_stage(transition, _told(phase))
+    if step >= transition.state.run.train.steps:
+        if step in ledger.copies.checkpoints:
+            reason = f"all {step} steps are trained; the checkpoint is {ledger.copies.checkpoints[step]}"
+            finish(transition, reason)
+        elif transition.now >= transition.state.safekeeping.next_checkpoint:
+            again(transition, "the last checkpoint failed")
+    elif transition.state.planner.chosen is not None:
+        adopt(transition, transition.state.planner.chosen, "")
+    elif not phase.for_leaver:
+        again(transition, "a node of the plan that was chosen has left")
+
+
+def awaits(state: State, phase: Pausing) -> str:
+    """What the pause still waits for; empty: nothing."""
+    ledger = state.ledger
+    assert ledger.training.plan is not None
+    silent = sorted((set(ledger.training.plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
+    last = ledger.training.step == state.run.train.steps
+    if (last or phase.for_leaver) and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.training.step):
+        return "the last checkpoint" if last else "the checkpoint"
+    if ledger.training.step in state.evaluations:
+        return "the held-out loss"
+    return f"the confirmation of {', '.join(silent)}" if silent else ""
+
+
+def pause_overdue(transition: Transition, phase: Pausing) -> None:
+    """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
+    and a checkpoint by `snapshot.end_overdue`. Each node confirms by itself that it has applied the commit."""
+    state, ledger = transition.state, transition.state.ledger
+    plan, step = ledger.training.plan, ledger.training.step
+    assert plan is not None
+    if step in state.evaluations:
+        evaluation.lost(transition, step, f"it did not come within {state.patience:g} seconds")
+    late = {node for node in plan.nodes if node in state.members.sessions and node not in phase.applied}
+    if state.safekeeping.snapshot(Destination.CHECKPOINT, step) is not None or not late:
+        return
+    reason = (
+        f"step {step} is trained, but {awaits(transition.state, phase)} did not come within {state.patience:g} seconds"
+    )
+    suspects = tuple(sorted(late))
+    transition.find(Setback(OVERDUE, suspects[0], reason, (Doubt(Charge.STALLED, suspects, reason),)))
+
+
+def _told(phase: Pausing) -> Mapping[str, tuple[bytes, Mapping[int, str]]]:
+    """By node, the digest of its state, and those of its buckets."""
+    states = phase.states
+    return {
+        node: (whole, {bucket: said.digest for bucket, said in states.get(node, {}).items()})
+        for node, whole in phase.applied.items()
+    }

@@ -1,0 +1,128 @@
+"""What nodes say of the step in hand: that theirs is done, or that it failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtfm.coordinator.core.findings import Doubt, Proof, Setback
+from dtfm.coordinator.core.phases import Pausing, Stepping
+from dtfm.coordinator.core.safekeeping import standby
+from dtfm.coordinator.core.step import evaluation
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust import auditing
+from dtfm.coordinator.core.trust.agreement import contradiction
+from dtfm.coordinator.core.trust.suspicion import exchange, may_lose
+from dtfm.coordinator.core.validation.refusal import is_finite, shorten
+from dtfm.coordinator.core.validation.votes import check_clipped, check_loss, check_vote
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.steps import SETTLED
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
+
+
+def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
+    """A node's vote. After the last one the step can be committed, see `commit_if_due`."""
+    state, plan = transition.state, transition.state.ledger.training.plan
+    if not _is_current(transition, vote.generation, vote.step) or plan is None or node not in plan.nodes:
+        transition.log(
+            f"ignored a vote of {node} for step {vote.step} of generation {vote.generation}: not in progress"
+        )
+        return
+    phase, described = state.phase, state.ledger.described
+    assert isinstance(phase, Stepping)
+    assert described is not None
+    check_vote(vote, described.buckets)
+    check_clipped(vote, node, plan, is_open=state.ledger.is_open)
+    if node in phase.votes:
+        transition.log(f"ignored a second vote of {node} for step {vote.step}")
+        return
+    if vote.samples != (due := _due_samples(transition, plan, node)):
+        reason = f"in step {vote.step} it counted {vote.samples} samples; its part in plan {plan.generation} is {due}"
+        transition.find(Setback(SETTLED, node, reason, proof=Proof(node, Charge.SAMPLE_COUNT, reason)))
+        return
+    if not is_finite(vote.squared_gradient_norm, vote.loss_sum):
+        transition.find(_failure(wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite"))
+        return
+    check_loss(vote, state.run.model.family)
+    passed = auditing.passed_in(state, phase, node, vote)
+    phase = replace(phase, votes={**phase.votes, node: vote}, passed=passed)
+    transition.set_phase(phase)
+    if phase.votes.keys() == set(plan.nodes):
+        _all_voted(transition, phase)
+
+
+def _all_voted(transition: Transition, phase: Stepping) -> None:
+    """Gives the step up if the votes do not agree. Otherwise it waits for its commit, and for audits, if any are drawn."""
+    if (found := contradiction(transition.state, phase)) is not None:
+        setback, mismatch = found
+        if mismatch is not None:
+            transition.emit(mismatch)
+        transition.find(setback)
+        return
+    by = transition.now + standby.commit_patience(transition.state)
+    transition.set_phase(replace(phase, voted=transition.now, commit_by=by, audits=auditing.drawn(transition, phase)))
+
+
+def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> None:
+    """A node cannot do the step, or the evaluation before a pause."""
+    plan, ledger = transition.state.ledger.training.plan, transition.state.ledger
+    sentence, training = shorten(message.sentence), ledger.training
+    if isinstance(transition.state.phase, Pausing):
+        if (message.generation, message.step - 1) == (training.generation, training.step):
+            evaluation.failed(transition, node, training.step, sentence)
+        return
+    if not _is_current(transition, message.generation, message.step) or plan is None or node not in plan.nodes:
+        transition.log(
+            f"ignored a failure of {node} in step {message.step} of generation {message.generation}: not in progress"
+        )
+        return
+    problem = message.problem if message.problem in wire.StepProblem.values() and message.problem else wire.INTERNAL
+    between = exchange if problem == wire.NON_FINITE else may_lose
+    if message.peer and between(ledger, node, message.peer):
+        transition.find(_failure_between(problem, node, message.peer, sentence))
+    elif problem == wire.PEER_LOST:
+        reason = f"it lost {shorten(repr(message.peer), 64)}, with which it exchanges nothing"
+        transition.find(_failure(wire.INTERNAL, node, reason))
+    else:
+        transition.find(_failure(problem, node, sentence))
+
+
+def _failure(problem: wire.StepProblem, node: str, sentence: str) -> Setback:
+    """The node says that it fails by itself."""
+    reason = f"{sentence}{_ADVICE.get(problem, '')}"
+    doubt = Doubt(_CHARGES[problem], (node,), reason, (node,))
+    return Setback(wire.StepProblem.Name(problem), node, sentence, (doubt,))
+
+
+def _failure_between(problem: wire.StepProblem, node: str, peer: str, sentence: str) -> Setback:
+    """The node says that it fails because of what passes between it and a peer."""
+    if problem == wire.NON_FINITE:
+        reason = f"{node} got a tensor from {peer} that is NaN or infinite: {sentence}"
+        doubt = Doubt(Charge.HOP, (node, peer), reason, (node,))
+    else:
+        reason = f"{node} lost {peer}: {sentence}"
+        doubt = Doubt(Charge.PEER_LOST, (node, peer), reason, (node,))
+    return Setback(wire.StepProblem.Name(problem), node, reason, (doubt,))
+
+
+_CHARGES = {
+    wire.NON_FINITE: Charge.NON_FINITE,
+    wire.OUT_OF_MEMORY: Charge.OUT_OF_MEMORY,
+    wire.INTERNAL: Charge.STEP_FAILED,
+}
+
+_ADVICE = {
+    wire.NON_FINITE: ". Lower train.learning_rate, lengthen train.warmup_steps, or look at the data",
+    wire.OUT_OF_MEMORY: ". Lower train.micro_batch, or add nodes",
+}
+
+
+def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
+    """The samples that the node counts in a step: those of its micro-batches, on the last stage."""
+    last, micro_batch = plan.stages[-1], transition.state.run.train.micro_batch
+    return sum(load for name, load in zip(last.replicas, last.loads, strict=True) if name == node) * micro_batch
+
+
+def _is_current(transition: Transition, generation: int, step: int) -> bool:
+    phase, training = transition.state.phase, transition.state.ledger.training
+    return isinstance(phase, Stepping) and (generation, step) == (training.generation, phase.step)

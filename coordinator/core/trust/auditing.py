@@ -1,0 +1,197 @@
+"""The audits of a step: who is asked, who answers, who is given up on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from dtfm.coordinator.core.findings import Doubt, Doubted, Setback
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, audit_patience
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request
+from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
+from dtfm.coordinator.core.trust.fetching import fetch_seconds
+from dtfm.coordinator.core.trust.judgement import View, judged, referees, views_of
+from dtfm.coordinator.core.trust.order import needed, order_for
+from dtfm.coordinator.core.trust.passed import read_passed
+from dtfm.coordinator.core.validation.refusal import malformed, name_some
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.standing import Standing, earned
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
+
+MOST_TRIES = 20
+"""The number of steps in which an audit that is due may come to nothing. After that it is due no more."""
+
+NEWCOMERS_WEIGHT = 5.0
+"""Among strangers, this many times more work is audited of a node that is not proven. It may lie from its first step on."""
+
+
+def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) -> Mapping[str, Passed]:
+    """By node that has voted, this one included, what it says was passed on; empty if the step cannot be audited. Raises
+    Refused."""
+    plan, described = state.ledger.training.plan, state.ledger.described
+    if not state.run.trust.audits or phase.resumed:
+        return {}
+    assert plan is not None
+    assert described is not None
+    return {**phase.passed, node: read_passed(vote, plan, node, described)}
+
+
+def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
+    """What is repeated of a step for which all have voted: nobody is asked yet, see `conclude`."""
+    state, plan = transition.state, transition.state.ledger.training.plan
+    assert plan is not None
+    if not phase.passed:
+        return ()
+    party = state.ledger.party
+    _say_what_cannot_be_audited(transition, plan, party)
+    random = chance(state.secret, plan.generation, phase.step)
+    found = draw(
+        plan,
+        state.run.trust.audits,
+        random,
+        party,
+        {node for node, vote in phase.votes.items() if vote.kept},
+        lambda node: _weight(state, node),
+        broken=state.ledger.reach.broken,
+        believed={node for node in plan.nodes if earned(state.ledger, node).standing is Standing.BELIEVED},
+    )
+    drawn_again = {party(each.node) for each in found}
+    due = {node: times + (party(node) in drawn_again) for node, times in state.auditing.due.items()}
+    due = {node: times for node, times in due.items() if times < MOST_TRIES}
+    transition.state = replace(transition.state, auditing=replace(transition.state.auditing, due=due))
+    return tuple(Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found)
+
+
+def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
+    """An auditor's answer. One that is not awaited is ignored."""
+    phase = transition.state.phase
+    audits = phase.audits if isinstance(phase, Stepping) else ()
+    asked = [audit for audit in audits if node in audit.awaited and audit.awaited[node].number == answer.number]
+    if not asked:
+        transition.log(f"ignored the answer of {node} to audit {answer.number}: it is not awaited")
+        return
+    assert isinstance(phase, Stepping)
+    _check(answer, needed(asked[0].order))
+    _set_audit(transition, phase, asked[0], replace(asked[0], answers={**asked[0].answers, node: answer}))
+
+
+def conclude(transition: Transition) -> Setback | None:
+    """Asks auditors, gives up on those that are overdue, and judges the audits that are answered. The phase has those that still
+    wait."""
+    _give_up_overdue(transition)
+    phase = transition.state.phase
+    assert isinstance(phase, Stepping)
+    for audit in phase.audits:
+        if audit.answers.keys() >= set(audit.auditors):
+            if more := referees(transition.state, audit):
+                phase = _set_audit(transition, phase, audit, replace(audit, auditors=(*audit.auditors, *more)))
+                continue
+            phase = _set_audit(transition, phase, audit, None)
+            if (setback := judged(transition, audit)) is not None:
+                _now_due(transition, {audit.order.node})
+                return setback
+    _ask(transition)
+    return None
+
+
+def interrupted(transition: Transition, phase: Stepping, ender: str) -> tuple[Doubt, ...]:
+    """The step ends while audits are open: work that was being audited is audited when its node next takes part. ``ender``: who
+    has left, or says that it cannot do the step. If an auditor has found its work wrong by then, it may have ended the step for
+    that; if none has, people come and go."""
+    party, doubts = transition.state.ledger.party, list[Doubt]()
+    for audit in phase.audits:
+        node, views = audit.order.node, views_of(transition.state, audit)
+        if not ender or party(node) != party(ender):
+            continue
+        reason = f"it ended step {phase.step} while its work was being audited"
+        against = [by for by, view in views.items() if view in (View.WRONG, View.WITHHELD)]
+        doubts += [Doubt(Charge.WITHHELD, (node, by), reason, (by,)) for by in against]
+    _now_due(transition, {audit.order.node for audit in phase.audits})
+    return tuple(doubts)
+
+
+def _now_due(transition: Transition, nodes: Collection[str]) -> None:
+    """An audit of these nodes' work came to nothing."""
+    memory = transition.state.auditing
+    due = {**memory.due, **dict.fromkeys(nodes, 0)}
+    transition.state = replace(transition.state, auditing=replace(memory, due=due))
+
+
+def _weight(state: State, node: str) -> float:
+    party = state.ledger.party
+    if state.auditing.due and party(node) in set(map(party, state.auditing.due)):
+        return 1 / state.run.trust.audits
+    strange = state.ledger.is_open and earned(state.ledger, node).standing < Standing.PROVEN
+    return NEWCOMERS_WEIGHT if strange else 1.0
+
+
+def _say_what_cannot_be_audited(transition: Transition, plan: Plan, party: Callable[[str], str]) -> None:
+    layers = {plan.stages[index].layers for index in cannot_be_audited(plan, party)}
+    remembered = transition.state.auditing
+    for first, past_last in sorted(layers - remembered.cannot):
+        transition.log(f"nobody else than one party has layers {first}-{past_last - 1}: their work cannot be audited")
+    if layers != remembered.cannot:
+        transition.state = replace(transition.state, auditing=replace(remembered, cannot=frozenset(layers)))
+
+
+def _check(answer: wire.Audited, needed: Collection[str]) -> None:
+    """Raises Refused."""
+    for kind in COMPARED:
+        error = getattr(answer, kind)
+        if not (error == -1 or error >= 0):
+            raise malformed(f"audited.{kind}", error, "-1, or 0 or more")
+    if answer.withheld_by and answer.withheld_by not in needed:
+        raise malformed(
+            "audited.withheld_by",
+            answer.withheld_by,
+            "the node that is audited, a neighbour of its, or who sent it addends",
+        )
+
+
+def _ask(transition: Transition) -> None:
+    """Sends the requests that are due. A node does one after the other."""
+    state, phase = transition.state, transition.state.phase
+    assert isinstance(phase, Stepping)
+    busy = {node for audit in phase.audits for node in audit.awaited}
+    took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
+    for audit in phase.audits:
+        for node in audit.auditors:
+            if node in audit.requests or node in busy:
+                continue
+            busy.add(node)
+            remembered = transition.state.auditing
+            number = remembered.number + 1
+            patience = audit_patience(state.lease, took, fetch_seconds(state, audit.order, node))
+            transition.state = replace(transition.state, auditing=replace(remembered, number=number))
+            asked = replace(audit, requests={**audit.requests, node: Request(number, transition.now + patience)})
+            phase = _set_audit(transition, phase, audit, asked)
+            audit = asked
+            message = wire.Audit()
+            message.CopyFrom(audit.order)
+            message.number, message.seconds = number, AUDITORS_FRACTION * patience
+            transition.send([node], wire.CoordinatorMessage(audit=message))
+
+
+def _give_up_overdue(transition: Transition) -> None:
+    phase = transition.state.phase
+    assert isinstance(phase, Stepping)
+    for audit in phase.audits:
+        late = [node for node, request in audit.awaited.items() if transition.now >= request.until]
+        if not late:
+            continue
+        phase = _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, **dict.fromkeys(late)}))
+        reason = f"it did not say in time what came of an audit of {audit.order.node} in step {phase.step}"
+        transition.find(Doubted(tuple(Doubt(Charge.SILENT, (node,), reason) for node in late)))
+        transition.log(f"{name_some(late)} did not say in time what came of an audit of {audit.order.node}")
+
+
+def _set_audit(transition: Transition, phase: Stepping, before: Audit, after: Audit | None) -> Stepping:
+    """Replaces the audit, or drops it (None). Returns the phase as it is now."""
+    audits = tuple(after if each is before else each for each in phase.audits)
+    phase = replace(phase, audits=tuple(each for each in audits if each is not None))
+    transition.set_phase(phase)
+    return phase

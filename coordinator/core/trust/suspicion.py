@@ -1,0 +1,302 @@
+"""What follows from all suspicions together: who is quarantined, who are kept apart, or that the run itself is at fault.
+
+A suspicion names the nodes one of which is at fault (log/trust.py). Every room makes them, and this rule alone reads them:
+
+1. *One party alone.* Whom the coordinator has seen fail, or who says so of itself, in ATTEMPTS attempts, is quarantined. Among
+   people who know each other the run is at fault instead, if others fail in the same way.
+2. *One of several, as the coordinator has seen it.* The party that was among the suspects in most attempts, ATTEMPTS at least, is
+   quarantined. If there are two such, they are kept apart; if more, the one of least standing goes.
+3. *One against another.* Either may be at fault. The pair is kept apart: plans do without it for a while. Whom several contradict
+   is quarantined: LEAST_VOICES of them, more than half of those that it has to do with, each of standing at least its own, and
+   none of them contradicted by as many. Parties that come from one address have one voice. So newcomers cannot throw out whom
+   they name, and a liar who goes on runs out of others to lie to. A believed node is enough by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dtfm.coordinator.core.phases import Pausing, Stepping
+from dtfm.coordinator.core.state import ATTEMPTS, State
+from dtfm.coordinator.core.trust.standing import weakest
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.reach import Pair, pair_of
+from dtfm.coordinator.log.standing import Standing, earned
+from dtfm.coordinator.log.trust import Suspicion
+
+LEAST_VOICES = 3
+"""The number of parties that must contradict a node, among strangers: two that agree may be one."""
+
+LEAST_VOICES_AMONG_FRIENDS = 2
+
+MOST_LOSSES = 2 * ATTEMPTS - 1
+"""The number of attempts in a row that may fail as nodes lose each other, whoever they are."""
+
+_NOT_PROVEN = (Charge.NON_FINITE, Charge.SILENT, Charge.WITHHELD)
+"""What may have come from elsewhere, though one party alone is suspected of it."""
+
+
+_DECIDED = (Charge.AUDIT, Charge.SNAPSHOT)
+"""What cannot have come from elsewhere, where several contradict a node: they have all computed it by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """``node`` is to be quarantined. ``undecided``: it may not be at fault; it was its word against that of the ``against``, or
+    what it suffers from may have come from elsewhere."""
+
+    node: str
+    charge: Charge
+    reason: str
+    against: tuple[str, ...] = ()
+    undecided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Who is ``guilty``, and which pairs are to be kept ``apart``, for this ``reason``. ``run``: why the run itself is at fault;
+    empty: it is not. ``charge``: for what, then."""
+
+    guilty: tuple[Guilty, ...] = ()
+    apart: tuple[Pair, ...] = ()
+    reason: str = ""
+    run: str = ""
+    charge: Charge | None = None
+
+
+def verdict(state: State) -> Verdict:
+    """What follows, once the newest suspicion is in the ledger."""
+    ledger = state.ledger
+    if not ledger.trust.suspicions:
+        return Verdict()
+    newest = ledger.trust.suspicions[-1]
+    fresh = [each for each in ledger.trust.suspicions if each.attempt == newest.attempt]
+    found = _alone(ledger)
+    if isinstance(found, Verdict):
+        return found
+    guilty = [*found, *_contradicted(state)]
+    contradicting, at_work = _contradicting(ledger, fresh), isinstance(state.phase, Stepping | Pausing)
+    # Where the pair is kept apart already, no plan does without it; and state that one alone can give comes no other way.
+    apart = {pair for pair in contradicting - ledger.reach.broken if newest.said.charge is not Charge.PLAN_FAILED}
+    for pair in sorted(contradicting - apart):
+        if not {each.node for each in guilty}.intersection(pair):
+            guilty.append(_weaker(state, pair, newest))
+    apart |= _lost_too_often(ledger)
+    match _most_seen(ledger) if not guilty else ():
+        case (one,):
+            guilty.append(Guilty(one, newest.said.charge, _often(newest), undecided=len(newest.nodes) > 1))
+        case (one, other) if at_work and {one, other} <= ledger.members.keys() and may_lose(ledger, one, other):
+            apart.add(pair_of(one, other))
+        case (_, _, *_) as several:
+            guilty.append(_weaker(state, several, newest))
+    gone = {ledger.party(each.node) for each in guilty}
+    stay = sorted(pair for pair in apart if gone.isdisjoint(map(ledger.party, pair)))
+    return Verdict(tuple(guilty), tuple(stay), newest.said.reason)
+
+
+def unseparable(state: State) -> Guilty | None:
+    """Where no plan is possible without pairs that are kept apart as they contradict each other: the one of less standing of the
+    newest such pair; None: there is none."""
+    ledger = state.ledger
+    for each in reversed(ledger.trust.suspicions):
+        pair = pair_of(*each.nodes) if len(each.nodes) == 2 else ("", "")
+        if each.said.charge is not Charge.PEER_LOST and pair in ledger.reach.broken and {*pair} <= {*ledger.ready}:
+            return _weaker(state, pair, each)
+    return None
+
+
+def may_lose(ledger: Ledger, node: str, peer: str) -> bool:
+    """Whether the two `exchange` tensors, and the two are not kept apart already."""
+    return pair_of(node, peer) not in ledger.reach.broken and exchange(ledger, node, peer)
+
+
+def exchange(ledger: Ledger, node: str, peer: str) -> bool:
+    """Whether tensors pass between the two: both are in the plan, in the same stage or in neighbouring ones, or in any two
+    where parameters are tied between layers."""
+    plan, described = ledger.training.plan, ledger.described
+    assert plan is not None
+    assert described is not None
+    one, other = plan.stage_of(node), plan.stage_of(peer)
+    if one is None or other is None or node == peer:
+        return False
+    return abs(one - other) <= 1 or described.buckets > len(described.workload.layers)
+
+
+def waited_in_vain(ledger: Ledger) -> int:
+    """The number of attempts since the last commit that waited in vain for somebody."""
+    commits = ledger.trust.commits
+    stalls = (
+        each for each in ledger.trust.suspicions if each.said.charge is Charge.STALLED and each.commits == commits
+    )
+    return len({each.attempt for each in stalls})
+
+
+def failed_plans(ledger: Ledger) -> int:
+    """The number of plans since the last commit in which somebody could not take its part."""
+    commits = ledger.trust.commits
+    failed = (
+        each for each in ledger.trust.suspicions if each.said.charge is Charge.PLAN_FAILED and each.commits == commits
+    )
+    return len({each.attempt for each in failed})
+
+
+def _alone(ledger: Ledger) -> list[Guilty] | Verdict:
+    """Those whom nobody else can have made fail; or that the run is at fault."""
+    of: dict[str, list[Suspicion]] = {}
+    for each in ledger.trust.suspicions:
+        parties = {ledger.party(node) for node in each.nodes}
+        if len(parties) == 1 and each.said.charge is not Charge.PEER_LOST:
+            of.setdefault(parties.pop(), []).append(each)
+    newest = ledger.trust.suspicions[-1].said
+    if not ledger.is_open and newest.by == newest.nodes:
+        alike = [_charged(its, newest.charge) for its in of.values()]
+        several = [its for its in alike if _attempts(its) >= ATTEMPTS - 1]
+        times = _attempts(each for its in alike for each in its)
+        if len(several) > 1 or (ledger.is_alone and times >= ATTEMPTS):
+            return Verdict(run=f"{times} attempts in a row failed; the last: {newest.reason}", charge=newest.charge)
+    guilty = []
+    for who, said in of.items():
+        charge, attempts = said[-1].said.charge, _attempts(said)
+        if attempts < ATTEMPTS:
+            continue
+        others = {ledger.party(node) for node in ledger.ready} - {who}
+        if not ledger.is_open and not others:
+            return Verdict(run=f"{attempts} attempts in a row failed; the last: {said[-1].said.reason}", charge=charge)
+        reason = f"{attempts} attempts failed because of it alone; the last: {said[-1].said.reason}"
+        guilty.append(Guilty(said[-1].nodes[-1], charge, reason, undecided=charge in _NOT_PROVEN))
+    return guilty
+
+
+def _contradicted(state: State) -> list[Guilty]:
+    """Those whom several others contradict, or one that is believed."""
+    ledger, against, newest = state.ledger, _against(state.ledger), dict[str, Suspicion]()
+    for each in _pairs(ledger):
+        if each.said.charge is not Charge.PEER_LOST:
+            newest.update((ledger.party(node), each) for node in each.nodes)
+    names = {ledger.party(name): name for each in newest.values() for name in each.nodes}
+    heard = {who: _heard(state, names[who], others) for who, others in against.items()}
+    guilty = []
+    for who, others in against.items():
+        name, said = names[who], newest[who].said
+        by = tuple(sorted(others.values()))
+        believed = any(earned(ledger, other).standing is Standing.BELIEVED for other in by)
+        if believed and said.charge.is_contradiction and earned(ledger, name).standing is not Standing.BELIEVED:
+            reason = f"{name} and a believed node contradict each other: {said.reason}"
+            guilty.append(Guilty(name, said.charge, reason, by))
+        elif _is_outnumbered(ledger, name, heard[who]) and all(len(heard[who]) > len(heard[other]) for other in others):
+            reason = f"{len(heard[who])} other parties contradict it; the last: {said.reason}"
+            guilty.append(Guilty(name, said.charge, reason, by, undecided=said.charge not in _DECIDED))
+    return guilty
+
+
+def _against(ledger: Ledger) -> dict[str, dict[str, str]]:
+    """By party, those that it stands against, as they contradict each other or have accused each other ATTEMPTS times: by party,
+    a name. A lost peer is the link's fault first."""
+    pairs = [each for each in _pairs(ledger) if each.said.charge is not Charge.PEER_LOST]
+    times = _times(pairs)
+    found: dict[str, dict[str, str]] = {}
+    for each in pairs:
+        if each.said.charge.is_contradiction or times[pair_of(*each.nodes)] >= ATTEMPTS:
+            for one, other in (each.nodes, each.nodes[::-1]):
+                found.setdefault(ledger.party(one), {})[ledger.party(other)] = other
+    return found
+
+
+def _times(pairs: Iterable[Suspicion]) -> Counter[Pair]:
+    """By pair, the number of attempts in which one of the two was suspected."""
+    return Counter(pair for pair, _ in {(pair_of(*each.nodes), each.attempt) for each in pairs})
+
+
+def _heard(state: State, node: str, others: Mapping[str, str]) -> frozenset[str]:
+    """The voices of those ``others`` whose standing is at least the node's."""
+    least = earned(state.ledger, node).standing
+    return frozenset(_voice(state, each) for each in others.values() if earned(state.ledger, each).standing >= least)
+
+
+def _is_outnumbered(ledger: Ledger, node: str, voices: frozenset[str]) -> bool:
+    least = LEAST_VOICES if ledger.is_open else LEAST_VOICES_AMONG_FRIENDS
+    return len(voices) >= least and 2 * len(voices) > len(_neighbours(ledger, node))
+
+
+def _voice(state: State, node: str) -> str:
+    session = state.members.sessions.get(node)
+    return session.origin if session is not None and session.origin else state.ledger.party(node)
+
+
+def _neighbours(ledger: Ledger, node: str) -> frozenset[str]:
+    """The other parties in its stage, and those with whom it exchanges micro-batches."""
+    plan = ledger.training.plan
+    if plan is None or (stage := plan.stage_of(node)) is None:
+        return frozenset()
+    ends = {(flow.sender, flow.receiver) for flows in plan.flows for flow in flows}
+    beside = {each for pair in ends if node in pair for each in pair}
+    return frozenset(map(ledger.party, {*plan.stages[stage].replicas, *beside})) - {ledger.party(node)}
+
+
+def _contradicting(ledger: Ledger, fresh: Sequence[Suspicion]) -> set[Pair]:
+    """Of the pairs of ``fresh`` suspicions, those that contradict each other, or have accused each other ATTEMPTS times."""
+    times = _times(_pairs(ledger))
+    return {
+        pair_of(*each.nodes)
+        for each in _pairs(ledger, fresh)
+        if each.said.charge.is_contradiction or times[pair_of(*each.nodes)] >= ATTEMPTS
+    }
+
+
+def _lost_too_often(ledger: Ledger) -> set[Pair]:
+    """After MOST_LOSSES attempts, all pairs that have lost each other. So no member holds up a step for longer than that,
+    whomever it names."""
+    lost = [each for each in ledger.trust.suspicions if each.said.charge is Charge.PEER_LOST]
+    pairs = {pair_of(*each.nodes) for each in lost if {*each.nodes} <= ledger.members.keys()}
+    return pairs - ledger.reach.broken if _attempts(lost) >= MOST_LOSSES else set()
+
+
+def _most_seen(ledger: Ledger) -> tuple[str, ...]:
+    """Of the parties that the coordinator has seen among the suspects of the newest attempt, a name of each that was suspected
+    most often, in ATTEMPTS attempts at least."""
+    seen = [each for each in ledger.trust.suspicions if not each.said.by]
+    if not seen or seen[-1] is not ledger.trust.suspicions[-1]:
+        return ()
+    attempts: dict[str, set[tuple[int, int]]] = {}
+    for each in seen:
+        for node in each.nodes:
+            attempts.setdefault(ledger.party(node), set()).add(each.attempt)
+    last = {ledger.party(node): node for node in seen[-1].nodes}
+    most = max(len(attempts[who]) for who in last)
+    return tuple(sorted(name for who, name in last.items() if len(attempts[who]) == most >= ATTEMPTS))
+
+
+def _weaker(state: State, names: Sequence[str], said: Suspicion) -> Guilty:
+    """One of them is at fault: the one that most contradict, and of several the one that has earned least."""
+    ledger, against = state.ledger, _against(state.ledger)
+    heard = {name: len(_heard(state, name, against.get(ledger.party(name), {}))) for name in names}
+    accused = weakest(ledger, [name for name in names if heard[name] == max(heard.values())])
+    others = tuple(sorted(name for name in names if ledger.party(name) != ledger.party(accused)))
+    return Guilty(accused, said.said.charge, said.said.reason, others, undecided=True)
+
+
+def _pairs(ledger: Ledger, suspicions: Sequence[Suspicion] | None = None) -> list[Suspicion]:
+    """Of the suspicions, all by default, those of two parties, both of which are here and of which one says so."""
+    return [
+        each
+        for each in (ledger.trust.suspicions if suspicions is None else suspicions)
+        if len(each.nodes) == 2
+        and each.said.by
+        and {*each.nodes} <= ledger.members.keys()
+        and ledger.party(each.nodes[0]) != ledger.party(each.nodes[1])
+    ]
+
+
+def _charged(said: Iterable[Suspicion], charge: Charge) -> list[Suspicion]:
+    return [each for each in said if each.said.charge is charge]
+
+
+def _attempts(said: Iterable[Suspicion]) -> int:
+    return len({each.attempt for each in said})
+
+
+def _often(said: Suspicion) -> str:
+    return f"{ATTEMPTS} attempts waited for it; the last: {said.said.reason}"
