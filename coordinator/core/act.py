@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dtfm.coordinator.core import links
+from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.findings import Doubt, Doubted, Gone, Setback
+from dtfm.coordinator.core.members.quarantine import clear, quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
-from dtfm.coordinator.core.plan_adoption import again, go_back, newest_before, newest_snapshot, regroup
-from dtfm.coordinator.core.quarantine import clear, quarantine
-from dtfm.coordinator.core.replanning import WaitReason, decide, is_waiting_for
-from dtfm.coordinator.core.safekeeping import snapshot, standby
+from dtfm.coordinator.core.plan import resumption
+from dtfm.coordinator.core.plan.adoption import again, go_back, newest_before, newest_snapshot, regroup
+from dtfm.coordinator.core.plan.replanning import WaitReason, decide, is_waiting_for
+from dtfm.coordinator.core.reach import links
 from dtfm.coordinator.core.state import Destination
-from dtfm.coordinator.core.step import evaluation, resumption
+from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.step.commits import commit
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing

@@ -1,19 +1,15 @@
-"""The phases of training, and which follows which: this table, and `enter`, the one place where a phase begins."""
+"""The phases of training, and which follows which: this table, by which `Transition.enter` begins one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from dtfm.coordinator.core.trust.audits import Audit, Passed
-from dtfm.coordinator.core.trust.givers import Givers
+from dtfm.coordinator.core.audits import Audit, Passed
+from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.log.events import Codecs
 from dtfm.protos import control_pb2 as wire
-
-if TYPE_CHECKING:
-    from dtfm.coordinator.core.transition import Transition
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +97,3 @@ FOLLOWS: Mapping[type[Phase], frozenset[type[Phase]]] = {
     Pausing: frozenset({Switching, Gathering}),
 }
 """By phase, those that may follow it, and why."""
-
-
-def enter(transition: Transition, phase: Phase) -> None:
-    """Begins a phase."""
-    before = type(transition.state.phase)
-    assert type(phase) in FOLLOWS[before], f"{before.__name__} is not followed by {type(phase).__name__}"
-    transition.set_phase(phase)

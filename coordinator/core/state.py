@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.core.audits import Auditing
+from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.phases import Phase, Stepping
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
-from dtfm.coordinator.core.trust.audits import Auditing
-from dtfm.coordinator.core.trust.givers import Givers
 from dtfm.coordinator.log.events import Link, SnapshotPart, Way
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
@@ -66,7 +66,7 @@ class Session:
     ``certified``: when it last got a certificate. ``candidates`` are where peers may reach it; ``relay``: connections of others
     may pass through it. While it is PROBING, ``probing`` are those whose links it still measures, ``reaching`` those who try to
     dial it. ``to_measure``: by node, how often it was asked to measure its links to that one and has not answered. ``told``: the
-    ways and holders that it was last told (ways.py). ``prepared``: what it would train, while it is JOINED
+    ways and holders that it was last told (reach/ways.py). ``prepared``: what it would train, while it is JOINED
     and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of); empty: not known,
     or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the same layers.
     ``links_changed``: how often it was told so, and has not answered by choosing codecs."""
@@ -329,7 +329,7 @@ class Speeds:
 class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, by (" ", node) for devices
-    that are idle, and by (node, node) for what a node delivers of what it claims (drift.py).
+    that are idle, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
     Once ``stopped``, nothing but farewells happens."""
 
     run: RunFile

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.phases import Gathering
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Planner, Safekeeping, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.transition import (
@@ -24,8 +26,6 @@ from dtfm.coordinator.core.transition import (
     Rejected,
     RevokeAsked,
 )
-from dtfm.coordinator.core.trust.audits import Auditing
-from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.protos import control_pb2 as wire
 
 SENTENCE = "the coordinator stumbled over this; its log has the trace, which is a bug in dtfm"

@@ -9,20 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dtfm.coordinator.core import (
-    act,
-    drift,
-    earning,
-    invitations,
-    leaving,
-    membership,
-    plan_adoption,
-    quarantine,
-    replanning,
-)
+from dtfm.coordinator.core import act
+from dtfm.coordinator.core.copies import checkpoints, snapshot, standby
 from dtfm.coordinator.core.ending import stop
+from dtfm.coordinator.core.members import invitations, leaving, membership, quarantine
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
-from dtfm.coordinator.core.safekeeping import checkpoints, snapshot, standby
+from dtfm.coordinator.core.plan import adoption, drift, replanning
+from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
 from dtfm.coordinator.core.step import beginning, commits, evaluation, overdue, pause, votes
 from dtfm.coordinator.core.transition import (
@@ -46,8 +39,7 @@ from dtfm.coordinator.core.transition import (
     TimePassed,
     Transition,
 )
-from dtfm.coordinator.core.trust import auditing
-from dtfm.coordinator.core.validation.refusal import Refused, shorten
+from dtfm.coordinator.core.trust import auditing, earning
 from dtfm.protos import control_pb2 as wire
 
 MOST_ROUNDS = 1000
@@ -177,7 +169,7 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
             beginning.plan_ready(transition, node, message.plan_ready)
         case "plan_failed":
             failed = message.plan_failed
-            plan_adoption.plan_failed(
+            adoption.plan_failed(
                 transition, node, failed.generation, failed.problem, failed.snapshot_damaged, failed.lost
             )
         case "step_ready":
@@ -211,7 +203,7 @@ def _overdue(transition: Transition) -> None:
         return
     match phase:
         case Switching():
-            plan_adoption.plan_overdue(transition, phase)
+            adoption.plan_overdue(transition, phase)
         case Stepping():
             overdue.step_overdue(transition, phase)
         case Pausing():

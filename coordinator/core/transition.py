@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.findings import Finding
-from dtfm.coordinator.core.phases import Phase
+from dtfm.coordinator.core.phases import FOLLOWS, Phase
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
-from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.cluster import Cluster
@@ -317,8 +317,15 @@ class Transition:
         """Leaves a finding for act.py, which carries it out."""
         self.findings.append(finding)
 
+    def enter(self, phase: Phase) -> None:
+        """Begins a phase: the only way in."""
+        before = type(self.state.phase)
+        assert type(phase) in FOLLOWS[before], f"{before.__name__} is not followed by {type(phase).__name__}"
+        self.state = replace(self.state, phase=phase)
+
     def set_phase(self, phase: Phase) -> None:
-        """What a phase says of itself has changed. Another one begins by `phases.enter`."""
+        """What the phase says of itself has changed. Another one begins by `enter`."""
+        assert type(phase) is type(self.state.phase)
         self.state = replace(self.state, phase=phase)
 
     def set_members(self, members: Members) -> None:

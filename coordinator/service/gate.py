@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from dtfm.coordinator.core.validation.refusal import Refused, shorten
+from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.front import Front
 from dtfm.protos import control_pb2 as wire

@@ -11,9 +11,9 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 
-from dtfm.coordinator.core.invitations import check_enrolment
+from dtfm.coordinator.core.members.invitations import check_enrolment
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.transition import AnswerPlanNow
-from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record, StoreError
 from dtfm.coordinator.service.gate import Gate, refuse

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from dtfm.coordinator.core.validation.refusal import Refused, malformed
+from dtfm.coordinator.core.refusal import Refused, malformed
 from dtfm.coordinator.service.addresses import is_own
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import MOST_CANDIDATES, Address, read_candidate

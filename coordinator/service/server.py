@@ -18,12 +18,12 @@ from typing import Any
 import grpc.aio
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.invitations import check_enrolment
+from dtfm.coordinator.core.members.invitations import check_enrolment
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
-from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest

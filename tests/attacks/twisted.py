@@ -21,7 +21,7 @@ from unittest import mock
 import grpc.aio
 import torch
 
-from dtfm.coordinator.core.trust.audits import COMPARED
+from dtfm.coordinator.core.audits import COMPARED
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
 from dtfm.node import cli
 from dtfm.node.model.bucket import Bucket, BucketSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import partial
 
-from dtfm.coordinator.core import membership
+from dtfm.coordinator.core.members import membership
 from dtfm.coordinator.service import server
 from dtfm.protos.credentials import issue
 from tests.cluster import alike

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
-from dtfm.coordinator.core.trust.audits import COMPARED
+from dtfm.coordinator.core.audits import COMPARED
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST, FILE_DIGEST, evaluated, links, reached, snapshot_parts
 from tests.coordinator.script import BUCKETS, hello, prepared

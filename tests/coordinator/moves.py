@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.copies.disk_snapshots import PAUSE_LEASES
 from dtfm.coordinator.core.phases import Pausing, Stepping, Switching
-from dtfm.coordinator.core.safekeeping.disk_snapshots import PAUSE_LEASES
 from dtfm.coordinator.core.state import Destination
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST, links

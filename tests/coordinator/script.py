@@ -20,10 +20,10 @@ from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.phases import Gathering
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Admission, PlanChosen, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
-from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Record

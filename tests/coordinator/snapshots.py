@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dtfm.coordinator.core.safekeeping.availability import Kind, availability
-from dtfm.coordinator.core.safekeeping.disk_snapshots import PAUSE_LEASES
+from dtfm.coordinator.core.copies.availability import Kind, availability
+from dtfm.coordinator.core.copies.disk_snapshots import PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, fresh_state, two_stages

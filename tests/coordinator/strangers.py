@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.earning import tell
 from dtfm.coordinator.core.phases import Pausing
 from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.trust.earning import tell
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.schedule import schedule

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dtfm.coordinator.core import phases
+from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.phases import Pausing, Stepping
-from dtfm.coordinator.core.replanning import leaver_is_stuck
-from dtfm.coordinator.core.safekeeping import snapshot, standby
+from dtfm.coordinator.core.plan.replanning import leaver_is_stuck
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
@@ -37,13 +36,13 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
     state, phase = transition.state, transition.state.phase
     if commit.pause:
         for_leaver = stuck and not switch and not last
-        phases.enter(transition, Pausing(transition.now + state.patience, for_leaver=for_leaver))
+        transition.enter(Pausing(transition.now + state.patience, for_leaver=for_leaver))
         return
     copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
     alone = not (state.evaluations or state.safekeeping.snapshots or copying)
     deadline = transition.now + patience(transition, usual=alone)
     committed_by = phase.commit_by if isinstance(phase, Stepping) and phase.commit_by is not None else -math.inf
-    phases.enter(transition, Stepping(step + 1, transition.now, deadline, committed_by=committed_by))
+    transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by))
 
 
 def patience(transition: Transition, *, usual: bool) -> float:

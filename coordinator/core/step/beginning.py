@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core import drift, phases, same_state
+from dtfm.coordinator.core.copies import same_state
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.phases import Stepping, Switching
-from dtfm.coordinator.core.plan_adoption import plan_failed
-from dtfm.coordinator.core.step import resumption
+from dtfm.coordinator.core.plan import drift, resumption
+from dtfm.coordinator.core.plan.adoption import plan_failed
 from dtfm.coordinator.core.step.announcing import announce, patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.stalls import stalled
@@ -66,6 +66,6 @@ def _begin(transition: Transition, phase: Switching) -> None:
     again = waited_in_vain(ledger) > 0
     at = stalled(plan, phase.progress) if again else frozenset[str]()
     deadline = transition.now + patience(transition, usual=again)
-    phases.enter(transition, Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
+    transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
     for nodes, begin in beginnings(plan, step, phase.progress):
         transition.send(nodes, wire.CoordinatorMessage(begin=begin))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from dtfm.coordinator.core import drift, showing
+from dtfm.coordinator.core.copies import agreed_state, standby
 from dtfm.coordinator.core.phases import Stepping
-from dtfm.coordinator.core.safekeeping import agreed_state, standby
-from dtfm.coordinator.core.step import resumption
+from dtfm.coordinator.core.plan import drift, resumption, showing
 from dtfm.coordinator.core.step.announcing import announce
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing

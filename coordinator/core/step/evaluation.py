@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dtfm.coordinator.config.codecs import allowed_codecs
 from dtfm.coordinator.core.findings import Doubted, contradicting
+from dtfm.coordinator.core.refusal import is_finite, malformed
 from dtfm.coordinator.core.state import Evaluation, State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.codecs import allowed_codecs
 from dtfm.coordinator.core.trust.tolerance import tolerance
-from dtfm.coordinator.core.validation.refusal import is_finite, malformed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.reach import Pair, pair_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.refusal import name_some
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation.refusal import name_some
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import OVERDUE
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dtfm.coordinator.core.copies.agreed_state import by_stage
 from dtfm.coordinator.core.ending import finish
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.phases import Pausing
-from dtfm.coordinator.core.plan_adoption import adopt, again
-from dtfm.coordinator.core.safekeeping.agreed_state import by_stage
+from dtfm.coordinator.core.plan.adoption import adopt, again
 from dtfm.coordinator.core.state import Destination, State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
@@ -37,7 +37,7 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
 
 def end_pause(transition: Transition) -> None:
     """The rule: once the pause waits for nothing, the run ends, or goes on with the plan that is chosen. A pause for a node that
-    wants to leave ends when it has left (leaving.py)."""
+    wants to leave ends when it has left (members/leaving.py)."""
     phase, ledger = transition.state.phase, transition.state.ledger
     if transition.state.stopped or not isinstance(phase, Pausing) or awaits(transition.state, phase):
         return

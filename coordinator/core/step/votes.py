@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dtfm.coordinator.core.copies import standby
 from dtfm.coordinator.core.findings import Doubt, Proof, Setback
 from dtfm.coordinator.core.phases import Pausing, Stepping
-from dtfm.coordinator.core.safekeeping import standby
+from dtfm.coordinator.core.refusal import is_finite, shorten
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.trust.agreement import contradiction
 from dtfm.coordinator.core.trust.suspicion import exchange, may_lose
-from dtfm.coordinator.core.validation.refusal import is_finite, shorten
 from dtfm.coordinator.core.validation.votes import check_clipped, check_loss, check_vote
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import SETTLED

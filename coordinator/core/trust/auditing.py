@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from dtfm.coordinator.core.audits import COMPARED, Audit, Passed, Request
 from dtfm.coordinator.core.findings import Doubt, Doubted, Setback
 from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.refusal import malformed, name_some
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, audit_patience
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request
 from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
 from dtfm.coordinator.core.trust.fetching import fetch_seconds
 from dtfm.coordinator.core.trust.judgement import View, judged, referees, views_of
 from dtfm.coordinator.core.trust.order import needed, order_for
 from dtfm.coordinator.core.trust.passed import read_passed
-from dtfm.coordinator.core.validation.refusal import malformed, name_some
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.standing import Standing, earned
 from dtfm.protos import control_pb2 as wire

@@ -1,7 +1,7 @@
 """What a member says of its device and its links, and what of that counts before it is shown.
 
 In an open run anybody may claim to be the fastest, to be given most of the model. So claims count only as far as proven members,
-most others, or steps (core/showing.py) make them plausible; and once some are proven, others are given less than they could do,
+most others, or steps (plan/showing.py) make them plausible; and once some are proven, others are given less than they could do,
 more with each audit that finds their work right.
 """
 

@@ -7,14 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dtfm.coordinator.core.audits import COMPARED, Audit
 from dtfm.coordinator.core.findings import Doubt, Doubted, Setback, contradicting
 from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.audits import COMPARED, Audit
 from dtfm.coordinator.core.trust.draw import chance
 from dtfm.coordinator.core.trust.tolerance import limits
-from dtfm.coordinator.core.validation.refusal import name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.standing import earned

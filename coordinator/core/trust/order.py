@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
+from dtfm.coordinator.config.codecs import adds_sparsely
+from dtfm.coordinator.core.audits import Passed
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.state import State
-from dtfm.coordinator.core.trust.audits import Passed
-from dtfm.coordinator.core.trust.codecs import adds_sparsely
 from dtfm.coordinator.core.trust.draw import Drawn
 from dtfm.coordinator.core.trust.passed import added_up
 from dtfm.protos import control_pb2 as wire

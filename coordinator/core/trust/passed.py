@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from dtfm.coordinator.core.trust.audits import Hop, Passed
+from dtfm.coordinator.core.audits import Hop, Passed
+from dtfm.coordinator.core.refusal import malformed
 from dtfm.coordinator.core.validation.admission import MAX_NODES
-from dtfm.coordinator.core.validation.refusal import malformed
 from dtfm.coordinator.log.run import Described
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind

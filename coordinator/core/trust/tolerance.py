@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
+from dtfm.coordinator.config.codecs import codec_in_use
 from dtfm.coordinator.core.state import State
-from dtfm.coordinator.core.trust.codecs import codec_in_use
 from dtfm.protos import control_pb2 as wire
 
 PRECISIONS = {"fp64": 1e-6, "fp32": 1e-3, "bf16": 5e-2}

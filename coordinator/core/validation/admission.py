@@ -6,7 +6,7 @@ import contextlib
 from ipaddress import ip_address
 
 from dtfm.coordinator.config.run_file import RunFile
-from dtfm.coordinator.core.validation.refusal import Refused, check_number, malformed, shorten
+from dtfm.coordinator.core.refusal import Refused, check_number, malformed, shorten
 from dtfm.coordinator.log.events import DeviceSeen
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
 from dtfm.protos.access import NAME

@@ -7,13 +7,12 @@ from typing import Any
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
 from dtfm.coordinator.config.run_file_tables import Trust
-from dtfm.coordinator.core.planner_input import as_the_run_allows
+from dtfm.coordinator.core.refusal import Refused, check_number, malformed, shorten
 from dtfm.coordinator.core.validation.admission import check_flops
-from dtfm.coordinator.core.validation.refusal import Refused, check_number, malformed, shorten
 from dtfm.coordinator.log.events import Described
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES
-from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE
+from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, Checkpointing, OptimizerState
 from dtfm.scheduler.model.workload import Layer, Workload
 
 MAX_LAYERS = 10_000
@@ -173,4 +172,14 @@ def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
     return Refused(
         wire.WORKLOAD_DIFFERS,
         f"{field} is {mine} here and {theirs} on the other nodes; use the same versions of transformers and torch everywhere",
+    )
+
+
+def as_the_run_allows(workload: Workload, run: RunFile) -> Workload:
+    """``workload`` with what the run file says nodes may do to keep what they need: it may change when a run goes on."""
+    checkpointing, optimizer_state = run.train.activation_checkpointing, run.train.optimizer_state
+    return replace(
+        workload,
+        checkpointing=None if checkpointing == "auto" else Checkpointing(checkpointing),
+        optimizer_state=None if optimizer_state == "auto" else OptimizerState(optimizer_state),
     )

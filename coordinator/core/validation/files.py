@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dtfm.coordinator.core.validation.refusal import check_number, malformed
+from dtfm.coordinator.core.refusal import check_number, malformed
 from dtfm.coordinator.core.validation.votes import DIGEST_BYTES
 from dtfm.protos import control_pb2 as wire
 

@@ -1,4 +1,4 @@
-"""Who says what the model and the data are: `core/membership.py`, `[trust]` in the run file."""
+"""Who says what the model and the data are: `core/members/membership.py`, `[trust]` in the run file."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from dtfm.coordinator.core.validation.refusal import Refused
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.service import addresses, knocking
 from dtfm.coordinator.service.knocking import knock
 from dtfm.protos import control_pb2 as wire, knock as protos_knock

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.planner_input import measured_cluster
+from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.core.trust.claims import counted_flops
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger

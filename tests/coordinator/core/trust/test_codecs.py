@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dtfm.coordinator.config.codecs import AUTO, TENSORS, adds_sparsely, allowed_codecs, codec_in_use
 from dtfm.coordinator.config.run_file_tables import Network
-from dtfm.coordinator.core.trust.codecs import AUTO, TENSORS, adds_sparsely, allowed_codecs, codec_in_use
 from dtfm.node.training.compression import GENTLEST_FIRST
 
 

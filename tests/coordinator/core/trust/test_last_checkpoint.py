@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.copies.checkpoints import RETRY_LEASES
 from dtfm.coordinator.core.phases import Pausing, Switching
-from dtfm.coordinator.core.safekeeping.checkpoints import RETRY_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.accused import after_the_last_step, confirm, of_strangers, verdicts

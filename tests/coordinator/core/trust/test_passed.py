@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.coordinator.core.trust.audits import Passed
+from dtfm.coordinator.core.audits import Passed
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed
-from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.run import Described
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind

@@ -1,0 +1,92 @@
+"""Whether all who hold a bucket hold the same, before a plan begins: those who trained it, and those who got it from them, from
+standbys or from a snapshot. So what a donor hands out is checked before anybody trains on it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from dtfm.coordinator.core.copies.agreed_state import by_bucket
+from dtfm.coordinator.core.findings import Doubt, Setback
+from dtfm.coordinator.core.givers import could_name
+from dtfm.coordinator.core.phases import StateTold, Switching
+from dtfm.coordinator.core.refusal import name_some
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.agreement import dissent, state_differs
+from dtfm.coordinator.core.validation.votes import check_states
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.steps import SETTLED
+from dtfm.protos import control_pb2 as wire
+
+
+def told(state: State, phase: Switching, node: str, states: Collection[wire.BucketState]) -> Switching:
+    """The phase, once ``node`` has said what it holds. Raises Refused."""
+    ledger = state.ledger
+    assert ledger.described is not None
+    assert ledger.training.plan is not None
+    due = [layer for stage in ledger.training.plan.stages if node in stage.replicas for layer in range(*stage.layers)]
+    named = phase.givers.get(node, ()), state.members.sessions[node].copies_from
+    layers = len(ledger.described.workload.layers)
+    mine = check_states(
+        states, ledger.described.buckets, lambda bucket: could_name(named, bucket, layers) - {node}, due
+    )
+    if node not in ledger.training.plan.nodes:
+        mine = {bucket: said for bucket, said in mine.items() if _holds(ledger, node, bucket, said)}
+    return replace(phase, states={**phase.states, node: {**phase.states.get(node, {}), **mine}})
+
+
+def difference(transition: Transition, phase: Switching) -> Setback | None:
+    """Who holds another state than others; None: nobody does, and training can begin."""
+    ledger, step = transition.state.ledger, transition.state.ledger.training.step
+    assert ledger.training.plan is not None
+    wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, who holds it
+    for bucket, views in sorted(_by_bucket(phase).items()):
+        if len({said.digest for said in views.values()}) == 1:
+            continue
+        held = {node: said.digest for node, said in views.items() if _holds(ledger, node, bucket, said)}
+        digests = held or {node: said.digest for node, said in views.items()}
+        if pairs := dissent(ledger, digests):
+            stage = next((i for i, s in enumerate(ledger.training.plan.stages) if bucket in range(*s.layers)), 0)
+            transition.emit(ev.DigestMismatch(step + 1, ledger.training.generation, stage, dict(digests)))
+            return state_differs(pairs, step, f"bucket {bucket}", went_on=bool(held))
+        right = next(iter(held.values()))
+        for node, said in views.items():  # of each node one bucket, if possible one that it has from one donor alone
+            if said.digest != right and (node not in wrong or len(said.donors) == 1 < len(wrong[node][1])):
+                wrong[node] = bucket, said.donors, sorted(held)
+    if wrong:
+        return _had_another(step, wrong)
+    by_bucket(transition, {bucket: next(iter(views.values())).digest for bucket, views in _by_bucket(phase).items()})
+    return None
+
+
+def _had_another(step: int, wrong: Mapping[str, tuple[int, tuple[str, ...], list[str]]]) -> Setback:
+    """Nodes have another state than those who trained it. They get it again, from other donors."""
+    doubts = []
+    for node, (bucket, donors, holders) in sorted(wrong.items()):
+        what = f"after step {step} {node} has another state of bucket {bucket} than {name_some(holders)}"
+        if donors:
+            doubts.append(
+                Doubt(Charge.STATE, (node, *donors), f"{what}, and says it is from {name_some(donors)}", (node,))
+            )
+        else:
+            doubts.append(Doubt(Charge.DIGEST, (node,), what))
+    return Setback(SETTLED, doubts[0].nodes[0], doubts[0].reason, tuple(doubts))
+
+
+def _by_bucket(phase: Switching) -> Mapping[int, Mapping[str, StateTold]]:
+    found: dict[int, dict[str, StateTold]] = {}
+    for node, states in sorted(phase.states.items()):
+        for bucket, said in states.items():
+            found.setdefault(bucket, {})[node] = said
+    return found
+
+
+def _holds(ledger: Ledger, node: str, bucket: int, said: StateTold) -> bool:
+    """Whether the node has had the bucket since before the plan. Which layers use one that several share is not known here."""
+    holders = ledger.holders
+    if bucket < len(holders):
+        return node in holders[bucket]
+    return not said.donors and any(node in layer for layer in holders)

@@ -1,0 +1,369 @@
+"""Standbys: nodes that copy state while others train it, and keep up. A node becomes one to prepare for the chosen plan, to take
+over if a replica is lost, or beside its own work, where a stage rests on one machine. Like learners in Raft, standbys do not
+vote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from dtfm.coordinator.core.copies.availability import (
+    availability,
+    parameter_bytes,
+    standby_of,
+    standbys_of,
+    step_of,
+)
+from dtfm.coordinator.core.copies.donors import fastest_donors
+from dtfm.coordinator.core.copies.machines import machines, machines_of
+from dtfm.coordinator.core.givers import Givers
+from dtfm.coordinator.core.messages import peer_message
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.refusal import shorten
+from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State
+from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.memory import Keeping, OptimizerState
+from dtfm.scheduler.model.plan import Plan, Stage
+
+FOLLOW_FRACTION = 0.5
+"""A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. With slower
+links it is quicker to pause for the state."""
+
+COMMIT_WAIT_FRACTION = 0.1
+"""The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES: the run loses at most
+that much of its speed. A neighbour becomes a standby only if a step's gradients reach it within this time. Stages whose standby
+takes longer are safe in snapshots on disks."""
+
+MOST_IDLE_STANDBYS = 2
+"""The number of idle nodes that become standbys of one stage. Each takes a part of its replicas' uplinks."""
+
+
+def arrange(transition: Transition) -> None:
+    """Asks each node to become the standby that `wanted_standbys` names, when its inputs have changed."""
+    state = transition.state
+    if state.stopped or not isinstance(state.phase, Stepping):
+        return
+    ledger, last = state.ledger, state.ledger.training.last
+    timed = last is not None and last.generation == ledger.training.generation and not last.resumed
+    arrangement = Arrangement(ledger.training.generation, timed, state.planner.chosen, ledger.ready, ledger.staying)
+    if arrangement == state.safekeeping.arranged:
+        return
+    transition.set_safekeeping(replace(state.safekeeping, arranged=arrangement))
+    wanted = wanted_standbys(state)
+    for node in ledger.ready:
+        session, layers = transition.state.members.sessions[node], wanted.get(node)
+        current, before = standby_of(state, session), session.standby
+        if layers is None:
+            if before is not None:
+                transition.set_session(replace(session, standby=None))
+                transition.send([node], wire.CoordinatorMessage(standby=wire.Standby()))
+        elif current is None or current.layers != layers or current.generation != ledger.training.generation:
+            number = transition.state.safekeeping.standby_number + 1
+            transition.set_safekeeping(replace(transition.state.safekeeping, standby_number=number))
+            same = before if before is not None and before.layers == layers else None
+            caught_up_before = same is not None and (same.caught_up is not None or same.caught_up_before)
+            standby = Standby(number, ledger.training.generation, layers, caught_up_before=caught_up_before)
+            named = _named(state, node, layers)
+            may_have = _both(named, session.copies_from) if same is not None else named
+            transition.set_session(replace(session, standby=standby, copies_from=may_have))
+            transition.send([node], wire.CoordinatorMessage(standby=_request(state, number, layers, named)))
+
+
+def reported(transition: Transition, session: Session, report: wire.StandbyProgress) -> None:
+    """A standby has caught up with a step, or cannot go on."""
+    standby = session.standby
+    if standby is None or standby.number != report.number:
+        return  # it answers an earlier request
+    if report.problem:
+        layers = f"{standby.layers[0]}-{standby.layers[1] - 1}"
+        transition.log(f"{session.node} cannot be a standby of layers {layers}: {shorten(report.problem)}")
+    has_applied = standby.voted and (report.step, report.voted) == (standby.step + 1, 0)  # what it had before
+    standby = replace(
+        standby,
+        caught_up=transition.state.ledger.training.step if standby.caught_up is None else standby.caught_up,
+        step=report.step,
+        voted=report.voted,
+        reported=standby.reported if has_applied else transition.now,
+        ended=bool(report.problem),
+    )
+    transition.set_session(replace(session, standby=standby))
+
+
+def commit_patience(state: State) -> float:
+    """The seconds that a commit may wait for standbys."""
+    step_seconds = state.ledger.training.step_seconds or 0.0
+    return min(max(COMMIT_WAIT_FRACTION * step_seconds, COMMIT_WAIT_LEASES * state.lease), state.lease)
+
+
+def commit_waits_for(state: State) -> frozenset[str]:
+    """The standbys that a commit waits for, once all have voted: for each stage whose new state only one machine would have,
+    its standbys that have kept up. One of them is enough."""
+    assert state.ledger.training.plan is not None
+    machine, standbys = machines(state.ledger), _by_layers(state)
+    waits_for: set[str] = set()
+    for stage in state.ledger.training.plan.stages:
+        of_stage = standbys.get(stage.layers, {})
+        with_next_step, kept_up = _with_next_step(state, of_stage), keeping_up(state, of_stage)
+        if not (useful := _outliving(machine, stage, with_next_step | kept_up)) & with_next_step:
+            waits_for |= useful & kept_up
+    return frozenset(waits_for)
+
+
+def next_step_survives(state: State) -> bool:
+    """Whether each stage's new state, once the step in hand is committed, is with a node that is here."""
+    assert state.ledger.training.plan is not None
+    ready, standbys = set(state.ledger.ready), _by_layers(state)
+    return all(
+        not ready.isdisjoint(stage.replicas) or _with_next_step(state, standbys.get(stage.layers, {}))
+        for stage in state.ledger.training.plan.stages
+    )
+
+
+def rests_on_one_machine(state: State) -> bool:
+    """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up."""
+    assert state.ledger.training.plan is not None
+    machine, standbys = machines(state.ledger), _by_layers(state)
+    return any(
+        len(machines_of(machine, keeping_up(state, standbys.get(stage.layers, {})).union(stage.replicas))) == 1
+        for stage in state.ledger.training.plan.stages
+    )
+
+
+def last_reports_awaited(state: State) -> frozenset[str]:
+    """The standbys of lost state that have not yet reported how far they came. They report when they notice that their donors are
+    gone."""
+    ledger = state.ledger
+    lost = {layer for layer, nodes in enumerate(availability(state).in_memory(ledger.training.step)) if not nodes}
+    return frozenset(
+        node
+        for node in ledger.ready
+        if (standby := state.members.sessions[node].standby) is not None
+        and not standby.ended
+        and (standby.caught_up is not None or standby.caught_up_before)
+        and step_of(standby, ledger) != ledger.training.step
+        and not lost.isdisjoint(range(*standby.layers))
+    )
+
+
+def still_copying(state: State) -> frozenset[str]:
+    """Nodes of the chosen plan that have not caught up yet with the state that they need for it."""
+    chosen, arranged = state.planner.chosen, state.safekeeping.arranged
+    if chosen is None:
+        return frozenset()
+    if arranged is None or arranged.chosen is not chosen:  # they are about to be asked
+        return frozenset(_lacking(state, chosen.plan))
+    wanted = {node: stage.layers for stage in chosen.plan.stages for node in stage.replicas}
+    return frozenset(
+        node
+        for node, standby in standbys_of(state).items()
+        if standby.layers == wanted.get(node) and standby.caught_up is None
+    )
+
+
+def promote(transition: Transition) -> None:
+    """Standbys that have the state as of the last commit count as holders of it from now on."""
+    ledger = transition.state.ledger
+    for node in ledger.ready:
+        standby = transition.state.members.sessions[node].standby
+        if standby is not None and step_of(standby, ledger) == ledger.training.step:
+            process = ledger.members[node].incarnation
+            transition.emit(ev.StandbyPromoted(node, process, standby.layers, ledger.training.step))
+
+
+def wanted_standbys(state: State) -> Mapping[str, Layers]:
+    """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
+    the stage whose replicas and standbys are on the fewest machines, its own not among them if possible; and for stages that are
+    left on one machine alone, a neighbour whose link allows it."""
+    plan, chosen = state.ledger.training.plan, state.planner.chosen
+    machine, holders = machines(state.ledger), state.ledger.holders
+    assert plan is not None
+    wanted = _lacking(state, chosen.plan) if chosen is not None else {}
+    copies = {stage.layers: list(stage.replicas) for stage in plan.stages}
+    most = {layers: len(replicas) + MOST_IDLE_STANDBYS for layers, replicas in copies.items()}
+    on = {layers: set(machines_of(machine, replicas)) for layers, replicas in copies.items()}
+    staying, trained = state.ledger.staying, {node: stage for stage in plan.stages for node in stage.replicas}
+    for node in staying:
+        if node in trained or node in wanted:
+            continue
+        at = machine[node]
+        order = sorted(
+            (at in on[layers], len(on[layers]), len(copies[layers]), layers)
+            for layers in copies
+            if len(copies[layers]) < most[layers]
+        )
+        for *_, layers in order:
+            if _has_room(state, node, layers, None) and _can_follow(state, holders, node, layers):
+                wanted[node] = layers
+                copies[layers].append(node)
+                on[layers].add(at)
+                break
+    if chosen is None:
+        free = {node: trained[node] for node in staying if node in trained and node not in wanted}
+        for stage in plan.stages:
+            if len(on[stage.layers]) == 1 and (neighbour := _neighbour(state, stage, free, machine)):
+                wanted[neighbour] = stage.layers
+                del free[neighbour]
+    return wanted
+
+
+def _by_layers(state: State) -> Mapping[Layers, Mapping[str, Standby]]:
+    """`standbys_of`, by the layers of which they are standbys."""
+    made: dict[Layers, dict[str, Standby]] = {}
+    for node, standby in standbys_of(state).items():
+        made.setdefault(standby.layers, {})[node] = standby
+    return made
+
+
+def _outliving(machine: Mapping[str, str], stage: Stage, standbys: frozenset[str]) -> frozenset[str]:
+    """Those of the ``standbys`` of ``stage`` that keep its state if its only machine is lost, or, if none does, its only replica.
+    None is needed where its replicas are on several machines. ``machine``: see `machines`."""
+    here = machines_of(machine, stage.replicas)
+    if len(here) > 1:
+        return frozenset()
+    elsewhere = frozenset(node for node in standbys if here.isdisjoint(machines_of(machine, [node])))
+    return elsewhere or (standbys if len(stage.replicas) == 1 else frozenset())
+
+
+def keeping_up(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
+    """Those of the ``standbys`` that were in time with the last step: they reported it before it was committed, or before
+    the latest time at which it could have been. One that has just caught up is in time."""
+    return frozenset(
+        node
+        for node, standby in standbys.items()
+        if standby.caught_up is not None
+        and not standby.ended
+        and step_of(standby, state.ledger) == state.ledger.training.step
+        and (standby.caught_up == state.ledger.training.step or _was_in_time(state, standby))
+    )
+
+
+def _with_next_step(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
+    """Those of the ``standbys`` that have the gradients of the step in hand, as voted in this generation."""
+    next_step = (state.ledger.training.step, state.ledger.training.generation)
+    return frozenset(node for node, standby in standbys.items() if (standby.step, standby.voted) == next_step)
+
+
+def _was_in_time(state: State, standby: Standby) -> bool:
+    """Whether the standby reported the last committed step before its commit was due."""
+    phase = state.phase
+    if not isinstance(phase, Stepping):
+        return False
+    committed_by = phase.committed_by if phase.step > state.ledger.training.step else phase.commit_by
+    return committed_by is not None and standby.reported <= committed_by
+
+
+def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage], machine: Mapping[str, str]) -> str:
+    """The node that becomes a standby of ``stage``, whose replicas are on one machine, beside its own work: of the nodes on other
+    machines the one to which a replica has the fastest link, if that link carries a step's gradients in COMMIT_WAIT_FRACTION of a
+    step, and half the node's memory is enough for both. For a single replica also one on its own machine, if there is no other.
+    Empty: there is none.
+
+    ``free`` are the nodes that are no standbys yet, with the stages that they train; ``machine``: see `machines`.
+    """
+    ledger = state.ledger
+    if ledger.training.step_seconds is None:
+        return ""
+    here = machines_of(machine, stage.replicas)
+    slowest = parameter_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.training.step_seconds, 1e-3))
+    fastest: dict[str, float] = {}
+    for replica in stage.replicas:
+        for node, link in ledger.reach.links.get(replica, {}).items():
+            if link.bandwidth >= slowest and node in free:
+                fastest[node] = max(link.bandwidth, fastest.get(node, 0.0))
+    candidates = []
+    for node, bandwidth in fastest.items():
+        beside = machine[node] in here
+        if free[node] is not stage and not (beside and len(stage.replicas) > 1):
+            candidates.append((beside, -bandwidth, node))
+    return next(
+        (node for *_, node in sorted(candidates) if _has_room(state, node, stage.layers, free[node], fraction=0.5)), ""
+    )
+
+
+def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fraction: float = 1.0) -> bool:
+    """Whether this fraction of the node's memory is enough for a copy of the layers beside the stage that it trains.
+
+    Copies lie in the host's memory. Where a device has its own, that is beside the state of the stage, if this is there too.
+    The device of an idle node must have room as well, at least for the state alone: the copy is there to be trained.
+    """
+    described, device = state.ledger.described, state.ledger.members[node].device
+    assert described is not None
+    workload, size = described.workload, parameter_bytes(state, layers)
+    own = 0.0 if trained is None else parameter_bytes(state, trained.layers)
+    if device.host_memory_bytes == 0:
+        return (own + size) * workload.bytes_kept_per_parameter_byte <= fraction * device.memory_bytes
+    if trained is None and size * workload.least_device_bytes_per_parameter_byte > device.memory_bytes:
+        return False
+    keeping = trained.keeping[trained.replicas.index(node)] if trained is not None and trained.keeping else Keeping()
+    if keeping.optimizer_state is OptimizerState.DEVICE:
+        own = 0.0
+    needed = own * workload.host_bytes_per_parameter_byte + size * workload.bytes_moved_per_parameter_byte
+    return needed <= fraction * device.host_memory_bytes
+
+
+def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
+    """By node, the layers that ``plan`` gives it and that it does not hold, if it can copy them while others train: it has memory
+    for them beside those that it trains now, and its links keep up."""
+    holders, current = state.ledger.holders, state.ledger.training.plan
+    assert current is not None
+    trained = {node: stage for stage in current.stages for node in stage.replicas}
+    return {
+        node: stage.layers
+        for stage in plan.stages
+        for node in stage.replicas
+        if holders
+        and any(node not in holders[layer] for layer in range(*stage.layers))
+        and _has_room(state, node, stage.layers, trained.get(node))
+        and _can_follow(state, holders, node, stage.layers)
+    }
+
+
+def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, layers: Layers) -> bool:
+    """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step; true while that is not known.
+    ``holders``: Ledger.holders, which looks at every member."""
+    ledger = state.ledger
+    if not ledger.training.step_seconds or not holders:
+        return True
+    sizes: dict[tuple[str, ...], float] = {}
+    for layer in range(*layers):
+        donors = holders[layer]
+        if node not in donors:
+            sizes[donors] = sizes.get(donors, 0.0) + parameter_bytes(state, (layer, layer + 1))
+    for donors, size in sizes.items():
+        known = [
+            ledger.reach.links[donor][node].bandwidth for donor in donors if node in ledger.reach.links.get(donor, {})
+        ]
+        if known and size > FOLLOW_FRACTION * ledger.training.step_seconds * sum(known):
+            return False
+    return True
+
+
+def _named(state: State, node: str, layers: Layers) -> Givers:
+    """From whom a standby of the layers is to copy them."""
+    holders = state.ledger.holders
+    return tuple(
+        fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])
+    )
+
+
+def _both(named: Givers, before: Givers) -> Givers:
+    """What it has copied from those named before it keeps, if one of those named now goes on with it."""
+    return tuple(tuple(sorted({*now, *then})) for now, then in zip_longest(named, before, fillvalue=()))
+
+
+def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:
+    members = state.ledger.members
+    return wire.Standby(
+        number=number,
+        first_layer=layers[0],
+        past_last_layer=layers[1],
+        donors=[wire.Assignment.Donors(nodes=names) for names in donors],
+        peers=[
+            peer_message(name, members[name].candidates)
+            for name in sorted({name for names in donors for name in names})
+        ],
+    )

@@ -1,0 +1,1 @@
+"""Who takes part: joining, invitations, leaving, quarantine."""

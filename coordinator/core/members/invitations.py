@@ -1,0 +1,257 @@
+"""Who may do what: invitations, the names and keys that are enrolled by them, and the end of either."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+
+from dtfm.coordinator.core.members.leaving import leave
+from dtfm.coordinator.core.refusal import Refused, malformed, shorten
+from dtfm.coordinator.core.transition import (
+    AnswerAccess,
+    EnrolAsked,
+    HangUp,
+    InviteAsked,
+    RevokeAsked,
+    Transition,
+)
+from dtfm.coordinator.core.validation.admission import check_name, check_version
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import MOST_NAMES_OF_A_KEY, Role
+from dtfm.protos.invitation import ID_BYTES, secret_digest
+
+INVITATION_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
+MOST_USES = 1000
+MOST_SECONDS = 366 * 86400.0
+MOST_NAMES = 10_000
+"""The number of names that may be enrolled at a time."""
+
+
+def invite(transition: Transition, asked: InviteAsked) -> None:
+    request = asked.request
+    try:
+        check_operator(transition.state.ledger, asked.by)
+        if request.role not in tuple(Role):
+            raise malformed("role", request.role, f"one of {', '.join(Role)}")
+        if request.believed and request.role != Role.NODE:
+            raise malformed("believed", True, f"for the role {Role.NODE}")
+        if not 1 <= request.uses <= MOST_USES:
+            raise malformed("uses", request.uses, f"1 to {MOST_USES}")
+        if not 1 <= request.seconds <= MOST_SECONDS:
+            raise malformed("expires", request.seconds, f"1 second to {MOST_SECONDS / 86400:.0f} days from now")
+        usable = sum(invited.is_usable(asked.at) for invited in transition.state.ledger.access.invitations.values())
+        if usable >= MOST_INVITATIONS:
+            raise Refused(wire.FULL, f"{usable} invitations are good still, as many as can be; revoke some")
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
+    expires = asked.at + request.seconds
+    name = shorten(request.name, 64)
+    transition.emit(
+        ev.InvitationMade(
+            asked.id, asked.digest, name, request.role, asked.at, expires, request.uses, asked.by, request.believed
+        )
+    )
+    transition.commands.append(AnswerAccess(asked.ticket, wire.InviteReply(id=asked.id, expires=expires)))
+
+
+def enrol(transition: Transition, asked: EnrolAsked) -> None:
+    """Binds the key to the name. Nothing is logged of who is refused: strangers must not be able to fill the log."""
+    name, before = asked.request.name, transition.state.ledger
+    try:
+        holder = check_enrolment(before, asked.request, asked.at)
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
+    if before.access.names.get(name) != holder:
+        transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation, holder.believed))
+    transition.commands.append(AnswerAccess(asked.ticket, wire.EnrolReply(role=holder.role)))
+
+
+def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Holder:
+    """What the name that is wished for will belong to. Who was enrolled before needs no invitation any more, but a viewer who
+    shows an operator's becomes an operator. Nor does a further node need one that has the key of one: a machine with several
+    devices uses an invitation once. Raises Refused."""
+    check_version(request.protocol_version)
+    check_name(request.name)
+    key = base64.b64encode(request.public_key).decode()
+    holder = ledger.access.names.get(request.name)
+    if (why := ledger.trust.quarantined.get(key)) is not None:
+        raise Refused(
+            wire.QUARANTINED, f"the key is that of {why.node}, which is quarantined: {why.charge}: {why.reason}"
+        )
+    if holder is None or holder.key != key:
+        shown = _same_machine(ledger, request, key) or _shown(ledger, request, at, key)
+        _check_free(ledger, request.name, holder)
+        _check_room(ledger, key)
+        if len(ledger.access.names) >= MOST_NAMES:
+            raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
+        holder = shown
+    elif holder.role == Role.VIEWER and _invited_as(ledger, request) == Role.OPERATOR:
+        holder = _shown(ledger, request, at, key)
+    _check_role(holder.role, request)
+    return holder
+
+
+def revoke(transition: Transition, asked: RevokeAsked) -> None:
+    """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came and
+    those that it made: who has one of these could come again under another name."""
+    ledger, what = transition.state.ledger, asked.what
+    try:
+        check_operator(ledger, asked.by)
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
+    if (holder := ledger.access.names.get(what)) is not None:
+        concerned = {
+            id for id, invited in ledger.access.invitations.items() if id == holder.invitation or invited.by == what
+        }
+        ended = tuple(sorted(id for id in concerned if ledger.access.invitations[id].is_usable(asked.at)))
+        others = sorted(name for name, other in ledger.access.names.items() if other.key == holder.key and name != what)
+        for name in (what, *others):
+            transition.emit(ev.Revoked(name, ended if name == what else (), asked.at, asked.by))
+        transition.send(transition.state.members.sessions.keys() - {what, *others}, _revoked_names(transition))
+        for name in (what, *others):
+            _cut_off(transition, name)
+        sentence = f"{what} ({holder.role}) is cut off"
+        if others:
+            sentence += f", with {_listed(others)} on the same machine"
+        if ended:
+            sentence += f", and {_not_good(ended, holder.invitation)}; who else needs one: invite again"
+        sentence += _who_stays(transition.state.ledger, concerned)
+    elif what in ledger.access.invitations:
+        transition.emit(ev.Revoked("", (what,), asked.at, asked.by))
+        sentence = f"invitation {what} is not good any more{_who_stays(ledger, {what})}"
+    else:
+        unknown = f"there is no invitation and no name {shorten(repr(what), 80)}; `dtfm-coordinator events` shows them"
+        transition.commands.append(AnswerAccess(asked.ticket, Refused(wire.MALFORMED, unknown)))
+        return
+    transition.commands.append(AnswerAccess(asked.ticket, wire.RevokeReply(sentence=sentence)))
+
+
+def _not_good(ended: Sequence[str], came_by: str) -> str:
+    """The invitations that end with a name."""
+    named = [f"{came_by}, by which it came,"] if came_by in ended else []
+    if made := [id for id in ended if id != came_by]:
+        named.append(f"{_listed(made)}, made by it,")
+    many = len(ended) > 1
+    return f"invitation{'s' if many else ''} {' and '.join(named)} {'are' if many else 'is'} not good any more"
+
+
+def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:
+    came = sorted(name for name, holder in ledger.access.names.items() if holder.invitation in invitations)
+    by = "it" if len(invitations) == 1 else "them"
+    return f"; who came by {by} stays ({_listed(came)}), unless you revoke them by name" if came else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def check_operator(ledger: Ledger, by: str) -> None:
+    """Whether it is one still: its call may have waited while it was revoked. Raises Refused."""
+    holder = ledger.access.names.get(by)
+    if holder is None:
+        raise Refused(wire.REVOKED, f"the access of {by!r} was revoked")
+    if holder.role != Role.OPERATOR:
+        raise Refused(wire.ROLE, f"this is for the role {Role.OPERATOR}, and {by} is a {holder.role}")
+
+
+def _invited_as(ledger: Ledger, request: wire.EnrolRequest) -> str | None:
+    """The role of the invitation that is named, good or not."""
+    invited = ledger.access.invitations.get(request.invitation)
+    return None if invited is None else invited.role
+
+
+def _same_machine(ledger: Ledger, request: wire.EnrolRequest, key: str) -> Holder | None:
+    """As what another node was enrolled that has the key already."""
+    known = (h for h in ledger.access.names.values() if h.key == key and h.role == Role.NODE)
+    return next(known, None) if Role.NODE in request.roles else None
+
+
+def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float, key: str) -> Holder:
+    """As what the key is enrolled by the invitation whose secret is shown. Raises Refused."""
+    if not request.invitation:
+        raise Refused(
+            wire.UNKNOWN_KEY,
+            "no node has this key here (any more); ask for an invitation (dtfm-coordinator invite), and give it once",
+        )
+    invited = ledger.access.invitations.get(request.invitation)
+    if invited is None or not hmac.compare_digest(invited.digest, secret_digest(request.secret)):
+        raise Refused(
+            wire.INVITATION_UNKNOWN,
+            "this coordinator knows no such invitation: it is of another run, or of an earlier one; ask for a new one",
+        )
+    named = f"invitation {request.invitation}"
+    if invited.revoked:
+        raise Refused(wire.REVOKED, f"{named} was revoked; ask for a new one")
+    if at >= invited.expires:
+        raise Refused(wire.INVITATION_EXPIRED, f"{named} was good until {_utc(invited.expires)}; ask for a new one")
+    if invited.used >= invited.uses:
+        uses = f"{invited.uses} time{'s' if invited.uses > 1 else ''}"
+        raise Refused(
+            wire.INVITATION_USED_UP,
+            f"{named} was good for {uses}, and is used up; ask for a new one, or for one with more --uses",
+        )
+    return Holder(key, invited.role, request.invitation, invited.believed)
+
+
+def _check_room(ledger: Ledger, key: str) -> None:
+    """Raises Refused if the key has as many names, of whatever role, as one may have."""
+    names = sum(holder.key == key for holder in ledger.access.names.values())
+    if names >= MOST_NAMES_OF_A_KEY:
+        raise Refused(
+            wire.FULL,
+            f"this machine has {names} names in the run, as many as one may have; come back under one of them",
+        )
+
+
+def _check_free(ledger: Ledger, name: str, holder: Holder | None) -> None:
+    if INVITATION_ID.fullmatch(name):
+        raise Refused(
+            wire.MALFORMED,
+            f"the name {name!r} reads like the id of an invitation, and `revoke` takes either; give another with --id NAME",
+        )
+    if holder is not None:
+        raise Refused(
+            wire.NAME_TAKEN, f"the name {name!r} belongs to another key; give this one its own with --id NAME"
+        )
+    if name in ledger.access.revoked:
+        raise Refused(wire.NAME_TAKEN, f"the name {name!r} was revoked, for good; give another with --id NAME")
+
+
+def _check_role(role: str, request: wire.EnrolRequest) -> None:
+    if role not in request.roles:
+        wanted = shorten(" or ".join(request.roles[: len(Role)]), 60)
+        raise Refused(
+            wire.ROLE,
+            f"this needs the role {wanted}, and the invitation is for a {role}; ask for another (invite --role)",
+        )
+
+
+def _cut_off(transition: Transition, name: str) -> None:
+    """At once. Its peers are told by the caller."""
+    members = transition.state.members
+    if (contender := members.contenders.get(name)) is not None:
+        transition.set_members(members.without_contender(name))
+        transition.commands.append(HangUp(contender.stream))
+    if (session := members.sessions.get(name)) is not None:
+        sentence = "its access was revoked"
+        refusal = wire.Refusal(reason=wire.REVOKED, sentence=f"the access of {name!r} was revoked")
+        transition.send([name], wire.CoordinatorMessage(refusal=refusal))
+        transition.commands.append(HangUp(session.stream))
+        leave(transition, session, sentence, for_good=True)
+
+
+def _revoked_names(transition: Transition) -> wire.CoordinatorMessage:
+    return wire.CoordinatorMessage(revoked=wire.Revoked(names=sorted(transition.state.ledger.access.revoked)))
+
+
+def _utc(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,83 @@
+"""Nodes that leave: lost suddenly, or in order, after handing over their work and state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from dtfm.coordinator.core.copies import snapshot
+from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
+from dtfm.coordinator.core.findings import Gone
+from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
+from dtfm.coordinator.core.plan.replanning import drop_stale_choice
+from dtfm.coordinator.core.reach import links, ways
+from dtfm.coordinator.core.refusal import shorten
+from dtfm.coordinator.core.state import Admission, Destination, Session
+from dtfm.coordinator.core.step import pause
+from dtfm.coordinator.core.transition import HangUp, Transition
+from dtfm.coordinator.core.validation.admission import MAX_NODES
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+
+
+def leave(transition: Transition, session: Session, reason: str, *, for_good: bool = False) -> None:
+    """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost."""
+    node, plan, before = session.node, transition.state.ledger.training.plan, transition.state.ledger.reach.ways
+    links.remember(transition, session)
+    transition.set_members(transition.state.members.without_session(node))
+    transition.emit(ev.NodeLeft(node, reason))
+    left = {other: then for other, then in transition.state.members.left.items() if other != node}
+    for oldest in list(left)[: max(len(left) + 1 - MAX_NODES, 0)]:
+        del left[oldest]
+    left[node] = -math.inf if for_good else transition.now
+    transition.set_members(replace(transition.state.members, left=left))
+    drop_stale_choice(transition)
+    if transition.state.stopped:
+        return
+    ways.left(transition, node, before)
+    if plan is not None and node in plan.nodes:
+        transition.find(Gone(node, reason))
+    else:
+        snapshot.node_left(transition, node)
+
+
+def wants_to_leave(transition: Transition, session: Session, leaving: wire.Leaving) -> None:
+    """From now on plans are made without the node. It works on until one has begun, see `let_go`."""
+    if transition.state.ledger.members[session.node].leaving:
+        return
+    transition.emit(ev.NodeLeaving(session.node, shorten(leaving.reason) or "it did not say why"))
+    drop_stale_choice(transition)
+
+
+def let_go(transition: Transition) -> None:
+    """Sets free the nodes that want to leave and are not needed any more."""
+    members = transition.state.ledger.members
+    for node in sorted([node for node, member in members.items() if member.leaving]):
+        session = transition.state.members.sessions.get(node)
+        if session is None or transition.state.stopped or _is_needed(transition, session):
+            continue
+        reason = f"in order: {members[node].leaving}"
+        finish = wire.Finish(completed=True, reason="Left in order; the run goes on without this node.")
+        transition.send([node], wire.CoordinatorMessage(finish=finish))
+        transition.commands.append(HangUp(session.stream))
+        leave(transition, session, reason, for_good=True)
+
+
+def _is_needed(transition: Transition, session: Session) -> bool:
+    """Whether the others would lose something if this node went now."""
+    state, node = transition.state, session.node
+    if session.admission is not Admission.READY:
+        return False
+    checkpoints = [s for s in state.safekeeping.snapshots if s.destination is Destination.CHECKPOINT]
+    if any(node in snapshot.writers for snapshot in checkpoints):
+        return True
+    match state.phase:
+        case Gathering(waiting=waiting) as phase:  # a plan may still fetch state from it
+            is_waiting = waiting is not None and worth_waiting(state, phase, transition.now) is not None
+            return state.planner.asked is not None or is_waiting
+        case Stepping():
+            return state.ledger.training.plan is not None and node in state.ledger.training.plan.nodes
+        case Pausing() as phase:
+            return not phase.for_leaver or bool(pause.awaits(state, phase))
+        case _:
+            return True

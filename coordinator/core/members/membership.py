@@ -1,0 +1,351 @@
+"""Who is a member: joining, preparing, becoming ready, leases, and identities that two processes claim."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from ipaddress import ip_address
+
+from dtfm.coordinator.core.copies import disk_snapshots
+from dtfm.coordinator.core.members.leaving import leave
+from dtfm.coordinator.core.members.quarantine import refusal_of
+from dtfm.coordinator.core.reach import links, ways
+from dtfm.coordinator.core.refusal import Refused, shorten
+from dtfm.coordinator.core.state import Admission, Contender, Session, State
+from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
+from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
+from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello
+from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.candidates import origin_of
+from dtfm.protos.credentials import CERTIFICATE_LIFETIME
+
+
+def greeted(transition: Transition, stream: int, message: wire.NodeMessage, caller: str, seen: str = "") -> None:
+    """The first message of a stream: a hello is welcomed, or refused by name."""
+    hello = message.hello
+    named = shorten(hello.node, 64)
+    state = transition.state
+    if message.WhichOneof("message") != "hello":
+        transition.refuse(stream, "", wire.MALFORMED, "the first message is not Hello; update dtfm on the node")
+        return
+    try:
+        device = check_hello(hello, state.run, state.ledger.run_id)
+        candidates = check_candidates(hello, seen)
+    except Refused as refused:
+        transition.refuse(stream, named, refused.reason, str(refused))
+        return
+    if hello.node != caller:
+        sentence = f"the key belongs to the name {caller!r}, and not to {hello.node!r}; join with --id {caller}"
+        transition.refuse(stream, named, wire.NAME_TAKEN, sentence)
+        return
+    if caller in state.ledger.access.revoked:  # since it made the call
+        transition.refuse(stream, named, wire.REVOKED, f"the access of {caller!r} was revoked")
+        return
+    if (quarantined := refusal_of(state.ledger, caller)) is not None:
+        transition.refuse(stream, named, quarantined.reason, str(quarantined))
+        return
+    if state.ledger.outcome is not None:
+        transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {state.ledger.outcome.reason}")
+        return
+    reason = "first contact"
+    if (old := state.members.sessions.get(hello.node)) is not None:
+        if old.incarnation != hello.incarnation:
+            _contend(transition, stream, hello, old, seen)
+            return
+        transition.commands.append(HangUp(old.stream))
+        leave(transition, old, "its stream was replaced by a newer one")
+        reason = "reconnected"
+    elif len(state.members.sessions) >= MAX_NODES:
+        transition.refuse(stream, named, wire.FULL, f"this coordinator has {MAX_NODES} nodes, as many as it takes")
+        return
+    if transition.state.ledger.outcome is not None:  # the replaced stream may have ended the run
+        transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {transition.state.ledger.outcome.reason}")
+        return
+    if (crowded := _crowded(transition.state, caller, origin := _origin(seen))) is not None:
+        transition.refuse(stream, named, crowded.reason, str(crowded))
+        return
+    only = hello.relay == wire.Hello.ONLY
+    session = Session(
+        hello.node,
+        stream,
+        hello.incarnation,
+        candidates,
+        transition.now,
+        admission=Admission.RELAY if only else Admission.JOINED,
+        certified=transition.now,
+        relay=bool(hello.relay),
+        origin=origin,
+    )
+    address = (*candidates, seen, "")[0]
+    relays = "only" if only else "also" if hello.relay else ""
+    version = shorten(hello.package_version)
+    transition.emit(ev.NodeJoined(hello.node, reason, address, device, version, session.process, candidates, relays))
+    transition.set_session(session)
+    if session.relay:
+        ways.relay_came(transition)
+    welcome = wire.Welcome(
+        run=state.message,
+        heartbeat_seconds=state.heartbeat,
+        revoked=sorted(transition.state.ledger.access.revoked),
+        quarantined=transition.state.ledger.quarantined_names,
+    )
+    if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
+        welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)
+        welcome.unigram_entropy = described.unigram_entropy
+    transition.commands.append(Admit(stream, hello.node, welcome))
+
+
+def _origin(seen: str) -> str:
+    """Where a call comes from, as far as it counts."""
+    with contextlib.suppress(ValueError):
+        address = ip_address(seen)
+        return "" if address.is_loopback else origin_of(address)
+    return ""
+
+
+def _crowded(state: State, node: str, origin: str) -> Refused | None:
+    """Among strangers, what the node is told if as many other keys as may be are members from where it comes: else who has many
+    invitations could be many members."""
+    if not origin or not state.ledger.is_open:
+        return None
+    most, key = state.run.trust.keys_per_address, state.ledger.key_of
+    there = {key(s.node) or s.node for s in state.members.sessions.values() if s.origin == origin}
+    if len(there - {key(node) or node}) < most:
+        return None
+    return Refused(
+        wire.FULL,
+        f"{most} keys from {origin} are members, as many as may come from one address ([trust] keys_per_address); come back when "
+        "one has left",
+    )
+
+
+def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
+    """The node has read the run. What the model and the data are, the run file pins, or the first node says, or the first two
+    that agree; the others must agree, too."""
+    if session.admission is not Admission.JOINED or session.prepared is not None:
+        transition.log(f"ignored a second Prepared of {session.node}")
+        return
+    state = transition.state
+    described = check_prepared(message, state.run)
+    check_pins(described, state.run.trust)
+    if state.ledger.described is not None or _is_believed(state):
+        _go_on(transition, session, message, described)
+        return
+    transition.set_session(replace(session, prepared=message))
+    second = next((s for s in _waiting(transition.state) if _agree(transition.state, s, session, described)), None)
+    if second is None:
+        return
+    transition.emit(ev.RunDescribed(described, second.node))
+    transition.emit(ev.DataConfirmed(session.node))
+    for waiting in _waiting(transition.state):
+        assert waiting.prepared is not None
+        said, waiting = waiting.prepared, replace(waiting, prepared=None)
+        transition.set_session(waiting)
+        try:
+            _go_on(transition, waiting, said, check_prepared(said, state.run))
+        except Refused as refused:
+            rejected(transition, waiting.stream, refused)
+
+
+def _is_believed(state: State) -> bool:
+    """Whether the first node that describes the run is believed."""
+    trust = state.run.trust
+    return trust.mode == "trusted" or bool(trust.data and trust.workload)
+
+
+def _waiting(state: State) -> list[Session]:
+    """Those who have said what they would train, while nobody was believed, by name."""
+    waiting = [session for session in state.members.sessions.values() if session.prepared is not None]
+    return sorted(waiting, key=lambda session: session.node)
+
+
+def _agree(state: State, one: Session, other: Session, described: ev.Described) -> bool:
+    """Whether two members with different keys would train the same, the ``other`` what is ``described``."""
+    if one.prepared is None or not _are_two_users(state.ledger, one.node, other.node):
+        return False
+    try:
+        check_agrees(check_prepared(one.prepared, state.run), described)
+    except Refused:
+        return False
+    return True
+
+
+def _go_on(transition: Transition, session: Session, message: wire.Prepared, described: ev.Described) -> None:
+    """The node agrees with the run, or is the first to describe it. Then it measures its links."""
+    ledger = transition.state.ledger
+    if ledger.described is None:
+        transition.emit(ev.RunDescribed(described, session.node))
+    else:
+        check_agrees(described, ledger.described)
+        if (
+            message.data_read
+            and not ledger.data_confirmed
+            and _are_two_users(ledger, session.node, ledger.described_by)
+        ):
+            transition.emit(ev.DataConfirmed(session.node))
+    if message.flops and message.flops != transition.state.ledger.members[session.node].device.flops:
+        transition.emit(ev.DeviceTimed(session.node, message.flops))
+    disk_snapshots.claimed(transition, session, message.on_disk)
+    session = transition.state.members.sessions[session.node]
+    if links.probe_from(transition, session):
+        due = transition.now + PROBE_LEASES * transition.state.lease
+        session = transition.state.members.sessions[session.node]  # it says whose word is awaited
+        transition.set_session(replace(session, admission=Admission.PROBING, probe_until=due))
+    else:
+        _arrive(transition, session)
+
+
+def _are_two_users(ledger: Ledger, one: str, other: str) -> bool:
+    """Whether the two names are known to belong to two keys, so that they are two opinions. Whose a revoked name was is not known
+    any more."""
+    first, second = ledger.access.names.get(one), ledger.access.names.get(other)
+    return first is not None and second is not None and first.key != second.key
+
+
+def links_measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:
+    links.measured(transition, session, report)
+    _arrive_if_known(transition, session.node)
+
+
+def reached(transition: Transition, session: Session, report: wire.Reached) -> None:
+    ways.reached(transition, session.node, report)
+    for outcome in report.outcomes:
+        _arrive_if_known(transition, outcome.node)
+
+
+def closed(transition: Transition, stream: int, reason: str) -> None:
+    """A stream has ended: a member's, a contender's, or a stranger's."""
+    members = transition.state.members
+    contenders = {node: c for node, c in members.contenders.items() if c.stream != stream}
+    transition.set_members(replace(members, contenders=contenders))
+    if session := members.session_of(stream):
+        leave(transition, session, reason)
+
+
+def rejected(transition: Transition, stream: int, refused: Refused) -> None:
+    """What came on this stream cannot be taken in: it ends, and with it the membership of its node, if it has one."""
+    session = transition.state.members.session_of(stream)
+    transition.refuse(stream, session.node if session else "", refused.reason, str(refused))
+    if session is not None:
+        leave(transition, session, f"refused: {refused}")
+
+
+def lapse(transition: Transition) -> None:
+    """Ends leases that ran out and link reports that are overdue, decides contested identities, and lets newcomers in that have
+    waited long enough for others to come with them."""
+    _look_at_the_clock(transition)
+    for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
+        if transition.now - max(session.heard, transition.state.members.hearing) > transition.state.lease:
+            transition.commands.append(HangUp(session.stream))
+            leave(transition, session, f"no sign of life for {transition.state.lease:g} seconds")
+        elif session.admission is Admission.PROBING and transition.now > session.probe_until:
+            transition.log(f"{session.node} did not report its links in time; they count as average")
+            _arrive(transition, session)
+        elif session.admission is Admission.PROBING:
+            _arrive_if_known(transition, session.node)
+    _decide_contests(transition)
+    if transition.state.stopped:
+        return
+    _renew_certificates(transition)
+    arrived = [s.arrived for s in transition.state.members.sessions.values() if s.admission is Admission.ARRIVED]
+    lease = transition.state.lease
+    if arrived and (
+        transition.now - max(arrived) >= TOGETHER_LEASES * lease
+        or transition.now - min(arrived) >= LONGEST_WAVE_LEASES * lease
+    ):
+        _let_in(transition)
+    links.measure_broken(transition)
+
+
+def admit_contenders(transition: Transition) -> None:
+    """A contender takes over the identity of a member that has left."""
+    for node, contender in sorted(transition.state.members.contenders.items()):
+        if node not in transition.state.members.sessions:
+            transition.set_members(transition.state.members.without_contender(node))
+            if transition.state.stopped and transition.state.ledger.outcome is None:
+                transition.commands.append(HangUp(contender.stream))  # it should reconnect to the next process
+                continue
+            hello = wire.NodeMessage(hello=contender.hello)
+            greeted(transition, contender.stream, hello, node, contender.seen)
+
+
+def _look_at_the_clock(transition: Transition) -> None:
+    """If this process itself was paused (suspended, swapped out, busy), nodes' messages are still unread: their silence counts
+    from now."""
+    members = transition.state.members
+    gap = transition.now - members.looked > SIGN_OF_LIFE_LEASES * transition.state.lease
+    transition.set_members(replace(members, looked=transition.now, hearing=transition.now if gap else members.hearing))
+
+
+def _renew_certificates(transition: Transition) -> None:
+    for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
+        if transition.now - session.certified > CERTIFICATE_LIFETIME.total_seconds() / 2:
+            transition.set_session(replace(session, certified=transition.now))
+            transition.commands.append(Certify(session.stream, session.node))
+
+
+def _arrive_if_known(transition: Transition, node: str) -> None:
+    """The newcomer can be planned with once its links are measured and all who were asked have tried to dial it, but for those
+    that have left meanwhile."""
+    members = transition.state.members
+    session = members.sessions.get(node)
+    if session is None or session.admission is not Admission.PROBING:
+        return
+    if not (session.probing | session.reaching) & members.sessions.keys():
+        _arrive(transition, session)
+
+
+def _arrive(transition: Transition, session: Session) -> None:
+    """The node can be planned with: at once if it is the last that the run waits for, otherwise with others that arrive at
+    about the same time."""
+    ways.arrived(transition, session.node)
+    transition.set_session(replace(session, admission=Admission.ARRIVED, arrived=transition.now))
+    links.measure_relays(transition)
+    state = transition.state
+    here = sum(s.admission in (Admission.ARRIVED, Admission.READY) for s in state.members.sessions.values())
+    if not state.planner.has_planned and here >= state.run.cluster.nodes:
+        _let_in(transition)
+
+
+def _let_in(transition: Transition) -> None:
+    for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
+        if session.admission is Admission.ARRIVED:
+            transition.set_session(replace(session, admission=Admission.READY))
+            transition.emit(ev.NodeReady(session.node))
+
+
+def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Session, seen: str) -> None:
+    """Another process claims a member's identity. Whether it is that node, started again, shows in whether the old process still
+    gives signs of life."""
+    members = transition.state.members
+    other = members.contenders.get(hello.node)
+    if other is not None and other.hello.incarnation != hello.incarnation:
+        transition.refuse(stream, hello.node, wire.IDENTITY_IN_USE, _in_use(old))
+        return
+    if other is not None:
+        transition.commands.append(HangUp(other.stream))
+    contenders = {**members.contenders, hello.node: Contender(stream, hello, transition.now, seen)}
+    transition.set_members(replace(members, contenders=contenders))
+
+
+def _decide_contests(transition: Transition) -> None:
+    for node, contender in sorted(transition.state.members.contenders.items()):
+        members = transition.state.members
+        old = members.sessions.get(node)
+        if old is None:
+            continue  # it has just left: see admit_contenders
+        if old.heard > contender.since:
+            transition.set_members(members.without_contender(node))
+            transition.refuse(contender.stream, node, wire.IDENTITY_IN_USE, _in_use(old))
+        elif transition.now - max(contender.since, members.hearing) > SIGN_OF_LIFE_LEASES * transition.state.lease:
+            transition.commands.append(HangUp(old.stream))
+            leave(transition, old, "another process has taken over its identity, and it has been silent since")
+
+
+def _in_use(old: Session) -> str:
+    where = old.candidates[0] if old.candidates else "an unknown address"
+    alive = f"another process has the identity {old.node!r} and is alive (at {where})"
+    return f"{alive}; give this one its own with --id, or end the other"

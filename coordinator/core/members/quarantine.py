@@ -1,0 +1,126 @@
+"""Those who are quarantined take no part: the rule that parts with them, what their peers are told, and operators who expel and
+forgive."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.core.members.invitations import check_operator
+from dtfm.coordinator.core.members.leaving import leave
+from dtfm.coordinator.core.refusal import Refused, shorten
+from dtfm.coordinator.core.transition import AnswerAccess, ExpelAsked, ForgiveAsked, HangUp, Transition
+from dtfm.coordinator.core.trust.suspicion import Guilty
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.trust import CLEARED_BY
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role
+
+_UNDECIDED = "it may not be at fault: `dtfm-coordinator forgive {}` lets it come back"
+
+
+def quarantine(transition: Transition, guilty: Guilty) -> None:
+    """The node, with all names of its key, takes no part from now on."""
+    ledger, node = transition.state.ledger, guilty.node
+    if ledger.quarantine_of(node) is not None:
+        return
+    party = ledger.party(node)
+    key = party if party == ledger.key_of(node) else ""
+    reason = f"{guilty.reason}; {_UNDECIDED.format(node)}" if guilty.undecided else guilty.reason
+    step = ledger.training.step
+    transition.emit(
+        ev.NodeQuarantined(node, guilty.charge, shorten(reason), step, guilty.undecided, guilty.against, key)
+    )
+
+
+def clear(transition: Transition, charge: Charge | None) -> None:
+    """The run itself is at fault: whoever was quarantined for that in the step in hand is forgiven."""
+    step = transition.state.ledger.training.step
+    for why in list(transition.state.ledger.trust.quarantined.values()):
+        if (why.charge, why.step) == (charge, step):
+            transition.emit(ev.NodeForgiven(why.node, CLEARED_BY, why.key))
+
+
+def refusal_of(ledger: Ledger, node: str) -> Refused | None:
+    """What the node is told if it is quarantined, or another name of its key."""
+    why = ledger.quarantine_of(node)
+    if why is None:
+        return None
+    whose = "" if why.node == node else f", and {node} has its key"
+    return Refused(
+        wire.QUARANTINED,
+        shorten(
+            f"{why.node} is quarantined since step {why.step}{whose}: {why.charge}: {why.reason}. An operator can let it "
+            f"come back: dtfm-coordinator forgive {why.node}"
+        ),
+    )
+
+
+def part_with_quarantined(transition: Transition) -> None:
+    """Hangs up on all members that have just been quarantined. Training goes on without them."""
+    if transition.state.ledger.trust.quarantined is transition.before.ledger.trust.quarantined:
+        return
+    for node in sorted(transition.state.members.sessions):
+        session = transition.state.members.sessions.get(node)
+        refused = refusal_of(transition.state.ledger, node)
+        if session is None or refused is None or transition.state.stopped:
+            continue
+        refusal = wire.Refusal(reason=refused.reason, sentence=str(refused))
+        transition.send([node], wire.CoordinatorMessage(refusal=refusal))
+        transition.commands.append(HangUp(session.stream))
+        leave(transition, session, "it is quarantined", for_good=True)
+
+
+def tell_peers(transition: Transition) -> None:
+    """Tells all members who is quarantined now, if the tick has changed it: certificates outlast a quarantine's beginning."""
+    before, ledger = transition.before.ledger, transition.state.ledger
+    if ledger.trust.quarantined is before.trust.quarantined or transition.state.stopped:
+        return
+    if (names := ledger.quarantined_names) != before.quarantined_names:
+        told = wire.CoordinatorMessage(quarantined=wire.Quarantined(names=names))
+        transition.send(transition.state.members.sessions, told)
+
+
+def expel(transition: Transition, asked: ExpelAsked) -> None:
+    """An operator quarantines a node."""
+    ledger, node = transition.state.ledger, asked.node
+    try:
+        check_operator(ledger, asked.by)
+        holder = ledger.access.names.get(node)
+        if node not in ledger.members and (holder is None or holder.role != Role.NODE):
+            known = "`dtfm-coordinator members` shows them"
+            raise Refused(wire.MALFORMED, f"there is no node {shorten(repr(node), 80)}; {known}")
+        if (why := ledger.quarantine_of(node)) is not None:
+            raise Refused(wire.MALFORMED, f"{node} is quarantined already, since step {why.step}: {why.reason}")
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
+    why_said = shorten(asked.reason) or "no reason was given"
+    quarantine(transition, Guilty(node, Charge.OPERATOR, f"{asked.by} expelled it: {why_said}"))
+    others = sorted(
+        name
+        for name in transition.state.ledger.members
+        if name != node and transition.state.ledger.quarantine_of(name) is not None
+    )
+    with_it = f", with {', '.join(others[:8])} of the same key" if others else ""
+    sentence = f"{node} is quarantined{with_it}; training goes on without it, until it is forgiven"
+    transition.commands.append(AnswerAccess(asked.ticket, wire.ExpelReply(sentence=sentence)))
+
+
+def forgive(transition: Transition, asked: ForgiveAsked) -> None:
+    """An operator ends a quarantine."""
+    ledger, node = transition.state.ledger, asked.node
+    try:
+        check_operator(ledger, asked.by)
+        if (why := ledger.quarantine_of(node)) is None:
+            held = ", ".join([quarantined.node for quarantined in ledger.trust.quarantined.values()][-8:])
+            raise Refused(
+                wire.MALFORMED, f"{shorten(repr(node), 80)} is not quarantined; those who are: {held or 'nobody'}"
+            )
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
+    transition.emit(ev.NodeForgiven(why.node, asked.by, why.key))
+    sentence = (
+        f"{why.node} may come back, once it is started again; it was quarantined for {why.charge} at step {why.step}"
+    )
+    transition.commands.append(AnswerAccess(asked.ticket, wire.ForgiveReply(sentence=sentence)))

@@ -1,0 +1,1 @@
+"""The plan: what the planner is asked, when, and how its answer comes into force."""

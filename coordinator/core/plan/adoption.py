@@ -1,0 +1,196 @@
+"""How a plan is adopted, fails to begin, and is given up.
+
+Any phase -> Switching by `adopt`, or the run's end if nothing is left to do; any phase -> Gathering by `regroup`. When all
+nodes are ready, step/beginning.py begins the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dtfm.coordinator.core.copies import snapshot, standby
+from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availability
+from dtfm.coordinator.core.ending import finish
+from dtfm.coordinator.core.findings import Doubt, Setback
+from dtfm.coordinator.core.givers import givers, only_givers
+from dtfm.coordinator.core.messages import assignments
+from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
+from dtfm.coordinator.core.plan.resumption import counts_from
+from dtfm.coordinator.core.refusal import name_some, shorten
+from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
+from dtfm.coordinator.core.validation.votes import check_lost
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.steps import OVERDUE, SETTLED
+from dtfm.protos import control_pb2 as wire
+
+BELIEVED = 2
+"""The number of nodes that must say that a checkpoint is damaged."""
+
+
+def regroup(transition: Transition, reason: str) -> None:
+    """Nothing trains any more. Replanning decides how to go on."""
+    phase = transition.state.phase
+    waiting = phase.waiting if isinstance(phase, Gathering) else None  # another loss does not make waiting longer
+    transition.enter(Gathering(transition.now, reason, waiting=waiting))
+    planner = transition.state.planner
+    if planner.asked is not None:  # it was asked about a cluster that is no more
+        answer(transition, planner.asked.tickets, False, reason)
+    transition.set_planner(replace(planner, asked=None, chosen=None))
+
+
+def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
+    """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state any more, training goes
+    back to the newest snapshot, or to the start."""
+    ledger, before = transition.state.ledger, transition.state.ledger.training.step
+    if before >= transition.state.run.train.steps and before in ledger.copies.checkpoints:
+        finish(transition, f"all {before} steps are trained; the checkpoint is {ledger.copies.checkpoints[before]}")
+        return
+    if not ledger.state_is_held:
+        standby.promote(transition)
+    if not transition.state.ledger.state_is_held and (newest := newest_snapshot(transition.state)).step < before:
+        go_back(transition, newest, "no node holds all of the state as of the last step any more")
+    ledger = transition.state.ledger
+    reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
+    plan = replace(choice.plan, generation=ledger.training.generation + 1)
+    transition.emit(
+        ev.PlanAdopted(
+            plan.generation,
+            plan,
+            reason,
+            ledger.training.step,
+            choice.predicted_seconds,
+            choice.lower_bound_seconds,
+            counts_from(transition.state, plan.generation),
+        )
+    )
+    planner = transition.state.planner
+    if planner.asked is not None:
+        answer(transition, planner.asked.tickets, False, "the plan has just changed")
+    transition.set_planner(replace(planner, asked=None, chosen=None, has_planned=True))
+    for step in transition.state.evaluations:
+        transition.log(f"no held-out loss after step {step}: the plan changes before it is there")
+    transition.state = replace(transition.state, evaluations={})
+    known = _what_holders_told(transition.state) if ledger.training.step == before else {}
+    ledger, deadline = transition.state.ledger, transition.now + transition.state.patience
+    named = givers(ledger, ledger.ready)
+    transition.enter(Switching(frozenset(plan.nodes), deadline, states=known, givers=named))
+    for node, message in assignments(ledger, reason, ledger.ready, named, snapshot.source(transition.state)):
+        transition.send([node], wire.CoordinatorMessage(assignment=message))
+
+
+def again(transition: Transition, reason: str) -> None:
+    """Adopts the same plan under the next generation."""
+    plan = transition.state.ledger.training.plan
+    assert plan is not None
+    adopt(transition, PlanChosen(plan, "the same plan again"), reason)
+
+
+def plan_failed(
+    transition: Transition,
+    node: str,
+    generation: int,
+    problem: str,
+    snapshot_damaged: bool = False,
+    lost: Sequence[int] = (),
+) -> None:
+    """A node could not take its part, or has not what it should give others. ``snapshot_damaged`` and ``lost``: as in the
+    event. A party may be to blame as well that alone could give the node its state."""
+    ledger, phase = transition.state.ledger, transition.state.phase
+    if not isinstance(phase, Switching) or generation != ledger.training.generation:
+        return
+    if not _is_due(ledger, node, lost):
+        transition.log(f"ignored that {node} cannot take its part in plan {generation}: it has none")
+        return
+    problems = {node: shorten(problem)}
+    if lost:
+        check_lost(lost, len(ledger.training.held))
+        session = transition.state.members.sessions[node]
+        transition.set_session(replace(session, standby=None))  # its copy may be what was lost
+    if snapshot_damaged and snapshot.source(transition.state).folder:
+        phase = replace(phase, damaged={**phase.damaged, **problems})
+        transition.set_phase(phase)
+        if len(phase.damaged) < BELIEVED and phase.awaiting - phase.damaged.keys():
+            return  # others read it too: whoever is the first to say so is not alone
+        problems = dict(phase.damaged)
+    checkpoints, on_disks = ledger.copies.checkpoints, ledger.copies.on_disks
+    for who, why in problems.items():
+        its_loss = tuple(lost) if who == node else ()
+        transition.emit(ev.PlanFailed(generation, who, why, snapshot_damaged, its_loss))
+    copies = transition.state.ledger.copies
+    if snapshot_damaged and (copies.checkpoints is not checkpoints or copies.on_disks is not on_disks):
+        regroup(transition, f"{node} found the snapshot damaged")  # so say several
+        return
+    alone = () if lost or snapshot_damaged or ledger.is_alone else only_givers(ledger, phase.givers, [node])
+    reasons = {who: f"{who} could not take its part in plan {generation}: {why}" for who, why in problems.items()}
+    doubts = tuple(
+        Doubt(Charge.PLAN_FAILED, tuple(sorted({who, *alone})), reason, (who,)) for who, reason in reasons.items()
+    )
+    transition.find(Setback(SETTLED, node, reasons[node], doubts, lost_state=True))
+
+
+def plan_overdue(transition: Transition, phase: Switching) -> None:
+    """Nodes have not become ready for the plan in time, though heartbeats came. What they wait for may come slowly from
+    others."""
+    ledger = transition.state.ledger
+    suspects = tuple(sorted(phase.awaiting | only_givers(ledger, phase.givers, phase.awaiting)))
+    problem = (
+        f"{name_some(phase.awaiting)} not ready within {transition.state.patience:g} seconds, though heartbeats came"
+    )
+    transition.emit(ev.PlanFailed(ledger.training.generation, suspects[0], problem, silent=True))
+    doubt = Doubt(Charge.STALLED, suspects, problem)
+    transition.find(Setback(OVERDUE, suspects[0], problem, (doubt,), lost_state=True))
+
+
+def newest_before(state: State, step: int) -> ResumePoint:
+    """The newest snapshot of a step before ``step``, or the start. Of checkpoints, only the last that the run keeps are there."""
+    ledger = state.ledger
+    on_disks = ledger.copies.on_disks
+    there = sorted(ledger.copies.checkpoints)[-state.run.checkpoint.keep :]
+    copies = replace(
+        ledger.copies,
+        on_disks=on_disks if on_disks is not None and on_disks.step < step else None,
+        checkpoints={number: ledger.copies.checkpoints[number] for number in there if number < step},
+    )
+    return newest_snapshot(replace(state, ledger=replace(ledger, copies=copies)))
+
+
+def newest_snapshot(state: State) -> ResumePoint:
+    """The newest snapshot, or the start."""
+    return replace(availability(state), memory=()).resume_point()
+
+
+def go_back(transition: Transition, point: ResumePoint, reason: str) -> None:
+    """Training goes back to a snapshot, or to the start."""
+    ledger = transition.state.ledger
+    origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
+    origin = f"from {origin} of step {point.step}" if point.step else "from the start"
+    sentence = f"{reason}; {ledger.training.step - point.step} steps are trained again {origin}"
+    transition.emit(
+        ev.RolledBack(point.step, ledger.training.step, ledger.copies.checkpoints.get(point.step, ""), sentence)
+    )
+    snapshot.rolled_back(transition)
+
+
+def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:
+    """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
+    generation = transition.state.ledger.training.generation + changed
+    transition.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
+
+
+def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:
+    """Whether the node has a part in the plan, or is said to have what it has lost."""
+    assert ledger.training.plan is not None
+    held = {layer for layer, holders in enumerate(ledger.training.held) if any(holder == node for holder, _ in holders)}
+    return node in ledger.training.plan.nodes or bool(held.intersection(lost))
+
+
+def _what_holders_told(state: State) -> States:
+    """Of the state after the last committed step: what they said in the phase that ends."""
+    if not isinstance(state.phase, Pausing | Switching):
+        return {}
+    holders = {node for layer in state.ledger.holders for node in layer}
+    return {node: told for node, told in state.phase.states.items() if node in holders}

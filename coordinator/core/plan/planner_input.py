@@ -1,0 +1,134 @@
+"""The planner's input: the cluster, as the nodes measured it, and the workload, as the run file allows it to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.core.trust.claims import are_proven, counted_bandwidth, counted_flops
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.reach import Carried
+from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+
+DEFAULT_LATENCY_SECONDS = 0.02
+DEFAULT_BANDWIDTH = 12.5e6
+"""Bytes per second, as of a 100 Mbit/s connection. Both defaults apply while no link has been measured."""
+
+ROUNDING = 1e-9
+
+BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "i4h64": 4.25, "topk": 0.5625}
+"""By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
+
+
+def bytes_ratio(run: RunFile) -> float:
+    """Bytes on a link per byte of a tensor, under the least compressing codec of the run."""
+    sent = {"fp64": 64.0, "bf16": 16.0}.get(run.train.precision, 32.0)  # activations and their gradients
+    summed = max(sent, 32.0)
+    network = run.network
+    return max(
+        min(1.0, BITS_PER_ELEMENT.get(codec, width) / width)
+        for codec, width in ((network.activations, sent), (network.gradients, sent), (network.reduction, summed))
+    )
+
+
+def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Cluster:
+    """The nodes in the order given, with their links as measured, as far as that counts (trust/claims.py). A link that was not
+    measured gets the median of the others. ``ratio``: see `bytes_ratio`."""
+    size = len(nodes)
+    latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
+    places = {node: place for place, node in enumerate(nodes)}
+    for source, i in places.items():
+        for destination, link in ledger.reach.links.get(source, {}).items():
+            if (j := places.get(destination)) is not None:
+                latency[i, j], bandwidth[i, j] = link.latency_seconds, link.bandwidth
+    bandwidth = counted_bandwidth(ledger, nodes, bandwidth)
+    reached = np.nan_to_num(bandwidth) > 0
+    _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
+    _fill(bandwidth, bandwidth[reached], DEFAULT_BANDWIDTH)
+    members = [ledger.members[node] for node in nodes]
+    carried = [ledger.reach.carried.get(node, (None, None)) for node in nodes]
+    ups = _connections([up for up, _ in carried], bandwidth)
+    downs = _connections([down for _, down in carried], bandwidth.T)
+    speeds, marks = counted_flops(ledger, nodes), are_proven(ledger, nodes)
+    relays, via = _relays(ledger, places, bandwidth)
+    return Cluster(
+        tuple(
+            Node(
+                name,
+                flops,
+                member.device.memory_bytes,
+                up=up,
+                down=down,
+                host_memory_bytes=member.device.host_memory_bytes or None,
+                proven=bool(proven),
+            )
+            for name, member, flops, proven, up, down in zip(nodes, members, speeds, marks, ups, downs, strict=True)
+        ),
+        latency,
+        bandwidth,
+        np.full((size, size), ratio),
+        relays=relays,
+        via=via,
+    )
+
+
+def _relays(
+    ledger: Ledger, places: Mapping[str, int], links: NDArray[np.float64]
+) -> tuple[tuple[Relay, ...], NDArray[np.int64]]:
+    """Those that are no nodes, and who relays which link: see Cluster.via.
+
+    The connection of a relay that has not measured it counts as the most that was seen to pass: a link over it.
+    """
+    by = {
+        (places[source], places[destination]): way.relay
+        for source in places
+        for destination, way in ledger.reach.ways.get(source, {}).items()
+        if way.relay and destination in places
+    }
+    others = sorted(set(by.values()) - places.keys())
+    numbers = {**places, **{relay: len(places) + number for number, relay in enumerate(others)}}
+    via = np.full((len(places), len(places)), -1)
+    passed = dict.fromkeys(others, 1.0)
+    for (i, j), relay in by.items():
+        via[i, j] = numbers[relay]
+        if relay in passed:
+            passed[relay] = max(passed[relay], float(links[i, j]))
+    made = []
+    for relay in others:
+        each = ledger.reach.carried.get(relay, (None, None))
+        made.append(Relay(relay, *(max(passed[relay], 0.0 if one is None else one.bandwidth) for one in each)))
+    return tuple(made), via
+
+
+def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64]) -> list[float | None]:
+    """Bytes per second that each node's connection carries; ``links[i]`` are those of node i. None: nobody has measured.
+
+    A connection carries at least its fastest link, and more than all its links does not matter. Connections are compared by how
+    many times their fastest link they carry. Of some this is known, of others only a lower bound: they did not slow down the
+    links that were measured together, and for the first nodes there were few or none. Such a connection counts as the median of
+    those that carry at least as much, with lower bounds among them as Kaplan and Meier (1958) have it for patients who leave a
+    study early.
+    """
+    if not any(measured):
+        return [None] * len(measured)
+    fastest, whole = links.max(axis=1), links.sum(axis=1)
+    carried = np.array([0.0 if each is None else each.bandwidth for each in measured])
+    exact = np.array([each is not None and not each.least for each in measured])
+    times = np.divide(carried, fastest, out=np.zeros_like(carried), where=fastest > 0)
+    order = np.lexsort((~exact, times))
+    left = np.cumprod(1.0 - exact[order] / np.arange(len(order), 0, -1))  # the share that carries more
+    left_after = np.empty_like(left)
+    left_after[order] = left
+    half = np.searchsorted(-left, -left_after / 2 - ROUNDING)
+    median = np.append(times[order], np.inf)[half]
+    with np.errstate(invalid="ignore"):  # inf * 0, for a node without links
+        usual = np.where(exact, carried, np.fmin(median * fastest, whole))
+    return [float(each) if each > 0 else None for each in np.maximum(usual, np.maximum(fastest, carried))]
+
+
+def _fill(matrix: NDArray[np.float64], known: NDArray[np.float64], default: float) -> None:
+    matrix[np.isnan(matrix)] = float(np.median(known)) if known.size else default
+    np.fill_diagonal(matrix, 0.0)

@@ -1,0 +1,318 @@
+"""When to plan again: `decide` is pure and gives its reason, `replan` carries it out, `planned` takes the planner's answer."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dtfm.coordinator.core.copies import standby
+from dtfm.coordinator.core.copies.availability import availability
+from dtfm.coordinator.core.copies.returning_nodes import Return, worth_waiting
+from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.phases import Gathering, Stepping
+from dtfm.coordinator.core.plan.adoption import adopt, answer
+from dtfm.coordinator.core.plan.planner_input import bytes_ratio, measured_cluster
+from dtfm.coordinator.core.refusal import name_some
+from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
+from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
+from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
+from dtfm.coordinator.core.trust.claims import shown_by
+from dtfm.coordinator.core.trust.suspicion import failed_plans
+from dtfm.coordinator.core.validation.description import as_the_run_allows
+from dtfm.coordinator.log import events as ev
+from dtfm.scheduler.model.plan import Plan
+
+
+class WaitReason(enum.Enum):
+    """Why there is nothing to ask and nothing to adopt."""
+
+    TOO_FEW_NODES = enum.auto()
+    NODES_MAY_RETURN = enum.auto()
+    """Training would go back otherwise, and that costs more than waiting."""
+    STANDBYS_MAY_REPORT = enum.auto()
+    """A standby has not yet said whether it has what nobody else has any more."""
+    NO_PLAN = enum.auto()
+    """The planner found none for these nodes."""
+    PLANNING = enum.auto()
+    """The planner is at work."""
+    SWITCHING = enum.auto()
+    """A plan is chosen, and adopted after the next commit; or it is adopted, and does not train yet."""
+    EVERYBODY_LEAVES = enum.auto()
+    PLAN_IS_BEST = enum.auto()
+    """The planner has looked since the last change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    reason: WaitReason
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the planner. ``hasty``: the run stands still, and goes on with the first good plan; if possible with the plan that
+    trained until now, without its nodes that are gone."""
+
+    question: Question
+    hasty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    choice: PlanChosen
+    cause: str
+
+
+Decision = Wait | Ask | Adopt
+
+
+def decide(state: State, now: float, *, asked_for: bool = False) -> Decision:
+    """What to do about the plan. ``asked_for``: somebody wants the planner to look, though nothing may have changed."""
+    match state.phase:
+        case Gathering() as phase:
+            return _decide_to_begin(state, phase, now, asked_for)
+        case Stepping():
+            return _decide_to_change(state, asked_for)
+        case _:
+            return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
+
+
+def replan(transition: Transition, tickets: Sequence[int] = ()) -> None:
+    """Carries out what `decide` says. ``tickets``: who waits for an answer."""
+    decision, phase = decide(transition.state, transition.now, asked_for=bool(tickets)), transition.state.phase
+    match decision:
+        case Wait(WaitReason.PLANNING) if isinstance(phase, Gathering):
+            _attach(transition, tickets)
+        case Wait(reason, sentence):
+            answer(transition, tickets, False, sentence)
+            if isinstance(phase, Gathering) and reason is not WaitReason.STANDBYS_MAY_REPORT:
+                _wait(transition, phase, reason, sentence)
+        case Ask(question, hasty):
+            _ask(transition, question, hasty, tickets)
+        case Adopt(choice, cause):
+            answer(transition, tickets, False, "the plan has just changed")
+            adopt(transition, choice, cause)
+
+
+def planned(transition: Transition, result: Planned) -> None:
+    """The planner's answer, if it is to the last question. `replan` acts on it."""
+    state, planner, outcome = transition.state, transition.state.planner, result.outcome
+    asked = planner.asked
+    if asked is None or asked.number != result.number:
+        return
+    if not _is_still_here(state, asked.question, None if isinstance(outcome, str) else outcome.plan):
+        transition.set_planner(replace(planner, asked=None))
+        answer(transition, asked.tickets, False, "a node left meanwhile")
+        return
+    if isinstance(outcome, str):
+        if result.hopeless and isinstance(state.phase, Gathering) and _is_certain(state):
+            fail(transition, f"no plan is possible: {outcome}")
+        elif asked.hasty and not result.hopeless:
+            transition.set_planner(replace(planner, answer=Answer(asked.question, True, None, outcome)))
+            _ask(transition, asked.question, False, ())
+        else:
+            transition.set_planner(replace(planner, asked=None, answer=Answer(asked.question, False, None, outcome)))
+            answer(transition, asked.tickets, False, outcome)
+        return
+    found = Answer(asked.question, asked.hasty, outcome.plan)
+    if not isinstance(state.phase, Gathering | Stepping):
+        transition.set_planner(replace(planner, asked=None))
+        answer(transition, asked.tickets, False, "the plan changed meanwhile")
+    elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, state.ledger.training.plan):
+        transition.set_planner(replace(planner, asked=None, answer=found, chosen=None))
+        answer(transition, asked.tickets, False, f"the plan stays as it is: {outcome.reason}")
+    else:
+        transition.set_planner(replace(planner, asked=None, answer=found, chosen=outcome))
+        answer(transition, asked.tickets, True, outcome.reason)
+
+
+def _is_certain(state: State) -> bool:
+    """Whether it is certain what the run trains: otherwise whoever described it may have made planning impossible. Of what
+    strangers say it never is: the run waits, and says why."""
+    ledger, trust = state.ledger, state.run.trust
+    return not ledger.is_open and (ledger.data_confirmed or bool(trust.data and trust.workload) or ledger.is_alone)
+
+
+def drop_stale_choice(transition: Transition) -> None:
+    """A chosen plan is of no use if one of its nodes has left or wants to leave."""
+    chosen = transition.state.planner.chosen
+    if chosen is not None and not set(chosen.plan.nodes) <= set(transition.state.ledger.staying):
+        transition.set_planner(replace(transition.state.planner, chosen=None))
+
+
+def leaver_is_stuck(state: State) -> bool:
+    """Whether a node of the plan wants to leave and no plan is possible without it: then the next commit ends in a checkpoint."""
+    if not state.ledger.leaver_at_work:
+        return False
+    found, question = state.planner.answer, question_of(state)
+    no_plan = found is not None and found.question == question and found.plan is None and not found.hasty
+    return no_plan or not question.nodes
+
+
+def is_waiting_for(decision: Decision, reason: WaitReason) -> bool:
+    return isinstance(decision, Wait) and decision.reason is reason
+
+
+def question_of(state: State) -> Question:
+    """What the planner would be asked now."""
+    members, staying = state.ledger.members, state.ledger.staying
+    nodes = frozenset((node, members[node].incarnation) for node in staying)
+    return Question(nodes, state.ledger.reach.changes, shown_by(state.ledger, staying))
+
+
+def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool) -> Decision:
+    planner, question = state.planner, question_of(state)
+    if problem := _too_few(state, phase, now):
+        return Wait(WaitReason.TOO_FEW_NODES, problem)
+    if (awaited := worth_waiting(state, phase, now)) is not None:
+        return Wait(WaitReason.NODES_MAY_RETURN, _return_sentence(awaited, phase, now))
+    if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
+        return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
+    if planner.chosen is not None:
+        return Adopt(planner.chosen, phase.reason)
+    found = planner.answer if planner.answer and planner.answer.question == question else None
+    # A measurement that changes meanwhile does not start the planner again: it would never get done. A better plan is looked for
+    # once the run trains.
+    if planner.asked is not None and planner.asked.question.nodes == question.nodes:
+        return Wait(WaitReason.PLANNING, "the planner is at work")
+    if found is not None and found.plan is None and not found.hasty and not asked_for:
+        return Wait(WaitReason.NO_PLAN, found.problem)
+    hasty = state.ledger.training.plan is not None and not (found is not None and found.hasty)
+    return Ask(question, hasty)
+
+
+def _decide_to_change(state: State, asked_for: bool) -> Decision:
+    planner, question = state.planner, question_of(state)
+    if planner.asked is not None:
+        return Wait(WaitReason.PLANNING, "the planner is at work already")
+    if planner.chosen is not None and not standby.still_copying(state):
+        return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
+    if not question.nodes:
+        return Wait(WaitReason.EVERYBODY_LEAVES, "every node wants to leave")
+    if not asked_for and _is_best(state, question):
+        return Wait(WaitReason.PLAN_IS_BEST, "nothing has changed since the planner last looked")
+    return Ask(question, hasty=False)
+
+
+def _is_best(state: State, question: Question) -> bool:
+    """Whether the planner has answered this question. That an idle node left does not change the answer."""
+    found, chosen = state.planner.answer, state.planner.chosen
+    if found is None or found.hasty or found.question.changes != question.changes:
+        return False
+    if found.plan is None:
+        return found.question == question
+    target = chosen.plan if chosen is not None else state.ledger.training.plan
+    return (
+        question.nodes <= found.question.nodes
+        and question.shown <= found.question.shown
+        and _same_work(found.plan, target)
+        and set(found.plan.nodes) <= {node for node, _ in question.nodes}
+    )
+
+
+def _carry_on(state: State) -> CarryOn | None:
+    """None: the plan that trained until now may not be carried on."""
+    ledger = state.ledger
+    plan, described = ledger.training.plan, ledger.described
+    if plan is None or described is None or not state.planner.has_planned:
+        return None
+    if failed_plans(ledger) == ATTEMPTS - 1:
+        return None  # the last attempt is made with another plan
+    staying, at_work = set(ledger.staying), set(plan.nodes)
+    present = [node for node in ledger.ready if node in staying or node in at_work]
+    holders = availability(state).in_memory(ledger.training.step)
+    nobody = tuple(frozenset[str]() for _ in described.workload.layers)
+    return CarryOn(measured_cluster(ledger, present, bytes_ratio(state.run)), holders or nobody) if present else None
+
+
+def _is_still_here(state: State, question: Question, plan: Plan | None) -> bool:
+    """Whether the nodes of the plan are here, those of the question as the same processes; where there is none, whether all of
+    the question are."""
+    used = {node for node, _ in question.nodes} if plan is None else set(plan.nodes)
+    asked_about = frozenset(process for process in question.nodes if process[0] in used)
+    return used <= set(state.ledger.ready) and asked_about <= question_of(state).nodes
+
+
+def _too_few(state: State, phase: Gathering, now: float) -> str:
+    """Why planning makes no sense yet; empty: it does."""
+    cluster, ready = state.run.cluster, len(state.ledger.staying)
+    pinned = cluster.pinned
+    least = len(pinned) if isinstance(pinned, tuple) else pinned or 1
+    waited = bool(state.ledger.training.generation) and now - phase.since >= GRACE_LEASES * state.lease
+    if not state.planner.has_planned and not waited:
+        least = cluster.nodes
+    if ready >= least:
+        return ""
+    undescribed = state.ledger.described is None and any(
+        s.prepared is not None for s in state.members.sessions.values()
+    )
+    hint = "; two members with different keys have to say what the run is (trust.mode is open)" if undescribed else ""
+    return f"{ready} of {least} nodes are ready{hint}"
+
+
+def _return_sentence(awaited: Return, phase: Gathering, now: float) -> str:
+    since = now if phase.waiting is None else phase.waiting
+    return (
+        f"up to {awaited.until - since:.3g} seconds for {', '.join(awaited.nodes)} to return with the state as of step "
+        f"{awaited.step}; otherwise training goes back to step {awaited.otherwise}"
+    )
+
+
+def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence: str) -> None:
+    """Logs the wait once, and drops the planner's question, which is out of date."""
+    if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
+        phase = replace(phase, waiting=transition.now)
+    if quarantined := transition.state.ledger.trust.quarantined.values():
+        names = name_some(why.node for why in quarantined)
+        *_, last = quarantined
+        sentence = f"{sentence}; quarantined: {names} (`dtfm-coordinator forgive NODE` lets one come back)"
+        sentence = f"{sentence}; the last for {last.charge}: {last.reason}"
+    if phase.said != sentence:
+        transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence))
+        phase = replace(phase, said=sentence)
+    if phase != transition.state.phase:
+        transition.set_phase(phase)
+    planner = transition.state.planner
+    if planner.asked is not None:
+        answer(transition, planner.asked.tickets, False, sentence)
+        transition.set_planner(replace(planner, asked=None))
+
+
+def _attach(transition: Transition, tickets: Sequence[int]) -> None:
+    """Adds the tickets to the question that the planner is working on."""
+    planner = transition.state.planner
+    if tickets and planner.asked is not None:
+        asked = replace(planner.asked, tickets=(*planner.asked.tickets, *tickets))
+        transition.set_planner(replace(planner, asked=asked))
+
+
+def _ask(transition: Transition, question: Question, hasty: bool, tickets: Sequence[int]) -> None:
+    state, planner = transition.state, transition.state.planner
+    waiting = planner.asked.tickets if planner.asked else ()
+    asked = Asked(planner.number + 1, question, hasty, (*waiting, *tickets))
+    transition.set_planner(replace(planner, number=asked.number, asked=asked))
+    ledger = state.ledger
+    assert ledger.described is not None
+    nodes = sorted(node for node, _ in question.nodes)
+    pinned = state.run.cluster.pinned
+    apart = any({one, other} <= set(nodes) for one, other in ledger.reach.broken)
+    if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
+        pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
+    transition.commands.append(
+        PlanWanted(
+            number=asked.number,
+            cluster=measured_cluster(ledger, nodes, bytes_ratio(state.run)),
+            workload=as_the_run_allows(ledger.described.workload, state.run),
+            incumbent=ledger.training.plan,
+            stages=pinned,
+            seed=state.run.seed,
+            generation=ledger.training.generation + 1,
+            seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
+            carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
+        )
+    )
+
+
+def _same_work(one: Plan, other: Plan | None) -> bool:
+    return other is not None and replace(one, generation=0, idle=()) == replace(other, generation=0, idle=())

@@ -1,0 +1,1 @@
+"""Which members reach each other, over which links, and by what ways."""

@@ -1,0 +1,152 @@
+"""Links: who measures which, those of nodes that return, and those that broke."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+
+from dtfm.coordinator.core.reach import ways
+from dtfm.coordinator.core.state import Admission, RememberedLinks, Retry, Session
+from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN_OF_LIFE_LEASES
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.validation.admission import MAX_NODES
+from dtfm.coordinator.core.validation.links import check_connection, check_links
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import MEASURED_TOGETHER, control_pb2 as wire
+from dtfm.protos.connection import read_address
+
+MOST_PROBED = 64
+"""The number of nodes that a newcomer measures its links to. That takes about PROBE_LEASES at a lease of 10 seconds. Its other
+links count as average."""
+
+
+_NO_PEERS = (Admission.JOINED, Admission.RELAY)
+"""Nodes at these stages of their admission exchange no tensors, or not yet."""
+
+
+def probe_from(transition: Transition, session: Session) -> bool:
+    """Has a newcomer measure its links to earlier nodes, except links that are remembered. Returns whether to wait for its
+    report."""
+    others = sorted(
+        (s for s in transition.state.members.sessions.values() if s.admission not in _NO_PEERS),
+        key=lambda s: s.node,
+    )
+    if known := _remembered(transition, session):
+        transition.emit(ev.LinksMeasured(session.node, known))
+        both = {frozenset((link.source, link.destination)) for link in known}
+        old = transition.state.members.links[session.node].ways
+        ways.remembered(transition, [way for way in old if frozenset((way.source, way.destination)) in both])
+        measured = {node for link in known for node in (link.source, link.destination)}
+        others = [other for other in others if other.node not in measured]
+    # Drawn by name, so that every node has links that were measured, and a replay draws the same.
+    peers = random.Random(session.node).sample(others, min(len(others), MOST_PROBED))
+    lively = [peer for peer in peers if transition.now - peer.heard <= SIGN_OF_LIFE_LEASES * transition.state.lease]
+    silent = [peer for peer in peers if peer not in lively]
+    for group in (lively, silent):  # apart, so that nobody waits for the answer of a silent one
+        if group:
+            ways.probe(transition, session.node, group)
+    names = frozenset(peer.node for peer in lively)
+    session = transition.state.members.sessions[session.node]
+    transition.set_session(replace(session, probing=names, reaching=names))
+    ways.have_dialled(transition, session, lively)
+    return bool(lively)
+
+
+def measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:
+    """A node's report. Links that it was not asked to measure count for nothing: each may change ways, and the plan."""
+    told = check_links(report, session.node, transition.state.members.sessions)
+    reported = {name for link in report.links for name in (link.source, link.destination)}
+    due = session.to_measure
+    links = tuple(link for link in told if due.get(link.destination if link.source == session.node else link.source))
+    if len(links) < len(told):
+        transition.log(f"ignored {len(told) - len(links)} links that {session.node} was not asked to measure")
+    left = {node: times - (node in reported) for node, times in due.items() if times > (node in reported)}
+    transition.set_session(replace(session, to_measure=left))
+    for link in links:
+        if link.problem:
+            transition.log(f"link {link.source} to {link.destination}: {link.problem}")
+    if links:
+        up, down = check_connection(report)
+        transition.emit(ev.LinksMeasured(session.node, links, up=up, down=down))
+    # A newcomer's first report answers for all, later ones for those that it measures again over another way.
+    session = transition.state.members.sessions[session.node]
+    again = session.probing & transition.state.ledger.reach.ways.get(session.node, {}).keys() - reported
+    transition.set_session(replace(session, probing=frozenset(again)))
+    ways.measured(transition, session.node, links)
+
+
+def measure_relays(transition: Transition) -> None:
+    """Has relays that others have begun to use measure their connections, with nodes that can be dialled."""
+    members, ledger = transition.state.members, transition.state.ledger
+    used = {way.relay for row in ledger.reach.ways.values() for way in row.values()}
+    dialled = {other for row in members.dialled.values() for other, known in row.items() if known.way}
+    peers = [s for s in members.sessions.values() if s.node in dialled and s.admission not in _NO_PEERS]
+    for session in members.sessions.values() if peers else ():
+        if session.admission is Admission.RELAY and session.node in used and not session.probe_until:
+            transition.set_session(replace(session, probe_until=transition.now))
+            ways.probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
+
+
+def keep_apart(transition: Transition, pairs: Collection[tuple[str, str]], why: str) -> None:
+    """Plans do without these pairs until their links were measured again."""
+    for one, other in pairs:
+        dead = (ev.Link(one, other, 0.0, 0.0, why), ev.Link(other, one, 0.0, 0.0, why))
+        transition.emit(ev.LinksMeasured(one, dead, reason=f"{one} and {other} are kept apart: they {why}"))
+
+
+def measure_broken(transition: Transition) -> None:
+    """Has broken links measured again, at ever longer intervals, in case they work again. One that works, and breaks again before
+    it has worked for as long as the next interval, goes on with that."""
+    first, now = PROBE_LEASES * transition.state.lease, transition.now
+    members, ledger = transition.state.members, transition.state.ledger
+    retries: dict[tuple[str, str], Retry] = {}
+    for pair in ledger.reach.broken:
+        known = members.retries.get(pair, Retry(now + first, 2 * first))
+        retries[pair] = known if known.works_since is None else Retry(now + known.pause, 2 * known.pause)
+    for pair, known in members.retries.items():
+        since = now if known.works_since is None else known.works_since
+        if pair not in retries and now <= since + known.pause:
+            retries[pair] = replace(known, works_since=since)
+    ready = set(ledger.ready) if ledger.reach.broken else set()
+    for node, peer in sorted(ledger.reach.broken):
+        retry = retries[node, peer]
+        if now >= retry.due and {node, peer} <= ready:
+            ways.try_again(transition, node, peer)
+            ways.probe(transition, node, [members.sessions[peer]])
+            retries[node, peer] = Retry(now + retry.pause, 2 * retry.pause)
+    if retries != members.retries:
+        transition.set_members(replace(transition.state.members, retries=retries))
+
+
+def remember(transition: Transition, session: Session) -> None:
+    """The links of a node that is about to leave."""
+    node, rows, members = session.node, transition.state.ledger.reach.links, transition.state.members
+    links = (*rows.get(node, {}).values(), *(row[node] for row in rows.values() if node in row))
+    ends = {node}.union(*((link.source, link.destination) for link in links))
+    hosts = {name: _host(other) for name, other in members.sessions.items() if name in ends}
+    table = transition.state.ledger.reach.ways
+    gone = (*table.get(node, {}).values(), *(row[node] for row in table.values() if node in row))
+    kept = {name: old for name, old in members.links.items() if transition.now <= old.until and name != node}
+    for oldest in list(kept)[: max(len(kept) + 1 - MAX_NODES, 0)]:
+        del kept[oldest]
+    until = transition.now + REMEMBERED_LEASES * transition.state.lease
+    transition.set_members(replace(members, links={**kept, node: RememberedLinks(until, hosts, links, gone)}))
+
+
+def _remembered(transition: Transition, session: Session) -> tuple[ev.Link, ...]:
+    """The links, known both ways, between a node that returned and others, if all are on the hosts where they were."""
+    members = transition.state.members
+    old = members.links.get(session.node)
+    if old is None or transition.now > old.until or old.hosts[session.node] != _host(session):
+        return ()
+    others = [other for other in members.sessions.values() if other.admission not in _NO_PEERS]
+    here = {other.node for other in others if old.hosts.get(other.node) == _host(other)}
+    usable = [link for link in old.links if link.bandwidth > 0 and here & {link.source, link.destination}]
+    both = Counter(frozenset((link.source, link.destination)) for link in usable)
+    return tuple(link for link in usable if both[frozenset((link.source, link.destination))] == 2)
+
+
+def _host(session: Session) -> str:
+    return " ".join(sorted(read_address(candidate)[0] for candidate in session.candidates))

@@ -1,0 +1,119 @@
+"""Who has which state, and from which step training can go on: `core/copies/availability.py`."""
+
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+
+from dtfm.coordinator.core.copies.availability import Availability, Copy, Kind, ResumePoint as Point, availability
+from tests.coordinator.script import BUCKETS, World, training
+from tests.coordinator.snapshots import with_snapshot
+from tests.coordinator.standbys import report, with_standbys
+
+NODES = "abc"
+COPIES = st.builds(
+    Copy, st.sampled_from([Kind.REPLICA, Kind.STANDBY]), st.sampled_from(NODES), st.integers(0, 3), st.booleans()
+)
+FILES = st.builds(
+    Copy, st.sampled_from([Kind.DISK, Kind.CHECKPOINT]), st.sampled_from(NODES), st.integers(0, 3), st.booleans()
+)
+TABLES = st.builds(
+    Availability,
+    st.lists(st.lists(COPIES, max_size=4).map(tuple), max_size=3).map(tuple),
+    st.lists(st.lists(FILES, max_size=4).map(tuple), max_size=3).map(tuple),
+)
+
+
+def trained(**changes: dict[str, object]) -> World:
+    """a trains the first half and b the second; both are at step 2."""
+    world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, **changes)
+    world.automatic_standbys = False
+    world.step()
+    world.step()
+    return world
+
+
+def test_replicas_have_the_state_as_of_the_last_commit() -> None:
+    world = trained()
+    table = availability(world.state)
+    assert [{(c.kind, c.node, c.step, c.here) for c in layer} for layer in table.memory] == [
+        {(Kind.REPLICA, "a", 2, True)},
+        {(Kind.REPLICA, "a", 2, True)},
+        {(Kind.REPLICA, "b", 2, True)},
+        {(Kind.REPLICA, "b", 2, True)},
+    ]
+    assert table.resume_point() == Point(2, Kind.REPLICA)
+
+
+def test_a_node_that_is_away_may_return_with_its_state() -> None:
+    world = trained()
+    world.lose("a")
+    table = availability(world.state)
+    assert table.in_memory(2) == (frozenset(), frozenset(), frozenset("b"), frozenset("b"))
+    assert table.resume_point() == Point(0, None)
+    with_a = table.resume_point({"a"})
+    assert with_a == Point(2, Kind.REPLICA)
+    assert table.needed(with_a, {"a", "b"}) == {"a"}
+
+
+def test_a_new_process_of_the_same_node_has_nothing() -> None:
+    world = trained()
+    world.lose("a")
+    world.greet("a", incarnation=2)
+    assert availability(world.state).resume_point({"a"}) == Point(0, None)
+
+
+def test_a_standby_with_the_gradients_of_the_last_step_has_its_state() -> None:
+    world = with_standbys("c")
+    report(world, "c")
+    world.step()
+    assert availability(world.state).in_memory(1) == (frozenset("ac"), frozenset("ac"), frozenset("b"), frozenset("b"))
+    world.step()
+    assert availability(world.state).in_memory(2) == (frozenset("a"), frozenset("a"), frozenset("b"), frozenset("b"))
+
+
+def test_training_cannot_go_on_from_standbys_that_lag_behind() -> None:
+    world = with_standbys("c", "d")
+    world.step()
+    report(world, "c", step=1, voted=0)
+    report(world, "d", step=1, voted=0)
+    world.step()
+    world.lose("a")
+    world.lose("b")
+    assert availability(world.state).resume_point() == Point(0, None)
+
+
+def test_a_snapshot_on_disks_is_usable_while_every_bucket_is_with_a_member() -> None:
+    world = with_snapshot()
+    world.lose("a")
+    assert availability(world.state).resume_point() == Point(3, Kind.DISK)
+    world.lose("b")
+    table = availability(world.state)
+    assert table.resume_point() == Point(0, None)
+    assert table.resume_point({"a"}) == Point(3, Kind.DISK)
+    assert [len(bucket) for bucket in table.files] == [2] * BUCKETS
+
+
+def test_the_newer_of_disks_and_checkpoint_counts() -> None:
+    world = trained(checkpoint={"every": 2})
+    world.save()
+    world.step()
+    world.lose("a")
+    assert availability(world.state).resume_point() == Point(2, Kind.CHECKPOINT)
+
+
+@given(TABLES, st.frozensets(st.sampled_from(NODES)))
+def test_returning_nodes_never_make_the_resume_point_older(table: Availability, returning: frozenset[str]) -> None:
+    assert table.resume_point(returning).step >= table.resume_point().step
+
+
+@given(TABLES, st.frozensets(st.sampled_from(NODES)))
+def test_the_nodes_named_as_needed_are_enough(table: Availability, returning: frozenset[str]) -> None:
+    point = table.resume_point(returning)
+    assert table.resume_point(table.needed(point, returning)).step == point.step
+
+
+@given(TABLES)
+def test_a_resume_point_has_a_copy_of_every_bucket(table: Availability) -> None:
+    point = table.resume_point()
+    buckets = table.memory if point.kind is Kind.REPLICA else table.files
+    assert point.kind is None or all(any(c.here and c.step == point.step for c in copies) for copies in buckets)

@@ -1,0 +1,184 @@
+"""Expelling and forgiving, and what a quarantine binds: `core/members/quarantine.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.phases import Gathering
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.view.members import member_documents
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.doors import ID, Door
+from tests.coordinator.script import LONG, World, refusal_of, restarted, training
+
+
+class Operator:
+    """Expels and forgives, as a name that is enrolled as an operator."""
+
+    def __init__(self, world: World) -> None:
+        self.door = Door(world)
+        self.world = world
+        self._ticket = 1000
+
+    def expel(self, node: str, reason: str = "it was slow on purpose", by: str = "operator") -> str:
+        self._ticket += 1
+        self.world.feed(t.ExpelAsked(self._ticket, node, reason, by))
+        return self._answer()
+
+    def forgive(self, node: str, by: str = "operator") -> str:
+        self._ticket += 1
+        self.world.feed(t.ForgiveAsked(self._ticket, node, by))
+        return self._answer()
+
+    def _answer(self) -> str:
+        """The sentence, of an answer or of a refusal."""
+        if self._ticket in self.world.refusals:
+            return str(self.world.refusals[self._ticket])
+        granted = self.world.granted[self._ticket]
+        assert isinstance(granted, wire.ExpelReply | wire.ForgiveReply)
+        return granted.sentence
+
+
+def test_training_goes_on_without_an_expelled_node() -> None:
+    world = training("a", "b", "c", **LONG)
+    operator = Operator(world)
+    world.step()
+    assert operator.expel("b") == "b is quarantined; training goes on without it, until it is forgiven"
+    why = world.events(ev.NodeQuarantined)[-1]
+    assert (why.node, why.charge, why.step) == ("b", Charge.OPERATOR, 1)
+    assert why.reason == "operator expelled it: it was slow on purpose"
+    assert refusal_of(world, world.streams["b"]).reason == wire.QUARANTINED
+    world.settle()
+    world.step()
+    assert world.state.ledger.training.step == 2
+    assert world.donors_to("c") == [["a"], ["a"], ["c"], ["c"]]
+
+
+def test_an_expelled_node_cannot_come_back_until_it_is_forgiven() -> None:
+    world = training("a", "b", "c", **LONG)
+    operator = Operator(world)
+    operator.expel("b")
+    refused = len(world.events(ev.NodeRefused))
+    for _ in range(3):
+        assert refusal_of(world, world.greet("b", incarnation=2)).reason == wire.QUARANTINED
+    assert len(world.events(ev.NodeRefused)) == refused, "it cannot fill the log"
+    assert operator.forgive("b").startswith("b may come back")
+    world.join("b", incarnation=2)
+    assert "b" in world.state.ledger.ready
+    assert operator.expel("b").startswith("b is quarantined;")
+
+
+def test_peers_are_told_who_is_quarantined_whenever_that_changes() -> None:
+    world = training("a", "b", "c", "d", **LONG)
+    world.belong_together("b", "b-2")
+    operator = Operator(world)
+    operator.expel("b")
+    for node in "acd":
+        assert list(world.last_to(node, "quarantined").names) == ["b", "b-2"]
+    world.settle()
+    world.vote("d", samples=7)
+    assert list(world.last_to("a", "quarantined").names) == ["b", "b-2", "d"]
+    world.join("e")
+    assert list(world.last_to("e", "welcome").quarantined) == ["b", "b-2", "d"]
+    operator.forgive("b-2")
+    assert list(world.last_to("a", "quarantined").names) == ["d"]
+    told = world.kinds_to("a").count("quarantined")
+    world.lose("e")
+    assert world.kinds_to("a").count("quarantined") == told == 3
+    after = restarted(world, **LONG)
+    after.greet("a")
+    assert list(after.last_to("a", "welcome").quarantined) == ["d"]
+
+
+def test_a_quarantine_outlives_the_coordinator() -> None:
+    world = training("a", "b", "c", **LONG)
+    Operator(world).expel("b")
+    after = restarted(world, **LONG)
+    after.join("a", "c")
+    assert refusal_of(after, after.greet("b")).reason == wire.QUARANTINED
+
+
+def test_all_names_of_the_key_are_bound() -> None:
+    world = training("a", "b", "c", "d", **LONG)
+    operator = Operator(world)
+    world.belong_together("b", "c")
+    assert operator.expel("b") == (
+        "b is quarantined, with c of the same key; training goes on without it, until it is forgiven"
+    )
+    refusal = refusal_of(world, world.streams["c"])
+    assert "b is quarantined since step 0, and c has its key: OPERATOR" in refusal.sentence
+    assert set(world.state.members.sessions) == {"a", "d"}
+    assert operator.forgive("c").startswith("b may come back")
+    world.join("c", incarnation=2)
+
+
+def test_where_one_key_has_all_nodes_a_name_alone_is_bound() -> None:
+    world = training("a", "b", "c", **LONG)
+    world.belong_together("a", "b", "c")
+    Operator(world).expel("b")
+    assert set(world.state.members.sessions) == {"a", "c"}
+
+
+def test_a_quarantined_key_gets_no_other_name() -> None:
+    world = World()
+    operator = Operator(world)
+    operator.door.invite(uses=10)
+    for name in "ab":
+        assert operator.door.enrol(name) is None
+        world.join(name)
+    operator.expel("a")
+    assert operator.door.enrol("a-2", key="a") == wire.QUARANTINED
+    assert operator.door.enrol("c", invitation=ID) is None
+
+
+def test_what_it_had_in_memory_is_not_waited_for() -> None:
+    world = training("a", "b", **LONG)
+    world.step()
+    Operator(world).expel("b")
+    assert isinstance(world.state.phase, Gathering)
+    assert "to return" not in world.events(ev.Waiting)[-1].reason
+    assert all("b" not in layer for layer in world.state.ledger.holders)
+
+
+@pytest.mark.parametrize(
+    ("node", "complaint"), [("x", "there is no node 'x'"), ("operator", "there is no node 'operator'")]
+)
+def test_who_is_no_node_cannot_be_expelled(node: str, complaint: str) -> None:
+    operator = Operator(training())
+    assert complaint in operator.expel(node)
+    assert "'x' is not quarantined; those who are: nobody" in operator.forgive("x")
+
+
+def test_only_operators_expel_and_forgive() -> None:
+    world = training()
+    operator = Operator(world)
+    operator.door.enrolled("viewer", "viewer")
+    assert "this is for the role operator" in operator.expel("a", by="viewer")
+    assert "this is for the role operator" in operator.forgive("a", by="viewer")
+    assert world.events(ev.NodeQuarantined) == []
+
+
+def test_members_show_who_is_quarantined_and_why() -> None:
+    world = training("a", "b", "c", **LONG)
+    world.step()
+    Operator(world).expel("b")
+    documents = {document["node"]: document for document in member_documents(world.state.ledger)}
+    assert (documents["a"]["steps"], documents["a"]["quarantine"]) == (1, None)
+    assert documents["b"] == {
+        "node": "b",
+        "status": "quarantined",
+        "steps": 1,
+        "standing": {
+            "word": "quarantined",
+            "reason": "OPERATOR in step 1: operator expelled it: it was slow on purpose",
+            "audits": 0,
+        },
+        "quarantine": {
+            "charge": "OPERATOR",
+            "reason": "operator expelled it: it was slow on purpose",
+            "step": 1,
+            "undecided": False,
+        },
+    }

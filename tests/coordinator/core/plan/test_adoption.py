@@ -1,0 +1,229 @@
+"""How a plan comes into force, or fails to: `core/plan/adoption.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
+from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from tests.coordinator.script import LAYERS, LEASE, LONG, World, fresh_state, training
+
+
+def test_a_plan_goes_to_every_ready_node_and_begins_when_its_nodes_are_ready() -> None:
+    world = World()
+    world.join("a", "b")
+    assert isinstance(world.state.phase, Switching)
+    assignment = world.last_to("a", "assignment")
+    assert assignment.plan.generation == 1
+    assert [peer.node for peer in assignment.peers] == ["a", "b"]
+    assert (assignment.step, assignment.snapshot.folder) == (0, "")
+    assert world.donors_to("a") == [[], [], [], []]
+    world.plan_ready("a")
+    assert "begin" not in world.kinds_to("a")
+    world.plan_ready("b")
+    assert world.last_to("a", "begin") == world.last_to("b", "begin") == wire.Begin(generation=1, step=1)
+
+
+def test_a_plan_that_cannot_start_is_adopted_again_and_a_run_of_people_who_know_each_other_ends_if_two_cannot() -> None:
+    world = World()
+    world.join("a", "b")
+    for node in "abab":
+        assert world.exit_code is None
+        world.fail_plan(node, "no memory")
+    assert [event.generation for event in world.events(ev.PlanAdopted)] == [1, 2, 3, 4]
+    assert world.exit_code == 1
+    assert "b could not take its part in plan 4: no memory" in world.last_to("a", "finish").reason
+
+
+def test_messages_about_an_older_plan_are_ignored() -> None:
+    world = World()
+    world.join("a", "b")
+    world.fail_plan("a", "x")
+    world.hear("a", plan_failed=wire.PlanFailed(generation=1, problem="late"))
+    world.hear("a", plan_ready=wire.PlanReady(generation=1))
+    assert world.state.phase == Switching(frozenset({"a", "b"}), world.now + 100 * LEASE)
+
+
+def test_a_plan_past_its_deadline_fails_even_if_heartbeats_arrive() -> None:
+    world = World()
+    world.join("a", "b")
+    world.plan_ready("a")
+    world.wait(101 * LEASE, beating=["a", "b"])
+    assert world.events(ev.PlanFailed)[-1].node == "b"
+
+
+def test_a_plan_that_fails_without_lost_state_does_not_send_training_back() -> None:
+    world = training("a", "b", "c")
+    world.step()
+    world.lose("a")
+    world.fail_plan("b", "no memory")
+    assert world.events(ev.RolledBack) == []
+    assert world.last_to("b", "assignment").step == 1
+
+
+def test_losing_a_node_while_state_moves_leads_to_another_plan() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a", "b", "c")
+    world.plan_ready("a")
+    world.lose("b")
+    assert world.plan_in_force.nodes == ("a", "c")
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+
+
+def test_a_newcomer_gets_its_place_at_the_next_commit() -> None:
+    world = training("a", "b")
+    world.join("c")
+    assert isinstance(world.state.phase, Stepping)
+    assert world.events(ev.PlanAdopted)[-1].generation == 1
+    world.step()
+    assert world.last_to("a", "commit").pause
+    world.apply()
+    adopted = world.events(ev.PlanAdopted)[-1]
+    assert (adopted.generation, adopted.plan.nodes) == (2, ("a", "b", "c"))
+    assert world.donors_to("c") == [["a"], ["a"], ["b"], ["b"]]
+
+
+def test_a_newcomer_that_leaves_before_the_switch_changes_nothing() -> None:
+    world = training("a", "b")
+    world.join("c")
+    world.lose("c")
+    world.step()
+    assert not world.last_to("a", "commit").pause
+    assert world.events(ev.PlanAdopted)[-1].generation == 1
+
+
+def test_a_newcomer_that_leaves_during_the_pause_does_not_stop_the_others() -> None:
+    world = training("a", "b")
+    world.join("c")
+    world.step()
+    world.lose("c")
+    world.apply()
+    world.settle()
+    assert world.last_to("a", "begin").step == 2
+
+
+def without_its_only_holder(*oldest_first: str, **changes: dict[str, Any]) -> World:
+    """A run of strangers, each with a key of its own. Of a, b and m, m alone has the second stage after step 5, and wants to
+    leave: b is to get its state."""
+    changes = {**LONG, "cluster": {"nodes": len(oldest_first)}, "trust": {"mode": "open"}, **changes}
+    world = World(fresh_state(**changes))
+    for node in oldest_first:
+        world.belong_together(node, key=f"key of {node}")
+    world.join(*oldest_first)
+    world.report_links(oldest_first[0])  # it had to wait until two had said what the run is
+    world.wait(LEASE, beating=oldest_first)
+    world.settle()
+    for _ in range(4):
+        world.step()
+        if world.state.safekeeping.snapshots:
+            world.save()
+    world.automatic_standbys = False
+    world.hear("m", leaving=wire.Leaving(reason="bye"))
+    copies(world, "b", "m sent nothing")
+    world.step()
+    world.apply()
+    assert world.plan_in_force.nodes == ("a", "b")
+    assert set(world.donors_to("b")[LAYERS - 1]) == {"m"}
+    return world
+
+
+def copies(world: World, node: str, problem: str) -> None:
+    """The node cannot copy what it was asked to copy beside the steps."""
+    number = world.last_to(node, "standby").number
+    world.hear(node, standby_progress=wire.StandbyProgress(number=number, problem=problem))
+
+
+def gets_nothing(world: World, node: str) -> None:
+    """In each of three plans the node gets nothing from m."""
+    for _ in range(ATTEMPTS):
+        world.fail_plan(node, f"bucket {LAYERS - 1} could not be fetched: m sent nothing")
+
+
+def suspended(world: World) -> list[tuple[str, Charge, bool]]:
+    return [(why.node, why.charge, why.undecided) for why in world.events(ev.NodeQuarantined)]
+
+
+@pytest.mark.parametrize(("every", "newest"), [(0, 0), (3, 3)])
+def test_an_only_holder_that_hands_nothing_on_goes_and_so_does_what_it_alone_had(every: int, newest: int) -> None:
+    world = without_its_only_holder("a", "b", "m", checkpoint={"every": every})
+    gets_nothing(world, "b")
+    assert suspended(world) == [("m", Charge.PLAN_FAILED, True)]
+    assert [(back.from_step, back.step) for back in world.events(ev.RolledBack)] == [(5, newest)]
+    world.settle()
+    world.step()
+    assert world.state.ledger.training.step == newest + 1
+    assert world.refolded() == world.state.ledger
+
+
+def test_between_a_node_and_the_only_holder_of_its_state_the_weaker_goes_undecided() -> None:
+    world = without_its_only_holder("m", "a", "b")
+    gets_nothing(world, "b")
+    assert suspended(world) == [("b", Charge.PLAN_FAILED, True)]
+    assert world.exit_code is None
+
+
+def test_newcomers_who_say_in_turn_that_the_only_holder_gives_nothing_go_before_it_does() -> None:
+    world = without_its_only_holder("m", "a", "b")
+    gets_nothing(world, "b")
+    world.join("c")
+    gets_nothing(world, "c")
+    assert [node for node, _, _ in suspended(world)] == ["b", "c"]
+
+
+def test_without_the_only_holder_a_run_of_too_few_waits_for_more() -> None:
+    world = without_its_only_holder("a", "b", "m")
+    world.lose("a")
+    gets_nothing(world, "b")
+    world.wait(100 * LEASE, beating="b")
+    assert isinstance(world.state.phase, Gathering)
+    world.join("c")
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+
+
+def shared_by_two_holders(**changes: dict[str, Any]) -> World:
+    """After step 3, of which the last has a checkpoint, c and d are to get the state that both a and b have."""
+
+    def plan(ids: Iterable[str]) -> Plan:
+        names = tuple(sorted(ids))
+        return from_routes(0, [Stage((0, LAYERS), names, ())], [((names[0],), 4)])
+
+    world = World(fresh_state(**{**LONG, "cluster": {"nodes": 2, "stages": 1}, **changes}), planner=plan)
+    for node in "abcd":
+        world.belong_together(node, key=f"key of {node}")
+    world.join("a", "b")
+    world.settle()
+    for _ in range(2):
+        world.step()
+    world.join("c", "d")
+    world.step()
+    if world.state.safekeeping.snapshots:
+        world.save()
+    world.apply()
+    assert isinstance(world.state.phase, Switching)
+    assert world.plan_in_force.nodes == tuple("abcd")
+    return world
+
+
+def test_before_two_who_cannot_take_up_the_state_end_the_run_it_goes_without_that() -> None:
+    world = shared_by_two_holders()
+    for node in "cdcd":
+        assert world.events(ev.RolledBack) == []
+        world.fail_plan(node, "no state came")
+    assert world.exit_code is None
+    assert world.state.ledger.training.step == 0
+
+
+def test_two_strangers_cannot_send_training_back() -> None:
+    world = shared_by_two_holders(trust={"mode": "open"}, checkpoint={"every": 3})
+    for node in "cd":
+        world.fail_plan(node, "no state came")
+    assert world.events(ev.RolledBack) == []

@@ -1,0 +1,159 @@
+"""The cluster that the planner is asked about: `core/plan/planner_input.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.coordinator.core.plan.planner_input import BITS_PER_ELEMENT, bytes_ratio, measured_cluster
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.members import Member
+from dtfm.coordinator.log.reach import Carried
+from dtfm.kernels.codec import Codec, encoded_bytes
+from dtfm.scheduler.model.cluster import Relay
+from tests.coordinator.ledgers import altered
+
+
+@pytest.mark.parametrize(
+    ("network", "precision", "ratio"),
+    [
+        ('compression = "off"', "fp32", 1.0),
+        ('compression = "raw16"', "fp32", 0.5),
+        ('compression = "auto"', "fp32", 8.0625 / 32),
+        ('compression = "auto"', "fp64", 8.0625 / 64),
+        ('compression = "auto"', "bf16", 8.0625 / 16),
+        ('compression = "off"\nreduction = "raw16"', "bf16", 1.0),
+        ('compression = "i4b64"\nreduction = "raw16"', "bf16", 0.5),
+        ('compression = "i4h64"\ngradients = "i8b256"', "fp32", 8.0625 / 32),
+        ('compression = "i8b256"\nreduction = "topk"', "fp32", 8.0625 / 32),
+        ('compression = "i8b256"\nactivations = "off"', "fp32", 1.0),
+    ],
+)
+def test_a_byte_on_a_link_counts_for_what_the_codec_leaves_of_it(
+    tmp_path: Path, network: str, precision: str, ratio: float
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'[train]\nprecision = "{precision}"\n[network]\n{network}\n')
+    assert bytes_ratio(read_run_file(path)) == ratio
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.OFF], ids=lambda codec: codec.name)
+def test_the_coordinators_bits_per_element_are_those_of_the_kernels(codec: Codec) -> None:
+    assert BITS_PER_ELEMENT[codec.name.lower()] == 8 * encoded_bytes(codec, 1 << 20, torch.float32) / (1 << 20)
+
+
+def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() -> None:
+    member = Member("", ev.DeviceSeen("cpu", "", 1, 1e9), "")
+    links = {
+        "a": {"b": ev.Link("a", "b", 0.1, 100.0), "c": ev.Link("a", "c", 0.3, 300.0)},
+        "b": {"a": ev.Link("b", "a", 0.2, 200.0)},
+    }
+    cluster = measured_cluster(
+        altered(Ledger(), members=dict.fromkeys("abc", member), links=links), ["a", "b", "c"], 0.25
+    )
+    assert cluster.bandwidth.tolist() == [[0, 100, 300], [200, 0, 200], [200, 200, 0]]
+    assert cluster.latency == pytest.approx(np.array([[0, 0.1, 0.3], [0.2, 0, 0.2], [0.2, 0.2, 0]]))
+    assert cluster.ratio is not None
+    assert (cluster.ratio == 0.25).all()
+
+
+def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_that_trains_is_a_node() -> None:
+    member = Member("", ev.DeviceSeen("cpu", "", 1, 1e9), "")
+    links = {"a": {"b": ev.Link("a", "b", 0.1, 300.0)}, "b": {"a": ev.Link("b", "a", 0.1, 200.0)}}
+    ways = {"a": {"b": ev.Way("a", "b", "relay", "r")}, "b": {"a": ev.Way("b", "a", "relay", "c")}}
+    ledger = altered(Ledger(), members=dict.fromkeys("abcr", member), links=links, ways=ways)
+    cluster = measured_cluster(ledger, ["a", "b", "c"], 1.0)
+    assert cluster.relays == (Relay("r", up=300.0, down=300.0),)
+    assert cluster.via is not None
+    assert cluster.via.tolist() == [[-1, 3, -1], [2, -1, -1], [-1, -1, -1]]
+
+
+def test_only_a_device_with_a_host_beside_it_has_two_memories() -> None:
+    gpu, cpu = ev.DeviceSeen("cuda", "", 10, 1e9, 20), ev.DeviceSeen("cpu", "", 30, 1e9)
+    members = {"a": Member("", gpu, ""), "b": Member("", cpu, "")}
+    cluster = measured_cluster(Ledger(members=members), ["a", "b"], 1.0)
+    assert [(node.memory_bytes, node.host_memory_bytes) for node in cluster.nodes] == [(10, 20), (30, None)]
+
+
+NAMES = "abcdefg"
+LINKS = {a: {b: ev.Link(a, b, 0.1, 100.0) for b in NAMES if b != a} for a in NAMES}
+"""From each node to each other, at 100 bytes/s."""
+WHOLE = 600.0
+"""What the links of a node carry at most."""
+
+
+def ups(**carried: Carried) -> dict[str, float | None]:
+    """What the nodes' connections count as, where these were measured."""
+    seen = ev.DeviceSeen("cpu", "", 1, 1e9)
+    members = {name: Member("", seen, "") for name in NAMES}
+    both = {name: (up, None) for name, up in carried.items()}
+    cluster = measured_cluster(altered(Ledger(), members=members, links=LINKS, carried=both), list(NAMES), 1.0)
+    assert [node.down for node in cluster.nodes] == [None] * len(NAMES)
+    return {node.id: node.up for node in cluster.nodes}
+
+
+def at_least(bandwidth: float) -> Carried:
+    return Carried(bandwidth, least=True)
+
+
+def test_while_no_connection_was_measured_none_is_known() -> None:
+    assert ups() == dict.fromkeys(NAMES)
+
+
+def test_a_connection_that_was_not_measured_counts_as_the_median_of_those_that_were() -> None:
+    carried = ups(b=Carried(200.0), c=Carried(180.0), d=Carried(190.0))
+    assert carried == {**dict.fromkeys(NAMES, 190.0), "b": 200.0, "c": 180.0}
+
+
+def test_a_connection_carries_at_least_what_its_fastest_link_does() -> None:
+    assert ups(a=Carried(50.0))["a"] == 100.0
+
+
+def measured_with(peers: int, together: float) -> Carried | None:
+    """What is known of the connection of a node that sent 100 bytes/s to each of its ``peers`` alone, and this much to all
+    ``together``. It did not reach one more."""
+    joined = ev.NodeJoined("a", "first contact", "", ev.DeviceSeen("cpu", "", 1, 1e9), "0.1", "1f")
+    links = tuple(ev.Link("a", f"n{number}", 0.1 + number, 100.0) for number in range(peers))
+    broken = ev.Link("a", "broken", 0.0, 0.0)
+    return fold([joined, ev.LinksMeasured("a", (broken, *links), up=together)]).reach.carried["a"][0]
+
+
+@pytest.mark.parametrize("peers", [3, 6])
+def test_links_that_do_not_slow_each_other_down_give_only_a_lower_bound(peers: int) -> None:
+    assert measured_with(peers, 90.0 * peers) == at_least(90.0 * peers)
+    assert measured_with(peers, 110.0) == Carried(110.0)  # they share a line
+
+
+def test_of_many_links_only_the_nearest_are_measured_together() -> None:
+    assert measured_with(20, 780.0) == at_least(780.0)
+    assert measured_with(20, 600.0) == Carried(600.0)
+
+
+def test_connections_that_limit_no_links_count_as_all_of_them() -> None:
+    """The first nodes to join had few peers, or none."""
+    assert ups(b=at_least(190.0), c=at_least(290.0), g=at_least(590.0)) == dict.fromkeys(NAMES, WHOLE)
+
+
+def test_a_lower_bound_counts_as_the_median_of_connections_that_carry_as_much() -> None:
+    homes = {"d": Carried(100.0), "e": Carried(110.0)}
+    carried = ups(a=at_least(90.0), b=at_least(190.0), c=Carried(300.0), f=Carried(120.0), **homes)
+    assert carried == {"a": 120.0, "b": 300.0, "c": 300.0, "d": 100.0, "e": 110.0, "f": 120.0, "g": 120.0}
+    # Of those that carry as much as b, more than half carry more than 300.
+    others = {"c": Carried(300.0), "f": at_least(350.0), "g": at_least(400.0)}
+    carried = ups(a=at_least(90.0), b=at_least(190.0), **others, **homes)
+    assert carried == {"a": 300.0, "b": WHOLE, "c": 300.0, "d": 100.0, "e": 110.0, "f": WHOLE, "g": WHOLE}
+
+
+def test_a_node_that_was_not_reached_at_all_has_no_connection() -> None:
+    seen = ev.DeviceSeen("cpu", "", 1, 1e9)
+    members = {name: Member("", seen, "") for name in "ab"}
+    links = {"a": {"b": ev.Link("a", "b", 0.1, 0.0)}, "b": {"a": ev.Link("b", "a", 0.1, 100.0)}}
+    cluster = measured_cluster(
+        altered(Ledger(), members=members, links=links, carried={"b": (Carried(100.0), None)}), ["a", "b"], 1.0
+    )
+    assert [node.up for node in cluster.nodes] == [None, 100.0]

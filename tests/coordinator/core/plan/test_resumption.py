@@ -1,0 +1,112 @@
+"""Where work is audited, no member can have steps go on from where they stood, which nobody can audit, whenever it likes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtfm.coordinator.core.phases import Pausing, Stepping
+from dtfm.coordinator.core.plan.resumption import STEPS_BETWEEN
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.chains import micro_batches_of
+from tests.coordinator.audit_scripts import all_find_it_right, all_vote, asked, auditing
+from tests.coordinator.script import World
+
+
+def says_that_it_has_something(world: World, node: str) -> None:
+    """All are ready for the plan, and one says that it has done some of the step."""
+    plan = world.plan_in_force
+    for other in plan.nodes:
+        world.plan_ready(
+            other, progress=wire.Progress(finished=micro_batches_of(plan)[node][:1] if other == node else ())
+        )
+
+
+def is_resumed(world: World) -> bool:
+    assert isinstance(world.state.phase, Stepping)
+    return world.state.phase.resumed
+
+
+def interrupted(world: World) -> World:
+    """c has left, and a goes on with what it has."""
+    world.automatic_planning = False
+    world.lose("c")
+    says_that_it_has_something(world, "a")
+    return world
+
+
+def commit(world: World) -> None:
+    before = world.state.ledger.training.step
+    resumed = is_resumed(world)
+    all_vote(world, **({"sent": [], "received": [], "losses": []} if resumed else {}))
+    all_find_it_right(world)
+    assert world.state.ledger.training.step == before + 1
+    if isinstance(world.state.phase, Pausing):
+        world.apply()
+
+
+def test_what_others_have_still_counts_once_a_node_has_left() -> None:
+    world = interrupted(auditing("a", "b", "c"))
+    assert world.last_to("a", "assignment").counts_from < world.state.ledger.training.generation
+    assert is_resumed(world)
+
+
+def test_a_step_that_one_member_says_lost_a_peer_begins_anew_and_is_audited_whatever_it_says_that_it_has() -> None:
+    world = auditing("a", "b", "c")
+    for _ in range(5):
+        world.fail_step("c", wire.PEER_LOST, peer="a")
+        assert world.last_to("b", "assignment").counts_from == world.state.ledger.training.generation
+        says_that_it_has_something(world, "c")
+        assert not is_resumed(world)
+        assert world.last_to("a", "begin") == wire.Begin(
+            generation=world.state.ledger.training.generation, step=world.state.ledger.training.step + 1
+        )
+        all_vote(world)
+        assert asked(world).keys() == {"a", "b", "c"}
+        all_find_it_right(world)
+    assert world.state.ledger.training.step == 5
+
+
+@pytest.mark.parametrize("node", ["a", "c"])
+def test_a_step_that_begins_under_a_new_plan_was_never_interrupted(node: str) -> None:
+    world = auditing("a", "b", "c")
+    says_that_it_has_something(world, node)
+    world.join("d")
+    commit(world)
+    says_that_it_has_something(world, node)
+    assert world.plan_in_force.nodes == ("a", "b", "c", "d")
+    assert not is_resumed(world)
+
+
+def test_steps_go_on_from_where_they_stood_only_once_in_a_while() -> None:
+    """A key with several names could leave with one of them in every step."""
+    world = interrupted(auditing("a", "b", "c", "d", "e"))
+    commit(world)
+    for _ in range(STEPS_BETWEEN - 1):
+        commit(world)
+    world.lose("d")
+    says_that_it_has_something(world, "a")
+    assert not is_resumed(world)
+    commit(world)
+    world.lose("e")
+    says_that_it_has_something(world, "a")
+    assert is_resumed(world)
+
+
+def test_a_step_past_its_deadline_goes_on_so_that_it_shows_at_whom_it_stood() -> None:
+    world = auditing("a", "b", "c")
+    commit(world)
+    assert isinstance(world.state.phase, Stepping)
+    world.wait(world.state.phase.deadline - world.now + 0.1, beating="abc")
+    assert world.events(ev.StepAborted)[-1].problem == "OVERDUE"
+    says_that_it_has_something(world, "a")
+    assert is_resumed(world)
+
+
+def test_a_step_that_was_undone_does_not_keep_others_from_going_on() -> None:
+    world = auditing("a", "b", "c")
+    later = replace(world.state.auditing, resumed=500)
+    world.state = replace(world.state, auditing=later)
+    assert is_resumed(interrupted(world))

@@ -1,0 +1,209 @@
+"""Which links a node measures, and what is known of links: `core/reach/links.py`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dtfm.coordinator.core.members import leaving
+from dtfm.coordinator.core.reach import links as core_links
+from dtfm.coordinator.core.reach.links import MOST_PROBED
+from dtfm.coordinator.core.state import Admission
+from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.answers import links, reached
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, refusal_of, training, two_stages
+
+
+def test_a_node_probes_all_that_prepared_before_it() -> None:
+    world = World(fresh_state(cluster={"nodes": 4}))
+    world.join("a", "b")
+    world.greet("slow")
+    world.prepare("c")
+    probe = world.last_to("c", "probe")
+    assert [peer.node for peer in probe.peers] == ["a", "b"]
+    assert "c" not in world.state.ledger.ready
+    world.hear("c", links("c", ["a", "b"]))
+    world.wait(LEASE / 4)
+    assert "c" in world.state.ledger.ready
+    assert "c" in world.state.ledger.reach.links["a"]
+
+
+def test_a_node_that_never_reports_its_links_becomes_ready_anyway() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a")
+    world.prepare("b")
+    world.wait(7 * LEASE, beating=["a", "b"])
+    assert world.state.members.sessions["b"].admission is Admission.READY
+
+
+def test_a_newcomer_among_many_probes_some_of_them() -> None:
+    world = World(fresh_state(cluster={"nodes": 1000}))
+    names = [f"n{number:03d}" for number in range(3 * MOST_PROBED)]
+    probed: set[str] = set()
+    for node in names:
+        world.prepare(node)
+        peers = [peer.node for message in world.heard_by(node) for peer in message.probe.peers]
+        assert len(peers) == len(set(peers)) <= MOST_PROBED
+        probed.update(peers)
+    assert len(probed) > 2 * MOST_PROBED
+
+
+def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
+    world = World(fresh_state(cluster={"nodes": 4}))
+    world.join("a", "hung")
+    world.wait(LEASE * 0.6, beating=["a"])
+    world.prepare("b")
+    probes = [[peer.node for peer in message.probe.peers] for message in world.heard_by("b")[1:]]
+    assert probes == [["a"], ["hung"]]
+    world.hear("b", links("b", ["a"]))
+    world.wait(LEASE / 4, beating=["a", "b"])
+    assert "b" in world.state.ledger.ready
+
+
+def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_it_works() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.planner = lambda ids: two_stages(["a", "b"])
+    world.join("a", "b")
+    world.automatic_dialling = False
+    world.prepare("c")
+    world.hear("a", reached("c"))
+    world.hear("b", reached("c", problem="no route"))
+    report = links("c", ["a", "b"])
+    for link in report.links.links:
+        if "b" in (link.source, link.destination):
+            link.bandwidth, link.problem = 0, "no route"
+    world.hear("c", report)
+    world.settle()
+    assert world.state.ledger.reach.broken == {("b", "c")}
+    probed = []
+    for _ in range(95):
+        before = len(world.heard_by("b"))
+        world.wait(LEASE, beating=["a", "b", "c"])
+        probed.append(sum(m.WhichOneof("message") == "probe" for m in world.heard_by("b")[before:]))
+    assert [seconds for seconds, count in enumerate(probed, 1) if count] == [7, 19, 43, 91]
+    asked = world.state.planner.number
+    world.hear("b", links("b", ["c"]))
+    assert world.state.ledger.reach.broken == frozenset()
+    assert world.state.planner.number == asked + 1
+
+
+def test_a_link_that_breaks_again_soon_is_not_measured_as_often_as_one_that_breaks_first() -> None:
+    """Otherwise two that lose each other, and measure well, could do so for ever."""
+    world = training(*"abc", **LONG)
+    lease = world.state.lease
+
+    def breaks_until_it_is_measured() -> int:
+        for _ in range(3):
+            world.fail_step("a", wire.PEER_LOST, peer="b")
+            world.settle()
+        assert world.state.ledger.reach.broken == {("a", "b")}
+        for leases in range(1000):
+            before = len(world.heard_by("a"))
+            world.wait(lease / 2, beating=["a", "b", "c"])
+            world.wait(lease / 2, beating=["a", "b", "c"])
+            if any(m.WhichOneof("message") == "probe" for m in world.heard_by("a")[before:]):
+                world.hear("a", links("a", ["b"]))
+                world.settle()
+                assert world.state.ledger.reach.broken == frozenset()
+                world.step()
+                return leases
+        raise AssertionError("it is never measured")
+
+    first, second, third = (breaks_until_it_is_measured() for _ in range(3))
+    assert first < second < third
+
+
+def test_impossible_link_measurements_are_refused_and_cost_only_their_sender() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a", "b")
+    report = links("b", ["a"])
+    report.links.links[0].bandwidth = math.inf
+    stream = world.streams["b"]
+    world.hear("b", report)
+    assert refusal_of(world, stream).reason == wire.MALFORMED
+    assert set(world.state.members.sessions) == {"a"}
+
+
+def test_a_node_cannot_report_the_links_of_others() -> None:
+    world = World(fresh_state(cluster={"nodes": 4}))
+    world.join("a", "b", "c")
+    world.hear("c", links("a", ["b"]))
+    assert "c" not in world.state.members.sessions
+
+
+def test_a_report_that_nobody_asked_for_changes_nothing() -> None:
+    """Each link of a report may change ways, and the plan: unasked, a member could have the coordinator choose all day."""
+    world = World(fresh_state(cluster={"nodes": 4}))
+    world.join("a", "b", "c")
+    before = world.state.ledger
+    report = links("c", ["a", "b"])
+    for link in report.links.links:
+        link.bandwidth, link.problem = 0, "no answer"
+    world.hear("c", report)
+    assert world.state.ledger == before
+    assert "c" in world.state.members.sessions, "it may have been asked before its stream broke"
+
+
+def test_a_node_answers_each_time_that_it_is_asked_to_measure_and_once() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a")
+    world.prepare("b")
+    world.hear("b", links("b", ["a"]))
+    again = links("b", ["a"])
+    again.links.links[0].bandwidth = 1e3
+    world.hear("b", again)
+    assert world.state.ledger.reach.links["b"]["a"].bandwidth == 1e9
+
+
+def test_a_report_that_names_a_link_twice_is_refused() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a")
+    stream = world.prepare("b")
+    world.hear("b", links("b", ["a"] * 1000))
+    assert refusal_of(world, stream).reason == wire.MALFORMED
+    assert world.events(ev.LinksMeasured) == []
+
+
+def test_a_node_that_returns_to_the_same_address_does_not_measure_its_links_again() -> None:
+    world = training("a", "b", "c")
+    world.lose("c")
+    world.prepare("c", incarnation=2)
+    assert "probe" not in world.kinds_to("c")
+    assert (
+        world.state.ledger.reach.links["a"]["c"].bandwidth == world.state.ledger.reach.links["c"]["a"].bandwidth == 1e9
+    )
+
+
+def test_a_node_that_returns_elsewhere_or_much_later_measures_its_links_again() -> None:
+    world = training("a", "b", "c")
+    world.lose("c")
+    world.prepare("c", incarnation=2, candidates=["10.0.0.2:7000"])
+    assert [peer.node for peer in world.last_to("c", "probe").peers] == ["a", "b"]
+    world.lose("c")
+    world.wait(REMEMBERED_LEASES * LEASE + 1, beating=["a", "b"])
+    world.prepare("c", incarnation=3, candidates=["10.0.0.2:7000"])
+    assert "probe" in world.kinds_to("c")
+
+
+def test_a_returning_node_measures_only_its_links_to_newcomers() -> None:
+    world = training("a", "b", "c")
+    world.lose("c")
+    world.join("d")
+    world.prepare("c", incarnation=2)
+    assert [peer.node for peer in world.last_to("c", "probe").peers] == ["d"]
+
+
+def test_links_of_nodes_that_left_are_forgotten_in_order_when_room_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_links, "MAX_NODES", 4)
+    monkeypatch.setattr(leaving, "MAX_NODES", 4)
+    world = training("a", "b")
+    for node in "cdefg":
+        world.join(node)
+        world.lose(node)
+        assert len(world.state.members.links) == min(4, 1 + "cdefg".index(node))
+    assert list(world.state.members.links) == ["d", "e", "f", "g"]
