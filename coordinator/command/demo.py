@@ -147,7 +147,7 @@ async def _train(demo: Settings) -> int:
             await children.finish(demo.run.cluster.lease)
     ledger = server.state.ledger
     if code == 0:
-        await _conclude(demo, console, ledger.copies.checkpoints[ledger.training.step], ledger.evaluated)
+        await _conclude(demo, console, ledger.copies.checkpoints[ledger.training.step].folder, ledger.evaluated)
     elif ledger.outcome is not None:
         print(f"The run failed: {ledger.outcome.reason}. Logs: {demo.folder}", file=sys.stderr)
     else:

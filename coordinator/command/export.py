@@ -82,7 +82,7 @@ def _ledger_of(store: str) -> Ledger:
 def _logged_checkpoint(ledger: Ledger, store: str) -> str:
     if not ledger.copies.checkpoints:
         raise CheckpointError(f"{store} names no checkpoint; give one with --checkpoint")
-    return ledger.copies.checkpoints[ledger.copies.checkpoint_step]
+    return ledger.copies.checkpoints[ledger.copies.checkpoint_step].folder
 
 
 def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -> int:
@@ -126,15 +126,15 @@ def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
 
 def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger) -> tuple[str, ...]:
     """The digests (hex) of the checkpoint's state by bucket, as its trainers agreed on them; empty where the log does not say."""
-    logged = ledger.copies.manifests.get(manifest.step)
+    logged = ledger.copies.checkpoints.get(manifest.step)
     if logged is None or manifest.run_id != ledger.run_id:
         raise NotTheLogs(
             f"the log names no checkpoint of step {manifest.step} of run {manifest.run_id}, which {folder} is"
         )
-    if logged not in ("", digest):  # the log of an older version does not say
+    if logged.manifest not in ("", digest):
         raise NotTheLogs(
-            f"{folder}/manifest.json is not the one that the log names (its BLAKE3 is {digest} instead of {logged}): somebody "
-            "has replaced it. Use an older checkpoint, and look at who may write there"
+            f"{folder}/manifest.json is not the one that the log names (its BLAKE3 is {digest} instead of {logged.manifest}): "
+            "somebody has replaced it. Use an older checkpoint, and look at who may write there"
         )
     return ledger.copies.agreed.get(manifest.step, ())
 

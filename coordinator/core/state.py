@@ -289,7 +289,7 @@ class Safekeeping:
     """``standby_number`` is that of the last standby request; ``arranged``: for what standbys were last chosen. ``snapshots`` are
     under way. No snapshot on disks begins before ``next_on_disks``; None: not known yet. The last checkpoint, if it failed, is
     not tried again before ``next_checkpoint``. ``not_writing``: who has failed at a checkpoint, and leaves them to replicas
-    if these can. ``unfinished``: the steps whose checkpoints this process began, and that are neither whole nor given up."""
+    if these can. ``unfinished``: the steps whose checkpoints have begun since the last ones were tidied, and are not whole."""
 
     standby_number: int = 0
     arranged: Arrangement | None = None

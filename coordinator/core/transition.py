@@ -225,8 +225,8 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class TidyCheckpoints:
-    """The checkpoint of ``newest`` is whole, and the log says so: of the run's whole ones up to it, the ``keep`` last stay. What
-    there is of those ``given_up`` goes with the others, those ``under_way`` stay."""
+    """The checkpoint of ``newest`` is the last whole one in the log (0: there is none): of the run's whole ones up to it, the
+    ``keep`` last stay. What there is of those ``given_up`` goes with the others, those ``under_way`` stay."""
 
     uri: str
     run_id: str

@@ -49,15 +49,22 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole one. ``manifest``: the BLAKE3 (hex) of its manifest; empty: not known."""
+
+    folder: str
+    manifest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Copies:
     """Whole snapshots of the run's state."""
 
-    checkpoints: Mapping[int, str] = field(default_factory=dict)
-    """By step, the folders of whole checkpoints."""
-    manifests: Mapping[int, str] = field(default_factory=dict)
-    """By step, the BLAKE3 (hex) of their manifests."""
+    checkpoints: Mapping[int, Checkpoint] = field(default_factory=dict)
+    """By step, those that the run keeps, the oldest first."""
     agreed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By step, the digests of the state in its snapshots (see StateAgreed), the last MOST_AGREED."""
+    """By step, the digests of the state in its snapshots (see StateAgreed): of those that are kept, and of the MOST_AGREED last
+    steps, of which there may soon be one."""
     on_disks: SnapshotWritten | None = None
     """The last whole snapshot on the nodes' disks."""
 
@@ -66,12 +73,22 @@ class Copies:
         """The step of the newest whole checkpoint; 0: there is none."""
         return max(self.checkpoints, default=0)
 
-    def back_to(self, step: int, folder: str) -> Copies:
-        """Without what belongs to later steps. ``folder``: of the checkpoint of this step, if it has one."""
-        checkpoints = {at: each for at, each in self.checkpoints.items() if at <= step}
+    def with_checkpoint(self, step: int, checkpoint: Checkpoint, keep: int) -> Copies:
+        """The ``keep`` last ones stay."""
+        kept = sorted({**self.checkpoints, step: checkpoint}.items())[-keep:]
+        return replace(self, checkpoints=dict(kept))._with_agreed(self.agreed)
+
+    def with_agreed(self, step: int, digests: tuple[str, ...]) -> Copies:
+        return self._with_agreed({**self.agreed, step: digests})
+
+    def _with_agreed(self, agreed: Mapping[int, tuple[str, ...]]) -> Copies:
+        kept = {*sorted(agreed)[-MOST_AGREED:], *self.checkpoints, self.on_disks.step if self.on_disks else 0}
+        return replace(self, agreed={step: agreed[step] for step in sorted(kept & agreed.keys())})
+
+    def back_to(self, step: int) -> Copies:
+        """Without what belongs to later steps."""
         return Copies(
-            checkpoints={**checkpoints, step: folder} if folder else checkpoints,
-            manifests={at: digest for at, digest in self.manifests.items() if at <= step},
+            checkpoints={at: each for at, each in self.checkpoints.items() if at <= step},
             agreed={at: digests for at, digests in self.agreed.items() if at <= step},
             on_disks=self.on_disks if self.on_disks and self.on_disks.step <= step else None,
         )
@@ -87,12 +104,8 @@ class CheckpointWritten:
     event: Literal["checkpoint_written"] = "checkpoint_written"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        copies = replace(
-            ledger.copies,
-            checkpoints={**ledger.copies.checkpoints, self.step: self.folder},
-            manifests={**ledger.copies.manifests, self.step: self.manifest},
-        )
-        return replace(ledger, copies=copies)
+        checkpoint = Checkpoint(self.folder, self.manifest)
+        return replace(ledger, copies=ledger.copies.with_checkpoint(self.step, checkpoint, ledger.keeps_checkpoints))
 
     def narrate(self) -> str:
         return f"checkpoint of step {self.step}: {self.folder}"
@@ -142,8 +155,7 @@ class StateAgreed:
     event: Literal["state_agreed"] = "state_agreed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        agreed = dict(sorted({**ledger.copies.agreed, self.step: self.digests}.items())[-MOST_AGREED:])
-        return replace(ledger, copies=replace(ledger.copies, agreed=agreed))
+        return replace(ledger, copies=ledger.copies.with_agreed(self.step, self.digests))
 
     def narrate(self) -> str:
         return f"the digests of the state after step {self.step} are agreed on"
@@ -151,12 +163,10 @@ class StateAgreed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """No node holds some stage's state any more: training goes back from ``from_step`` to ``step``. ``folder`` is the checkpoint
-    of that step; empty at step 0, and if the snapshot is on the nodes' disks."""
+    """Training goes back from ``from_step`` to ``step``: nobody holds some stage's state any more, or it is in doubt."""
 
     step: int
     from_step: int
-    folder: str
     reason: str
     event: Literal["rolled_back"] = "rolled_back"
 
@@ -164,7 +174,7 @@ class RolledBack:
         return replace(
             ledger,
             training=ledger.training.back_to(self.step),
-            copies=ledger.copies.back_to(self.step, self.folder),
+            copies=ledger.copies.back_to(self.step),
             trust=ledger.trust.back_to(self.step),
         )
 

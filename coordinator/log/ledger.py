@@ -18,6 +18,9 @@ from dtfm.coordinator.log.steps import Evaluated
 from dtfm.coordinator.log.training import Training
 from dtfm.coordinator.log.trust import NodeQuarantined, Trust
 
+MOST_CHECKPOINTS = 100
+"""The number of checkpoints that are remembered, where the run file is not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -52,6 +55,11 @@ class Ledger:
     def is_open(self) -> bool:
         """Whether the members are strangers to each other."""
         return bool(self.run.get("trust", {}).get("mode") == "open")
+
+    @property
+    def keeps_checkpoints(self) -> int:
+        """How many checkpoints the run keeps."""
+        return int(self.run.get("checkpoint", {}).get("keep", MOST_CHECKPOINTS))
 
     @property
     def ready(self) -> tuple[str, ...]:

@@ -119,13 +119,14 @@ def tidy(
     uri: str, run_id: str, newest: int, keep: int, *, under_way: Collection[int] = (), given_up: Collection[int] = ()
 ) -> None:
     """Deletes the run's checkpoints before its ``keep`` last whole ones up to step ``newest``, and what there is of those
-    ``given_up`` before ``newest``, but for the steps ``under_way``; and in the newest one's folder, what earlier attempts at it
-    left. Other runs may share the folder: a whole checkpoint is this run's if its manifest says so, one without a manifest is not
-    touched unless it was given up. Raises CheckpointError if something cannot be deleted; the rest is."""
+    ``given_up``, but for the steps ``under_way``; and in the newest one's folder, what earlier attempts at it left.
+
+    Other runs may share the folder: a whole checkpoint is this run's if its manifest says so, and one without a manifest goes only
+    if it was given up. Raises CheckpointError if something cannot be deleted; the rest is."""
     problems: list[str] = []
     try:
         filesystem, path = fsspec.url_to_fs(uri)
-        steps = [step for step in _steps(filesystem, path) if step <= newest]
+        steps = [step for step in _steps(filesystem, path) if step <= newest or step in given_up]
         whole = {step for step in steps if filesystem.exists(f"{path}/step-{step:08d}/manifest.json")}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot look into {uri} for older checkpoints: {error}") from None
@@ -136,7 +137,7 @@ def tidy(
                 mine.append(step)
         except CheckpointError as error:
             problems.append(f"it is not known whose checkpoint this is: {error}")
-    kept = {newest, *mine[:keep], *under_way}
+    kept = {newest, *[step for step in mine if step not in given_up][:keep], *under_way}
     for step in sorted({*mine, *(set(given_up).intersection(steps) - whole)} - kept, reverse=True):
         folder = f"{path}/step-{step:08d}"
         try:

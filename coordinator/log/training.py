@@ -176,7 +176,7 @@ def _but_damaged(ledger: Ledger, node: str) -> Ledger:
     settled = replace(noted, trust=replace(trust, damaged_by=()))
     if copies.on_disks is not None and copies.on_disks.step == step:
         return replace(settled, copies=replace(copies, on_disks=None))
-    others = {at: folder for at, folder in copies.checkpoints.items() if at != step}
+    others = {at: checkpoint for at, checkpoint in copies.checkpoints.items() if at != step}
     if ledger.state_is_held or not others or len(said) == 1:
         return noted
     return replace(settled, copies=replace(copies, checkpoints=others))

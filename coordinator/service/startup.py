@@ -108,7 +108,7 @@ def _from_checkpoint(store: Store, run: RunFile) -> list[ev.Event]:
     return [
         ev.RunStarted(manifest.run_id, run.model_dump(mode="json")),
         ev.CheckpointWritten(step, folder, digest),
-        ev.RolledBack(step, step, folder, f"this log begins with the checkpoint of step {step}"),
+        ev.RolledBack(step, step, f"this log begins with the checkpoint of step {step}"),
     ]
 
 

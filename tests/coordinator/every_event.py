@@ -67,7 +67,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.SnapshotWritten(
         1, (ev.SnapshotPart(10, "ab"), ev.SnapshotPart(20, "cd")), {"a": ((0, 2),), "b": ((1, 2),)}, 0.5
     ),
-    ev.RolledBack(0, 1, "", "why"),
+    ev.RolledBack(0, 1, "why"),
     ev.InvitationMade("0123456789ab", "ab" * 32, "Bob's PC", "node", 1.7e9, 1.8e9, 3, "operator"),
     ev.Enrolled("a", "node", "MFkw", "0123456789ab"),
     ev.Revoked("a", ("0123456789ab",), 1.75e9, "operator"),

@@ -70,20 +70,28 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
         give_up(transition, tally, done.problem, () if done.bucket is None else tally.due_from[done.bucket])
         return
     safekeeping = transition.state.safekeeping.without_snapshot(tally)
-    unfinished = safekeeping.unfinished - {done.step}
-    transition.set_safekeeping(replace(safekeeping, unfinished=unfinished))
-    target = transition.state.run.checkpoint
-    transition.emit(ev.CheckpointWritten(done.step, step_folder(target.uri, done.step), done.digest))
-    if tally.disputed:
-        return  # this one may be of no use, so the older ones stay
-    others = transition.state.safekeeping.snapshots
-    under_way = frozenset(other.step for other in others if other.destination is Destination.CHECKPOINT)
-    ledger = transition.state.ledger
-    transition.commands.append(
-        TidyCheckpoints(
-            target.uri, ledger.run_id, ledger.copies.checkpoint_step, target.keep, under_way, unfinished - under_way
-        )
+    transition.set_safekeeping(replace(safekeeping, unfinished=safekeeping.unfinished - {done.step}))
+    folder = step_folder(transition.state.run.checkpoint.uri, done.step)
+    transition.emit(ev.CheckpointWritten(done.step, folder, done.digest))
+    if not tally.disputed:  # otherwise this one may be of no use, so the older ones stay
+        tidy(transition)
+
+
+def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
+    """Deletes the checkpoints that the run does not keep, what there is of those that were given up, and those of ``undone``
+    steps: whoever looks into the folder alone would take them for the newest."""
+    ledger, safekeeping, target = (
+        transition.state.ledger,
+        transition.state.safekeeping,
+        transition.state.run.checkpoint,
     )
+    under_way = frozenset(each.step for each in safekeeping.snapshots if each.destination is Destination.CHECKPOINT)
+    given_up = frozenset({*safekeeping.unfinished, *undone}) - under_way
+    newest = ledger.copies.checkpoint_step
+    if not newest and not undone:
+        return
+    transition.set_safekeeping(replace(safekeeping, unfinished=under_way))
+    transition.commands.append(TidyCheckpoints(target.uri, ledger.run_id, newest, target.keep, under_way, given_up))
 
 
 def give_up(transition: Transition, tally: SnapshotTally, reason: str, by: Collection[str] = ()) -> None:

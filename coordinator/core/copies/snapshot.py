@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, disk_snapshots
@@ -108,8 +109,9 @@ def end_overdue(transition: Transition) -> None:
             disk_snapshots.end_with_what_there_is(transition, tally)
 
 
-def rolled_back(transition: Transition) -> None:
-    """Training has gone back: snapshots of later steps no longer belong to its history."""
+def rolled_back(transition: Transition, before: Collection[int]) -> None:
+    """Training has gone back: snapshots of later steps no longer belong to its history. ``before``: the steps of the checkpoints
+    that it had."""
     step = transition.state.ledger.training.step
     for tally in transition.state.safekeeping.snapshots:
         if tally.step <= step:
@@ -118,6 +120,7 @@ def rolled_back(transition: Transition) -> None:
             disk_snapshots.give_up(transition, tally, f"training goes back to step {step}")
         else:
             transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
+    checkpoints.tidy(transition, undone={each for each in before if each > step})
     if transition.state.safekeeping.snapshot(Destination.DISKS) is None:
         disk_snapshots.tidy(transition)
 
@@ -130,9 +133,10 @@ def source(state: State) -> wire.SnapshotSource:
         if len(holders) == len(whole.parts):
             parts = [part_message(b, whole.parts[b], nodes) for b, nodes in holders.items()]
             return wire.SnapshotSource(parts=parts, states=_states(ledger))
-    manifest = bytes.fromhex(ledger.copies.manifests.get(ledger.training.step, ""))
-    folder = ledger.copies.checkpoints.get(ledger.training.step, "")
-    return wire.SnapshotSource(folder=folder, manifest=manifest, states=_states(ledger) if folder else ())
+    if (checkpoint := ledger.copies.checkpoints.get(ledger.training.step)) is None:
+        return wire.SnapshotSource()
+    manifest = bytes.fromhex(checkpoint.manifest)
+    return wire.SnapshotSource(folder=checkpoint.folder, manifest=manifest, states=_states(ledger))
 
 
 def _without(tally: SnapshotTally, node: str) -> SnapshotTally:

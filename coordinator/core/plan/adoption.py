@@ -47,7 +47,9 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     back to the newest snapshot, or to the start."""
     ledger, before = transition.state.ledger, transition.state.ledger.training.step
     if before >= transition.state.run.train.steps and before in ledger.copies.checkpoints:
-        finish(transition, f"all {before} steps are trained; the checkpoint is {ledger.copies.checkpoints[before]}")
+        finish(
+            transition, f"all {before} steps are trained; the checkpoint is {ledger.copies.checkpoints[before].folder}"
+        )
         return
     if not ledger.state_is_held:
         standby.promote(transition)
@@ -146,16 +148,9 @@ def plan_overdue(transition: Transition, phase: Switching) -> None:
 
 
 def newest_before(state: State, step: int) -> ResumePoint:
-    """The newest snapshot of a step before ``step``, or the start. Of checkpoints, only the last that the run keeps are there."""
+    """The newest snapshot of a step before ``step``, or the start."""
     ledger = state.ledger
-    on_disks = ledger.copies.on_disks
-    there = sorted(ledger.copies.checkpoints)[-state.run.checkpoint.keep :]
-    copies = replace(
-        ledger.copies,
-        on_disks=on_disks if on_disks is not None and on_disks.step < step else None,
-        checkpoints={number: ledger.copies.checkpoints[number] for number in there if number < step},
-    )
-    return newest_snapshot(replace(state, ledger=replace(ledger, copies=copies)))
+    return newest_snapshot(replace(state, ledger=replace(ledger, copies=ledger.copies.back_to(step - 1))))
 
 
 def newest_snapshot(state: State) -> ResumePoint:
@@ -169,10 +164,8 @@ def go_back(transition: Transition, point: ResumePoint, reason: str) -> None:
     origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
     origin = f"from {origin} of step {point.step}" if point.step else "from the start"
     sentence = f"{reason}; {ledger.training.step - point.step} steps are trained again {origin}"
-    transition.emit(
-        ev.RolledBack(point.step, ledger.training.step, ledger.copies.checkpoints.get(point.step, ""), sentence)
-    )
-    snapshot.rolled_back(transition)
+    transition.emit(ev.RolledBack(point.step, ledger.training.step, sentence))
+    snapshot.rolled_back(transition, ledger.copies.checkpoints)
 
 
 def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:

@@ -52,7 +52,7 @@ def end_pause(transition: Transition) -> None:
     by_stage(transition, _told(phase))
     if step >= transition.state.run.train.steps:
         if step in ledger.copies.checkpoints:
-            reason = f"all {step} steps are trained; the checkpoint is {ledger.copies.checkpoints[step]}"
+            reason = f"all {step} steps are trained; the checkpoint is {ledger.copies.checkpoints[step].folder}"
             finish(transition, reason)
         elif transition.now >= transition.state.safekeeping.next_checkpoint:
             again(transition, "the last checkpoint failed")

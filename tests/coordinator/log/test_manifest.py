@@ -93,8 +93,8 @@ def many(tmp_path: Path) -> Path:
         (50, 3, (15, 45), [15, 30, 40, 45, 50]),
         (50, 1, (), [50]),
         (50, 9, (), [10, 20, 30, 40, 50]),
-        # One that the log does not know of: later ones are left alone, and the newest that it knows stays.
-        (40, 1, (), [40, 45, 50]),
+        # One that the log does not know of: later ones are left alone, if not given up, and the newest that it knows stays.
+        (40, 1, (), [40, 50]),
     ],
 )
 def test_older_checkpoints_are_deleted(
@@ -104,6 +104,12 @@ def test_older_checkpoints_are_deleted(
     assert steps_in(many) == left
     assert (many / "data-ab12").exists()
     assert newest(many.as_uri()) == step_folder(many.as_uri(), 50)
+
+
+def test_one_that_was_undone_goes_though_it_is_whole_and_the_newest(many: Path) -> None:
+    tidy(many.as_uri(), "run-id", 40, 3, given_up=(50,))
+    assert steps_in(many)[-1] < 50
+    assert newest(many.as_uri()) == step_folder(many.as_uri(), 40)
 
 
 def test_what_an_earlier_attempt_at_the_newest_left_is_deleted(many: Path) -> None:

@@ -18,7 +18,7 @@ def test_losing_a_stage_sends_training_back_to_the_snapshot_and_the_log_says_how
     plan_only_with(world, "b")
     world.lose("a")
     rolled = world.events(ev.RolledBack)[-1]
-    assert (rolled.step, rolled.from_step, rolled.folder) == (3, 5, "")
+    assert (rolled.step, rolled.from_step) == (3, 5)
     assert rolled.reason.endswith("2 steps are trained again from the disks' snapshot of step 3")
     assignment = world.last_to("b", "assignment")
     assert (assignment.step, assignment.snapshot.folder) == (3, "")
@@ -174,7 +174,7 @@ def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
     world.step()
     world.lose("c")
     rolled = world.events(ev.RolledBack)[-1]
-    assert (rolled.from_step, rolled.step, rolled.folder) == (3, 2, "memory://checkpoints/step-00000002")
+    assert (rolled.from_step, rolled.step) == (3, 2)
     assert "1 steps are trained again from the checkpoint of step 2" in rolled.reason
     assignment = world.last_to("a", "assignment")
     assert (assignment.step, assignment.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
@@ -235,7 +235,7 @@ def test_losing_a_stage_without_a_checkpoint_starts_training_over() -> None:
     world.lose("b")
     world.join("b2")
     rolled = world.events(ev.RolledBack)[-1]
-    assert (rolled.from_step, rolled.step, rolled.folder) == (1, 0, "")
+    assert (rolled.from_step, rolled.step) == (1, 0)
     assert world.last_to("b2", "assignment").step == 0
 
 

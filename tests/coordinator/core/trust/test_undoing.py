@@ -42,6 +42,10 @@ def test_what_a_liar_did_since_its_last_clean_audit_is_undone() -> None:
     assert (back.step, back.from_step) == (2, 6), "its last clean audit was of step 3"
     assert "what was done since step 3 is undone" in back.reason
     assert world.state.ledger.training.step == 2
+    tidied = world.tidied[-1]
+    assert (tidied.newest, tidied.given_up) == (2, frozenset({4, 6})), (
+        "nobody may take one that was undone for the newest"
+    )
     assert world.plan_in_force.nodes == ("b", "c")
     assert world.refolded() == world.state.ledger
 
