@@ -45,6 +45,7 @@ from dtfm.coordinator.log.run import (
     CoordinatorStopped as CoordinatorStopped,
     DataConfirmed as DataConfirmed,
     Described as Described,
+    DescriptionDropped as DescriptionDropped,
     RunDescribed as RunDescribed,
     RunFailed as RunFailed,
     RunFinished as RunFinished,
@@ -89,6 +90,7 @@ Event = (
     | WaysChosen
     | RunDescribed
     | DataConfirmed
+    | DescriptionDropped
     | Waiting
     | PlanAdopted
     | PlanStarted

@@ -121,8 +121,8 @@ def tidy(
     """Deletes the run's checkpoints before its ``keep`` last whole ones up to step ``newest``, and what there is of those
     ``given_up``, but for the steps ``under_way``; and in the newest one's folder, what earlier attempts at it left.
 
-    Other runs may share the folder: a whole checkpoint is this run's if its manifest says so, and one without a manifest goes only
-    if it was given up. Raises CheckpointError if something cannot be deleted; the rest is."""
+    Other runs may share the folder: a whole checkpoint is this run's if its manifest says so, and one without a manifest goes
+    only if it was given up. Raises CheckpointError if something cannot be deleted; the rest is."""
     problems: list[str] = []
     try:
         filesystem, path = fsspec.url_to_fs(uri)

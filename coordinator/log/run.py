@@ -112,6 +112,20 @@ class RunDescribed:
 
 
 @dataclass(frozen=True, slots=True)
+class DescriptionDropped:
+    """Whoever described the run is quarantined, before any plan came of it, and nobody who is here has said the same."""
+
+    node: str
+    event: Literal["description_dropped"] = "description_dropped"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, described=None, described_by="", data_confirmed=False)
+
+    def narrate(self) -> str:
+        return f"what {self.node} said of the model and the data does not count any more; others say it anew"
+
+
+@dataclass(frozen=True, slots=True)
 class DataConfirmed:
     """A second node, of somebody else, has read the data and found the same. Later ones may believe its fingerprint."""
 

@@ -50,6 +50,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.RunDescribed(DESCRIBED, "a"),
     ev.RunDescribed(replace(DESCRIBED, workload=IN_BF16), "a"),
     ev.DataConfirmed("b"),
+    ev.DescriptionDropped("a"),
     ev.Waiting("why"),
     ev.PlanAdopted(1, PLAN, "why", 0, 1.5, None),
     ev.PlanAdopted(2, CARRIED_ON, "why", 0),

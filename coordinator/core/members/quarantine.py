@@ -6,6 +6,7 @@ from __future__ import annotations
 from dtfm.coordinator.core.members.invitations import check_operator
 from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.refusal import Refused, shorten
+from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.core.transition import AnswerAccess, ExpelAsked, ForgiveAsked, HangUp, Transition
 from dtfm.coordinator.core.trust.suspicion import Guilty
 from dtfm.coordinator.log import events as ev
@@ -68,6 +69,15 @@ def part_with_quarantined(transition: Transition) -> None:
         transition.send([node], wire.CoordinatorMessage(refusal=refusal))
         transition.commands.append(HangUp(session.stream))
         leave(transition, session, "it is quarantined", for_good=True)
+    _drop_its_description(transition)
+
+
+def _drop_its_description(transition: Transition) -> None:
+    ledger, sessions = transition.state.ledger, transition.state.members.sessions.values()
+    by = ledger.described_by
+    agreed = any(session.admission is not Admission.JOINED for session in sessions)
+    if by and ledger.quarantine_of(by) is not None and not ledger.training.generation and not agreed:
+        transition.emit(ev.DescriptionDropped(by))
 
 
 def tell_peers(transition: Transition) -> None:

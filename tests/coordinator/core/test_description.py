@@ -14,6 +14,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.startup import open_run
 from dtfm.protos import control_pb2 as wire
+from tests.coordinator.doors import Door
 from tests.coordinator.every_event import DESCRIBED
 from tests.coordinator.script import World, fresh_state, prepared, refusal_of, run_table, training
 from tests.coordinator.stores import store_url
@@ -121,3 +122,32 @@ def test_one_alone_who_says_what_the_run_is_cannot_make_it_hopeless() -> None:
     assert world.exit_code is None
     assert isinstance(world.state.phase, Gathering)
     assert "stages is 9" in world.events(ev.Waiting)[-1].reason
+
+
+def test_what_an_expelled_node_said_before_any_plan_counts_no_more() -> None:
+    world = World(fresh_state(cluster={"nodes": 2}))
+    Door(world)
+    world.prepare("liar", OTHER)
+    world.prepare("a", SAME)
+    assert refusal_of(world, world.streams["a"]).reason == wire.DATA_DIFFERS
+    world.feed(t.ExpelAsked(1, "liar", "it lies about the data", "operator"))
+    assert world.events(ev.DescriptionDropped) == [ev.DescriptionDropped("liar")]
+    world.join("a", "b", incarnation=2)
+    world.settle()
+    world.step()
+    assert world.state.ledger.described == described()
+    assert world.refolded() == world.state.ledger
+
+
+def test_it_counts_if_somebody_else_has_said_the_same() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    Door(world)
+    world.prepare("a", SAME)
+    world.prepare("b", SAME)
+    world.feed(t.ExpelAsked(1, "a", "it is slow", "operator"))
+    assert world.state.ledger.described == described()
+    world.report_links("b")
+    world.join("c", "d")
+    world.settle()
+    world.step()
+    assert world.state.ledger.training.step == 1
