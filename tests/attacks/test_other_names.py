@@ -27,8 +27,8 @@ from dtfm.protos.streams import NODE_METADATA, tensors_call
 from tests.attacks.test_the_run_goes_on import LIAR, STEPS, twisted
 from tests.attacks.twisted import FORGED
 from tests.cluster.launch import Cluster
+from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, losses_alone, run_file
-from tests.cluster.test_membership import free_port
 from tests.cluster.test_strangers import joined
 from tests.coordinator.fake_node import enrolment
 from tests.coordinator.serving import Served, serving

@@ -84,13 +84,14 @@ BETWEEN = pytest.mark.soak
     ],
 )
 @pytest.mark.parametrize("names", [(*HONEST[:2], LIAR), (LIAR, *HONEST[:2])])
-def test_one_of_three_replicas_that_lies_goes_where_no_plan_keeps_it_apart_from_the_two_others(
+def test_of_three_replicas_two_go_on_without_the_one_that_lies(
     tmp_path: Path, twist: str, names: tuple[str, ...]
 ) -> None:
-    """Two that agree may be one person: among strangers they do not prove anything. But the run file asks for all three."""
+    """Two that agree may be one person: among strangers they do not throw out the third, but nobody works with it any more."""
     with audited(tmp_path, twist, [3], names) as cluster:
         nothing_wrong_counts(cluster)
-        assert sentences(cluster) == [(LIAR, "AUDIT", True)]
+        assert not has_part(LIAR, cluster.of("step_committed")[-1])
+        assert len(cluster.of("step_aborted")) <= 2
 
 
 @pytest.mark.parametrize("twist", ["adds_too_much", "accuses"])

@@ -21,8 +21,8 @@ OPEN = 'mode = "open"\naudit_rate = 0'
 
 
 def twisted(twist: str, name: str, command: list[str]) -> list[str]:
-    """The command of the liar with its twist; those of others as they are."""
-    if name != LIAR:
+    """The command of a liar with its twist; those of others as they are."""
+    if not name.startswith(LIAR):
         return command
     at = command.index("dtfm.node.cli")
     return [*command[:at], "tests.attacks.twisted", twist, *command[at + 1 :]]
@@ -35,15 +35,17 @@ def attacked(
     lease: float = 2.0,
     steps: int = STEPS,
     trust: str = 'mode = "trusted"',
+    believed: str = "",
 ) -> Cluster:
-    """A run of three replicas or more, with nodes of these names. ``trust``: the run file's table."""
+    """A run of three replicas or more, with nodes of these names. ``trust``: the run file's table. ``believed``: the node of
+    whoever runs the coordinator."""
     text = run_file(model=GPT2, stages=[max(3, len(names))], steps=steps, lease=lease)
     return Cluster(
         folder,
         f"{text}[trust]\n{trust}\n",
         place=lambda name, command: twisted(twist, name, command),
         nodes=names,
-        invited=True,
+        invited={*names} - {believed},
         liars=True,
     )
 
@@ -95,6 +97,28 @@ def test_who_says_that_it_loses_everybody_throws_nobody_out_and_the_others_finis
         assert len(cluster.of("step_aborted")) <= 8
         assert not has_part(LIAR, cluster.of("step_committed")[-1])
         assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
+STRANGERS = 'mode = "open"\naudit_rate = 1.0'
+
+
+@pytest.mark.parametrize("twist", ["denies_one", "loses_peers"])
+def test_two_newcomers_who_name_the_same_one_throw_out_none_of_four(tmp_path: Path, twist: str) -> None:
+    """Plans keep each liar apart from whom it contradicts, until they have nobody left, or go themselves."""
+    liars = {LIAR, f"{LIAR}-2"}
+    with attacked(tmp_path, twist, (*PEERS, "c", "d", *sorted(liars)), trust=STRANGERS) as cluster:
+        assert cluster.finish() == 0
+        assert {event["node"] for event in cluster.of("node_quarantined")} <= liars
+        assert all(liars.intersection(event["nodes"]) for event in cluster.of("suspected"))
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
+def test_whom_the_coordinators_own_node_contradicts_goes_at_once(tmp_path: Path) -> None:
+    """Among strangers, and with one voice alone."""
+    with attacked(tmp_path, "denies_one", (*PEERS, LIAR), trust=STRANGERS, believed=PEERS[0]) as cluster:
+        the_others_finish(cluster, "HOP")
+        assert "a believed node" in cluster.of("node_quarantined")[0]["reason"]
+        assert len(cluster.of("step_aborted")) == 1
 
 
 def test_who_sends_nan_and_says_that_all_is_well_is_found(tmp_path: Path) -> None:

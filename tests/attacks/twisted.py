@@ -111,6 +111,13 @@ def denies(vote: StepReady) -> None:
         passed.digests = bytes(255 - byte for byte in passed.digests)
 
 
+def denies_one(vote: StepReady) -> None:
+    """It commits to other tensors than it has sent to the first of the PEERS."""
+    for passed in vote.sent:
+        if passed.peer == PEERS[0]:
+            passed.digests = bytes(255 - byte for byte in passed.digests)
+
+
 def accuses(message: NodeMessage) -> Iterator[NodeMessage]:
     """It finds all work wrong that it is to do again."""
     if message.HasField("audited"):
@@ -176,6 +183,7 @@ TWISTS: dict[str, Twist] = {
     "meddles": meddles,
     "flatters": votes(flatters, since=1),
     "denies": votes(denies, since=1),
+    "denies_one": votes(denies_one),
     "accuses": accuses,
     "lies_in_evaluations": lies_in_evaluations,
 }

@@ -1,7 +1,8 @@
 """The coordinator's command for nodes that share this machine's cores: ``python -m tests.cluster.alike serve ...``.
 
 When such nodes measure themselves and their links, they measure how busy the others are at that moment, and plans would follow
-these figures. Here the scheduler sees all nodes as equally fast, and all links: as fast as the fastest one that was measured.
+these figures. Here the scheduler sees all nodes as equally fast, and all links that work: as fast as the fastest one that was
+measured.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from dtfm.scheduler.schedule import schedule
 
 def alike(cluster: Cluster) -> Cluster:
     flops = max(node.flops for node in cluster.nodes)
-    apart = ~np.eye(len(cluster.nodes), dtype=bool)
-    if not apart.any():
+    works = ~np.eye(len(cluster.nodes), dtype=bool) & (cluster.bandwidth > 0)
+    if not works.any():
         return cluster
     return replace(
         cluster,
         nodes=tuple(replace(node, flops=flops, up=None, down=None) for node in cluster.nodes),
-        latency=np.where(apart, cluster.latency[apart].min(), 0.0),
-        bandwidth=np.where(apart, cluster.bandwidth[apart].max(), 0.0),
+        latency=np.where(works, cluster.latency[works].min(), 0.0),
+        bandwidth=np.where(works, cluster.bandwidth[works].max(), 0.0),
     )
 
 

@@ -18,6 +18,7 @@ from dtfm.coordinator.log.check import Checked, check
 from dtfm.coordinator.log.store import Store
 from tests.cluster.faults import COORDINATOR, HOLD, Fault, announcement, gate, to_text
 from tests.cluster.nursery import MODULES, Command, nursery
+from tests.cluster.ports import free_port
 from tests.cluster.runs import write_corpus
 
 Event = dict[str, Any]
@@ -167,28 +168,29 @@ class Cluster:
         folder: Path,
         run: str,
         *,
-        address: str = "127.0.0.1:0",
+        address: str = "",
         start: bool = True,
         place: Callable[[str, list[str]], list[str]] = here,
         faults: Sequence[Fault] | None = None,
         fresh: bool | Collection[str] = False,
         nodes: Sequence[str] = (),
         alike: bool = True,
-        invited: bool = False,
+        invited: bool | Collection[str] = False,
         liars: bool = False,
     ) -> None:
         """``place`` turns the command of "coordinator" or of a node into one that runs the same process elsewhere. Each of
         ``faults`` happens once, in whichever process of its name comes to its moment first; `inject` adds more, unless
         ``faults`` is None. ``fresh`` as for Process, of all or of those that it names. ``nodes`` are added at once. ``alike``:
         the scheduler sees all nodes and links as equal (alike.py), so that plans do not follow what the nodes measure while they
-        share cores. ``invited``: each node is another user's, who has the coordinator's first invitation in the environment.
+        share cores. ``invited``: each node, or those that it names, is another user's, who has the coordinator's first
+        invitation in the environment.
         ``liars``: somebody deserves to be quarantined; where all are honest, the end of the block fails if anybody was."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
         write_corpus(folder)
         self.store = f"sqlite:///{folder}/store.db"
-        self.address = address
+        self.address = address or f"127.0.0.1:{free_port()}"
         self.invitation = ""
         self._start = start
         self._place = place
@@ -239,26 +241,28 @@ class Cluster:
         self.invitation = listening["invitation"] or self.invitation
 
     def add(self, name: str, *options: str, environment: dict[str, str] | None = None) -> Process:
-        command = [*join_command(self._shown, name), "--give-up-after", "20", *options]
+        command = [*join_command(self._shown(name), name), "--give-up-after", "20", *options]
         process = self._process(name, command, environment={**self._user(name), **(environment or {})})
         self.nodes[name] = process
         return process
 
     def add_relay(self, name: str) -> Process:
         """Starts a relay, which computes nothing."""
-        command = [sys.executable, "-m", "dtfm.node.cli", "relay", *self._shown, "--id", name]
+        command = [sys.executable, "-m", "dtfm.node.cli", "relay", *self._shown(name), "--id", name]
         process = self._process(name, [*command, "--give-up-after", "20", "--verbose"], environment=self._user(name))
         self.nodes[name] = process
         return process
 
-    @property
-    def _shown(self) -> list[str]:
+    def _shown(self, name: str) -> list[str]:
         """What a node's command is told of the coordinator, beside its environment."""
-        return [] if self._invited else [self.address]
+        return [] if self._is_invited(name) else [self.address]
+
+    def _is_invited(self, name: str) -> bool:
+        return self._invited if isinstance(self._invited, bool) else name in self._invited
 
     def _user(self, name: str) -> dict[str, str]:
         """The environment of whoever starts the node."""
-        if not self._invited:
+        if not self._is_invited(name):
             return {}
         return {
             "XDG_STATE_HOME": str(self.folder / f"state-{name}"),

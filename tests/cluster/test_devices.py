@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 from dtfm.protos.health import ask
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.leaks import children_of
+from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, run_file
 from tests.cluster.test_invitations import invite, machine
 
@@ -80,7 +80,7 @@ def test_a_member_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None
 
 
 def test_settings_from_the_environment_are_the_supervisors_and_each_node_takes_its_part_of_them(tmp_path: Path) -> None:
-    port, health = two_free_ports(), tmp_path / "health"
+    port, health = free_port(together=2), tmp_path / "health"
     settings = {
         "DTFM_DEVICE": "cpu,cpu",
         "DTFM_ID": "m",
@@ -99,13 +99,3 @@ def test_settings_from_the_environment_are_the_supervisors_and_each_node_takes_i
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait(60) == 0
         assert list(health.iterdir()) == []
-
-
-def two_free_ports() -> int:
-    """The lower of two neighbours."""
-    while True:
-        with socket.socket() as lower, socket.socket() as upper, contextlib.suppress(OSError):
-            lower.bind(("127.0.0.1", 0))
-            port = int(lower.getsockname()[1])
-            upper.bind(("127.0.0.1", port + 1))
-            return port

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.cluster.exact import assert_exact
 from tests.cluster.launch import Cluster, Event
+from tests.cluster.ports import free_port
 from tests.cluster.relay import Relay
 from tests.cluster.runs import GPT2, run_file
 
@@ -18,21 +17,13 @@ RATE = 1e6
 """Bytes per second to each node. At this rate a step's activations alone keep a link busy, so no node can be a standby."""
 
 
-def free_ports() -> Iterator[int]:
-    """Ports below those that outgoing connections get. Otherwise a relay that tries to reach a dead node might get that node's
-    port for its own end, connect to itself, and keep the port from the node when it returns."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with suppress(OSError):
-            socket.create_server(("127.0.0.1", port)).close()
-            yield port
-
-
 @contextmanager
 def slow_links(*names: str) -> Iterator[Mapping[str, tuple[str, ...]]]:
     """By node, the options with which the others reach it through a slow relay."""
     with ExitStack() as stack:
         options = {}
-        for name, port in zip(names, free_ports(), strict=False):
+        for name in names:
+            port = free_port()
             relay = stack.enter_context(Relay(port, RATE))
             options[name] = ("--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{relay.port}")
         yield options

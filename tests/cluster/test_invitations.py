@@ -19,9 +19,9 @@ from dtfm.protos.credentials import coordinator_credentials, to_peer
 from dtfm.protos.invitation import Invitation, read_invitation
 from dtfm.protos.streams import ping_call
 from tests.cluster.launch import Cluster, Process
+from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, losses_alone, run_file
 from tests.cluster.short_certificates import LIFETIME
-from tests.cluster.test_membership import free_port
 from tests.cluster.test_strangers import elsewhere, joined
 
 LONG = run_file(model=GPT2, stages=[2], steps=5000, learning_rate=1e-3)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.launch import Cluster, Process, join_command
+from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, losses_alone, run_file
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(folder: Path, *command: str) -> Process:

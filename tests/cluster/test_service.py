@@ -14,9 +14,9 @@ from dtfm.coordinator.command.serve import serve
 from dtfm.protos.health import ask
 from dtfm.protos.invitation import read_invitation
 from tests.cluster.launch import Cluster
+from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, run_file
 from tests.cluster.test_invitations import join
-from tests.cluster.test_membership import free_port
 
 
 def test_the_same_command_starts_a_run_and_goes_on_with_it(tmp_path: Path) -> None:

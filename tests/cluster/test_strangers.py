@@ -25,9 +25,9 @@ from dtfm.protos.enrolment import Entry
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.streams import ping_call
 from tests.cluster.launch import Cluster
+from tests.cluster.ports import free_port
 from tests.cluster.relay import Relay
 from tests.cluster.runs import run_file
-from tests.cluster.test_membership import free_port
 from tests.coordinator.script import hello
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +16,16 @@ from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 Hop = tuple[str, str, int, int, int]
+
+
+@cache
+def _by_node(plan: Plan) -> tuple[Mapping[str, list[Hop]], Mapping[str, list[Hop]]]:
+    """By node, what it sends, and what it gets."""
+    sent, received = defaultdict[str, list[Hop]](list), defaultdict[str, list[Hop]](list)
+    for hop in hops(plan):
+        sent[hop[0]].append(hop)
+        received[hop[1]].append(hop)
+    return sent, received
 
 
 def hops(plan: Plan) -> list[Hop]:
@@ -40,10 +53,10 @@ def digest(hop: Hop, salt: str = "") -> bytes:
 
 def commitments(plan: Plan, node: str, loss: float = 0.5) -> dict[str, Any]:
     """Fields of an honest vote; ``loss``: of each micro-batch."""
-    all_hops, mine = hops(plan), len(micro_batches_of(plan).get(node, ()))
+    (sent, received), mine = _by_node(plan), len(micro_batches_of(plan).get(node, ()))
     return {
-        "sent": passed([hop for hop in all_hops if hop[0] == node], at=1),
-        "received": passed([hop for hop in all_hops if hop[1] == node], at=0),
+        "sent": passed(sent[node], at=1),
+        "received": passed(received[node], at=0),
         "losses": [loss] * mine if node in plan.stages[-1].replicas else [],
         "kept": True,
     }

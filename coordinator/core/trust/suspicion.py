@@ -270,10 +270,10 @@ def _most_seen(ledger: Ledger) -> tuple[str, ...]:
 
 
 def _weaker(state: State, names: Sequence[str], said: Suspicion) -> Guilty:
-    """One of them is at fault: the one that most contradict, and of several the one that has earned least."""
+    """One of them is at fault: the one that several contradict, if there is one such, or else the one that has earned least."""
     ledger, against = state.ledger, _against(state.ledger)
-    heard = {name: len(_heard(state, name, against.get(ledger.party(name), {}))) for name in names}
-    accused = weakest(ledger, [name for name in names if heard[name] == max(heard.values())])
+    heard = {name: _heard(state, name, against.get(ledger.party(name), {})) for name in names}
+    accused = weakest(ledger, [name for name in names if _is_outnumbered(ledger, name, heard[name])] or names)
     others = tuple(sorted(name for name in names if ledger.party(name) != ledger.party(accused)))
     return Guilty(accused, said.said.charge, said.said.reason, others, undecided=True)
 
