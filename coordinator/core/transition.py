@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.findings import Finding
@@ -193,18 +193,19 @@ class HangUp:
 @dataclass(frozen=True, slots=True)
 class CarryOn:
     """Whether the plan that trained until now can be carried on with the nodes of this cluster: without its nodes that are
-    gone, but with those that want to leave. ``holders``: by layer, who holds its state."""
+    gone, but with those that want to leave. ``cluster`` as in PlanWanted; ``holders``: by layer, who holds its state."""
 
-    cluster: Cluster
+    cluster: Callable[[], Cluster]
     holders: tuple[frozenset[str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanWanted:
-    """Ask the planner. ``seconds``: its time. ``carry_on``: what is asked before; None: nothing is."""
+    """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
+    may. ``seconds``: the planner's time. ``carry_on``: what is asked before; None: nothing is."""
 
     number: int
-    cluster: Cluster
+    cluster: Callable[[], Cluster]
     workload: Workload
     incumbent: Plan | None
     stages: int | tuple[int, ...] | None

@@ -33,7 +33,7 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
         return carried
     try:
         decision = schedule(
-            wanted.cluster,
+            wanted.cluster(),
             wanted.workload,
             wanted.incumbent,
             stages=wanted.stages,
@@ -59,7 +59,7 @@ def carried_on(wanted: PlanWanted) -> PlanChosen | None:
     """The plan that trained until now, without its nodes that are gone; None: it is not asked for, or not possible."""
     if wanted.carry_on is None or wanted.incumbent is None:
         return None
-    problem = Problem(wanted.carry_on.cluster, wanted.workload)
+    problem = Problem(wanted.carry_on.cluster(), wanted.workload)
     plan = rerouted(wanted.incumbent, problem, wanted.carry_on.holders)
     return None if plan is None else PlanChosen(plan, "the same stages without the nodes that are gone")
 

@@ -10,32 +10,42 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.tick import tick
 from dtfm.node.host.rows import Row, show
+from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator import script
-from tests.coordinator.script import LAYERS, LONG, World, fresh_state
+from tests.coordinator.script import LONG, World, fresh_state
 
 STEPS = 5
 
 
-def a_stage_per_layer(nodes: Iterable[str]) -> Plan:
-    """Each node sends one micro-batch to one of the next stage."""
+def stages_of(nodes: Iterable[str], replicas: int) -> Plan:
+    """A layer for each stage, and a micro-batch for each replica."""
     names = sorted(nodes)
-    each = len(names) // LAYERS
-    groups = [names[i * each :] if i == LAYERS - 1 else names[i * each : (i + 1) * each] for i in range(LAYERS)]
+    groups = [names[i : i + replicas] for i in range(0, len(names), replicas)]
     stages = [Stage((layer, layer + 1), tuple(group), ()) for layer, group in enumerate(groups)]
-    longest = max(map(len, groups))
-    return from_routes(0, stages, [([group[i % len(group)] for group in groups], 1) for i in range(longest)])
+    return from_routes(0, stages, [([group[i % len(group)] for group in groups], 1) for i in range(replicas)])
+
+
+def described(layers: int, micro_batches: int) -> wire.NodeMessage:
+    """What each node says of the model."""
+    layer = plan_pb2.Workload.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
+    workload = plan_pb2.Workload(
+        layers=[layer] * layers, micro_batches=micro_batches, optimizer_bytes_per_parameter_byte=2
+    )
+    return script.prepared(workload=workload, buckets=layers)
 
 
 def main() -> None:
     """Prints the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--replicas", type=int, default=20, help="the number of replicas of each stage")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     took: dict[str, list[tuple[float, str]]] = defaultdict(list)
@@ -50,15 +60,17 @@ def main() -> None:
 
     script.tick = timed  # type: ignore[attr-defined]
     names = [f"node-{number:04d}" for number in range(arguments.nodes)]
-    micro_batches = arguments.nodes // LAYERS
+    replicas, stages = arguments.replicas, -(-arguments.nodes // arguments.replicas)
     trust = {"mode": "open", "audit_rate": 0.05}
-    cluster = {"nodes": arguments.nodes, "stages": LAYERS}
-    train = {**LONG["train"], "micro_batch": 2, "global_batch": 2 * micro_batches}
-    world = World(fresh_state(**{**LONG, "train": train}, trust=trust, cluster=cluster), a_stage_per_layer)
+    cluster = {"nodes": arguments.nodes, "stages": stages}
+    train = {**LONG["train"], "micro_batch": 2, "global_batch": 2 * replicas}
+    world = World(
+        fresh_state(**{**LONG, "train": train}, trust=trust, cluster=cluster), partial(stages_of, replicas=replicas)
+    )
     for name in names:
         world.belong_together(name, key=f"key of {name}")
     for name in names:
-        world.prepare(name, script.prepared(micro_batches))
+        world.prepare(name, described(stages, replicas))
         world.report_links(name)
     part[0] = "ready"
     world.wait(world.state.lease, beating=())

@@ -217,7 +217,8 @@ class World:
         wanted = self.wanted.pop(0)
         outcome: PlanChosen | str | None = carried_on(wanted)
         if outcome is None:
-            found = self.planner(wanted.cluster.ids)
+            assert self.state.planner.asked is not None
+            found = self.planner(sorted(node for node, _ in self.state.planner.asked.question.nodes))
             outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5)
         self.feed(t.Planned(wanted.number, outcome))
 

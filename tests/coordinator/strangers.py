@@ -52,7 +52,7 @@ class Planning(World):
     def plan(self) -> None:
         wanted = self.wanted.pop(0)
         found = schedule(
-            wanted.cluster,
+            wanted.cluster(),
             wanted.workload,
             wanted.incumbent,
             stages=wanted.stages,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dtfm.coordinator.core.copies import standby
 from dtfm.coordinator.core.copies.availability import availability
@@ -223,7 +224,9 @@ def _carry_on(state: State) -> CarryOn | None:
     present = [node for node in ledger.ready if node in staying or node in at_work]
     holders = availability(state).in_memory(ledger.training.step)
     nobody = tuple(frozenset[str]() for _ in described.workload.layers)
-    return CarryOn(measured_cluster(ledger, present, bytes_ratio(state.run)), holders or nobody) if present else None
+    if not present:
+        return None
+    return CarryOn(partial(measured_cluster, ledger, present, bytes_ratio(state.run)), holders or nobody)
 
 
 def _is_still_here(state: State, question: Question, plan: Plan | None) -> bool:
@@ -302,7 +305,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     transition.commands.append(
         PlanWanted(
             number=asked.number,
-            cluster=measured_cluster(ledger, nodes, bytes_ratio(state.run)),
+            cluster=partial(measured_cluster, ledger, nodes, bytes_ratio(state.run)),
             workload=as_the_run_allows(ledger.described.workload, state.run),
             incumbent=ledger.training.plan,
             stages=pinned,

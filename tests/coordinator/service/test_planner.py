@@ -22,7 +22,7 @@ from dtfm.scheduler.warm_up import warm_up
 from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
 
-WANTED = PlanWanted(1, random_cluster(5, 6), even_workload(), None, stages=2, seed=0, generation=3, seconds=0.1)
+WANTED = PlanWanted(1, lambda: random_cluster(5, 6), even_workload(), None, stages=2, seed=0, generation=3, seconds=0.1)
 
 
 def test_a_plan_comes_with_a_bound() -> None:
@@ -52,7 +52,7 @@ def test_live_planning_ends_in_time_although_the_bound_is_not_done(monkeypatch: 
 
 
 def test_a_question_that_nobody_wants_any_more_ends_soon() -> None:
-    wanted = replace(WANTED, cluster=random_cluster(5, 32), seconds=1e6)
+    wanted = replace(WANTED, cluster=lambda: random_cluster(5, 32), seconds=1e6)
     asked = itertools.count()
     assert choose(wanted, lambda: next(asked) > 10)
     assert choose(wanted, lambda: True) == "the question was dropped"
@@ -95,7 +95,9 @@ def test_half_of_the_cores_are_left_to_nodes_on_this_machine(monkeypatch: pytest
 
 
 def test_nodes_that_allow_no_plan_are_answered_with_a_sentence() -> None:
-    wanted = PlanWanted(1, random_cluster(5, 2), even_workload(), None, stages=3, seed=0, generation=1, seconds=0.1)
+    wanted = PlanWanted(
+        1, lambda: random_cluster(5, 2), even_workload(), None, stages=3, seed=0, generation=1, seconds=0.1
+    )
     answer = choose(wanted)
     assert isinstance(answer, str)
     assert "1 too few" in answer

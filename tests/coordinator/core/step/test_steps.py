@@ -144,7 +144,7 @@ def test_a_link_whose_stream_breaks_three_times_is_given_up() -> None:
     world.automatic_planning = False
     world.fail_step("a", wire.PEER_LOST, peer="b")
     assert isinstance(world.state.phase, Gathering)
-    assert world.wanted[-1].cluster.bandwidth.tolist() == [[0, 0], [0, 0]]
+    assert world.wanted[-1].cluster().bandwidth.tolist() == [[0, 0], [0, 0]]
     assert world.exit_code is None
 
 
