@@ -3,6 +3,9 @@
 PROTOCOL_VERSION = 15
 """The version that Hello carries. Add 1 whenever an older version would misread the messages."""
 
+DEFAULT_ADDRESS = "127.0.0.1:7400"
+"""Where a coordinator listens, and is looked for."""
+
 MEASURED_TOGETHER = 8
 """The most peers, the nearest ones, that LinkReport.up and down are measured to together."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
+from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, control_pb2_grpc
 from dtfm.protos.access import Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
 from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, KnockReply, KnockRequest, RefusalReason
@@ -29,7 +29,6 @@ from dtfm.protos.file_lock import locked
 from dtfm.protos.invitation import MOST_CHARACTERS, Invitation, invitation_in, read_invitation
 from dtfm.protos.proof import ClockError, Metadata, proof
 
-DEFAULT_ADDRESS = "127.0.0.1:7400"
 OWN_INVITATION_SECONDS = 600.0
 """How long an invitation is good for that an operator's machine makes for a node of its own."""
 

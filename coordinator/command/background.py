@@ -1,18 +1,34 @@
-"""Work on a thread of its own, while this one shows progress and hears Ctrl-C."""
+"""What a command says while something takes long: work on a thread of its own, and what is being loaded."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from threading import Event, Thread
+from contextlib import contextmanager
+from threading import Event, Thread, Timer
 from types import FrameType
 from typing import TypeVar
 
+QUIET_SECONDS = 2.0
+"""Seconds after which something that takes long is announced."""
 LOOK_SECONDS = 0.2
 """Seconds between two looks at the progress."""
 
 Result = TypeVar("Result")
+
+
+@contextmanager
+def announced(what: str) -> Iterator[None]:
+    """A context that says ``what`` is being done, on standard error, once this has taken QUIET_SECONDS."""
+    timer = Timer(QUIET_SECONDS, print, (f"{what} ...",), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def in_background(work: Callable[[], Result], look: Callable[[], None], stop: Event | None = None) -> Result:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
-from dtfm.coordinator.command.client import records
 from dtfm.coordinator.command.options import Json, StoreUrl, Where
-from dtfm.coordinator.log.check import check as checked
-from dtfm.coordinator.log.store import Record
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.store import Record
 
 
 def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
@@ -20,6 +21,8 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
     Every step must be committed once and in order, and every sample counted once. Exit codes: 0 the log is in order, 1 it is
     not, 2 bad input.
     """
+    from dtfm.coordinator.log.check import check as checked
+
     result = checked(asyncio.run(_all(where, store)))
     if json_lines:
         print(json.dumps(asdict(result)))
@@ -35,4 +38,6 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
 
 
 async def _all(where: str, store: str) -> list[Record]:
+    from dtfm.coordinator.command.client import records
+
     return [record async for record in records(where, store, follow=False)]

@@ -7,16 +7,18 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import grpc.aio
 
-from dtfm.coordinator.log.store import Record, Store
 from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.enrolment import Entry, Opened, refusal_in
+
+if TYPE_CHECKING:  # the commands that read no log start faster without it
+    from dtfm.coordinator.log.store import Record
 
 Reply = TypeVar("Reply")
 
@@ -30,6 +32,8 @@ async def records(where: str, store_url: str, *, after: int = 0, follow: bool) -
     From the running coordinator to which ``where`` leads (see Entry), or, when ``store_url`` is given, from the store, which is
     not followed. With ``follow``, goes on with new events until the coordinator ends. Raises ValueError.
     """
+    from dtfm.coordinator.log.store import Record, Store
+
     if store_url:
         with Store(store_url, write=False) as store:
             for record in store.read(after):
@@ -87,9 +91,7 @@ def _drawn_name() -> str:
 
 
 def _nobody_answers(where: str) -> ValueError:
-    return ValueError(
-        f"no coordinator answers at {where}; give its HOST:PORT, or read its log by --store sqlite:///dtfm.db"
-    )
+    return ValueError(f"no coordinator answers at {where}; give its HOST:PORT, or read its log by --store dtfm.db")
 
 
 def _explained(address: str, error: grpc.aio.AioRpcError) -> ValueError:

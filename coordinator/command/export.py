@@ -1,48 +1,14 @@
-"""``dtfm-coordinator export``: a checkpoint as a folder that transformers' ``from_pretrained`` loads.
-
-The folder has the weights, without the optimizer's state, and the model's own files (configuration and tokenizer).
-"""
+"""``dtfm-coordinator export``."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import fsspec
-import numpy as np
 import typer
-from blake3 import blake3
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
 
-from dtfm.coordinator.command.options import DEFAULT_STORE, Json
-from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.manifest import (
-    BucketFile,
-    CheckpointError,
-    Manifest,
-    check_layout,
-    manifest_and_digest,
-    newest,
-)
-from dtfm.coordinator.log.store import Store
-
-SHARD_BYTES = 1 << 30
-"""Least size of a file of weights, the last one apart: export needs memory for about one file."""
-
-MAX_MODEL_FILE_BYTES = 64 << 20
-"""Largest configuration or tokenizer file."""
-Tensors = dict[str, NDArray[Any]]
-
-
-class NotTheLogs(CheckpointError):
-    """What lies in the storage is not what the run's log says of it."""
+from dtfm.coordinator.command.options import DEFAULT_STORE, Json, store_option, store_url
 
 
 def export(
@@ -52,17 +18,19 @@ def export(
     ] = "",
     store: Annotated[
         str,
-        typer.Option(
-            help="The event log (a SQLAlchemy URL) by which the checkpoint is checked, and which names the newest one; "
-            f"without --checkpoint {DEFAULT_STORE}."
+        store_option(
+            "The event log (an SQLite file, or a SQLAlchemy URL) by which the checkpoint is checked, and which names the newest "
+            f"one; without --checkpoint {DEFAULT_STORE}."
         ),
     ] = "",
     json_lines: Json = False,
 ) -> None:
     """Writes a checkpoint as a folder that transformers' from_pretrained loads."""
-    log = store or ("" if checkpoint else DEFAULT_STORE)
-    ledger = _ledger_of(log) if log else None
-    folder = (newest(checkpoint) or checkpoint) if checkpoint or ledger is None else _logged_checkpoint(ledger, log)
+    from dtfm.coordinator.command.exporting import export_checkpoint, ledger_of, logged_checkpoint, newest
+
+    log = store or ("" if checkpoint else store_url(DEFAULT_STORE))
+    ledger = ledger_of(log) if log else None
+    folder = (newest(checkpoint) or checkpoint) if checkpoint or ledger is None else logged_checkpoint(ledger, log)
     step = export_checkpoint(folder, target, ledger)
     if ledger is None:
         typer.echo(f"{folder} was not checked against a log: who wrote it is believed; give --store", err=True)
@@ -72,155 +40,3 @@ def export(
         print(json.dumps({"checkpoint": folder, "step": step, "folder": str(target)}))
     else:
         print(f"Step {step} of {folder} is in {target}.")
-
-
-def _ledger_of(store: str) -> Ledger:
-    with Store(store, write=False) as opened:
-        return fold(record.event for record in opened.read())
-
-
-def _logged_checkpoint(ledger: Ledger, store: str) -> str:
-    if not ledger.copies.checkpoints:
-        raise CheckpointError(f"{store} names no checkpoint; give one with --checkpoint")
-    return ledger.copies.checkpoints[ledger.copies.checkpoint_step].folder
-
-
-def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -> int:
-    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step.
-
-    Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, NotTheLogs if it
-    is not the one of the run's ``ledger``, and ValueError for a target in use.
-    """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} exists and is not an empty folder; give a new one")
-    manifest, digest = manifest_and_digest(folder)
-    states = _agreed_states(folder, manifest, digest, ledger) if ledger is not None else ()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        filesystem, path = fsspec.url_to_fs(folder)
-        _copy_model_files(filesystem, path, partial)
-        layout_of = ledger.described.layout_of if ledger is not None and ledger.described is not None else _unknown
-        _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial)
-        os.chmod(partial, 0o755)
-        partial.replace(target)
-    except OSError as error:
-        raise CheckpointError(f"cannot export {folder} to {target}: {error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return manifest.step
-
-
-def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
-    """Copies config.json and the tokenizer's files: everything but the buckets and their manifest."""
-    for entry in filesystem.ls(path, detail=True):
-        name = str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
-        if entry["type"] != "file" or name == "manifest.json" or name.startswith("bucket-") or name.endswith(".part"):
-            continue
-        if entry["size"] > MAX_MODEL_FILE_BYTES:
-            raise CheckpointError(
-                f"{path}/{name} has {entry['size']} bytes; at most {MAX_MODEL_FILE_BYTES} are possible"
-            )
-        (target / name).write_bytes(filesystem.cat_file(entry["name"]))
-
-
-def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger) -> tuple[str, ...]:
-    """The digests (hex) of the checkpoint's state by bucket, as its trainers agreed on them; empty where the log does not say."""
-    logged = ledger.copies.checkpoints.get(manifest.step)
-    if logged is None or manifest.run_id != ledger.run_id:
-        raise NotTheLogs(
-            f"the log names no checkpoint of step {manifest.step} of run {manifest.run_id}, which {folder} is"
-        )
-    if logged.manifest not in ("", digest):
-        raise NotTheLogs(
-            f"{folder}/manifest.json is not the one that the log names (its BLAKE3 is {digest} instead of {logged.manifest}): "
-            "somebody has replaced it. Use an older checkpoint, and look at who may write there"
-        )
-    return ledger.copies.agreed.get(manifest.step, ())
-
-
-def _unknown(_: int) -> str:
-    return ""
-
-
-def _shards(
-    filesystem: Any,
-    path: str,
-    buckets: tuple[BucketFile, ...],
-    states: tuple[str, ...],
-    layout_of: Callable[[int], str],
-) -> Iterator[Tensors]:
-    shard: Tensors = {}
-    whose: dict[str, str] = {}  # by tensor, the file that has it
-    for bucket in buckets:
-        state = states[bucket.index] if bucket.index < len(states) else ""
-        weights = _read_weights(filesystem, path, bucket, state, layout_of(bucket.index))
-        if twice := sorted(weights.keys() & whose.keys()):
-            raise CheckpointError(
-                f"{path}/{bucket.file} and {whose[twice[0]]} both have a tensor {twice[0]!r}: one of their writers has given "
-                "it another's name. Use an older checkpoint"
-            )
-        whose |= dict.fromkeys(weights, bucket.file)
-        shard |= weights
-        if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
-            yield shard
-            shard = {}
-    if shard:
-        yield shard
-
-
-def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str, layout: str) -> Tensors:
-    """``state``, ``layout``: the digests (hex) that the bucket's state, and its file's layout, should have; empty: not known."""
-    content = filesystem.cat_file(f"{path}/{bucket.file}")
-    if len(content) != bucket.bytes or blake3(content).hexdigest() != bucket.blake3:
-        raise CheckpointError(f"{path}/{bucket.file} is damaged (its BLAKE3 differs); use an older checkpoint")
-    try:
-        tensors = load(content)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}/{bucket.file} is not safetensors: {error}") from None
-    if state not in ("", _state_digest(content)):
-        raise NotTheLogs(
-            f"{path}/{bucket.file} is whole, but not the state that its trainers agreed on: its writer has made it up. Use an "
-            "older checkpoint"
-        )
-    if layout:
-        begin = 8 + int.from_bytes(content[:8], "little")
-        try:
-            check_layout(content[8:begin], len(content) - begin, layout, f"{path}/{bucket.file}", bucket.index)
-        except CheckpointError as error:
-            raise NotTheLogs(str(error), bucket.index) from None
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
-
-
-def _state_digest(content: bytes) -> str:
-    """Of a bucket's file, whose header is sound: the BLAKE3 (hex) of those of its parameters and its two moments, as nodes take
-    it (Bucket.digest). Empty: they do not lie as nodes write them."""
-    begin = 8 + int.from_bytes(content[:8], "little")
-    header, data = json.loads(content[8:begin]), memoryview(content)[begin:]
-    each = len(data) // 3
-    moments = [header.get(f"optimizer.{name}", {}).get("data_offsets") for name in ("exp_avg", "exp_avg_sq")]
-    if moments != [[each, 2 * each], [2 * each, len(data)]]:
-        return ""
-    return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(3))).hexdigest()
-
-
-def _write_shards(shards: Iterator[Tensors], target: Path) -> None:
-    """Writes one file, model.safetensors, or several files and the index that transformers reads."""
-    files: list[tuple[Path, list[str]]] = []
-    size = 0
-    for number, tensors in enumerate(shards):
-        file = target / f"part-{number}"
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file, {"format": "pt"})
-        file.chmod(0o644)  # safetensors creates files that only their owner can read
-        files.append((file, list(tensors)))
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    if len(files) == 1:
-        files[0][0].rename(target / "model.safetensors")
-        return
-    weights: dict[str, str] = {}
-    for number, (file, names) in enumerate(files, 1):
-        final = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        file.rename(target / final)
-        weights |= dict.fromkeys(names, final)
-    index = {"metadata": {"total_size": size}, "weight_map": weights}
-    (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

@@ -17,6 +17,8 @@ SUSTAINED = 0.5
 2204.02311, table 3); a device that computes whole layers alone does better."""
 RESERVED_GIB, RESERVED = 0.6, 0.03
 """Memory that no plan counts on: the driver's context and its libraries' kernels, and a fraction for fragmentation."""
+HOST_MEMORY = "32GiB"
+"""Of a node, by default: little, because not every landlord gives a rented GPU its share of a large machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from dtfm.coordinator.command.client import ask
 from dtfm.coordinator.command.options import Json, Where
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
+from dtfm.protos.role import Role
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _PASTE = {
@@ -41,6 +40,8 @@ def invite(
 
     Whoever has the string can use it, so send it as you would a password. A node that came by it needs it only once.
     """
+    from dtfm.coordinator.command.client import ask
+
     request = wire.InviteRequest(
         name=name, role=role.value, seconds=read_duration(expires), uses=uses, believed=believed
     )
@@ -60,6 +61,8 @@ def revoke(
     json_lines: Json = False,
 ) -> None:
     """Ends an invitation, or cuts off a node or a user at once."""
+    from dtfm.coordinator.command.client import ask
+
     reply: wire.RevokeReply = asyncio.run(ask(where, lambda stub: stub.Revoke, wire.RevokeRequest(what=what)))
     print(json.dumps({"revoked": what, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
 
@@ -74,6 +77,8 @@ def expel(
 
     So do all other nodes of its key, which are those of its user on that machine.
     """
+    from dtfm.coordinator.command.client import ask
+
     request = wire.ExpelRequest(node=node, reason=reason)
     reply: wire.ExpelReply = asyncio.run(ask(where, lambda stub: stub.Expel, request))
     print(json.dumps({"expelled": node, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
@@ -85,6 +90,8 @@ def forgive(
     json_lines: Json = False,
 ) -> None:
     """Ends the quarantine of a node: it may come back."""
+    from dtfm.coordinator.command.client import ask
+
     reply: wire.ForgiveReply = asyncio.run(ask(where, lambda stub: stub.Forgive, wire.ForgiveRequest(node=node)))
     print(json.dumps({"forgiven": node, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
 

@@ -7,21 +7,15 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
 
-from dtfm.coordinator.command.client import LOOKING, ask, records
 from dtfm.coordinator.command.options import Json, StoreUrl, Where, print_record
-from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.store import Store
-from dtfm.coordinator.log.wording import describe_codecs
-from dtfm.coordinator.view.boards import Board, TensorBoard, WeightsAndBiases
-from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.watch import View, render
 from dtfm.protos import control_pb2 as wire
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.view.boards import Board
 
 
 def members(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
@@ -52,6 +46,8 @@ def events(
     """
     if after and (tensorboard or wandb):
         raise ValueError("--tensorboard and --wandb make curves of the whole log; leave --after out")
+    from dtfm.coordinator.view.boards import TensorBoard, WeightsAndBiases
+
     boards: list[Board] = [TensorBoard(tensorboard)] if tensorboard is not None else []
     boards += [WeightsAndBiases(wandb)] if wandb else []
     try:
@@ -71,6 +67,12 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
     if json_lines:
         await _events(where, store, 0, True, json_lines, [])
         return
+    from rich.console import Console
+    from rich.live import Live
+
+    from dtfm.coordinator.command.client import records
+    from dtfm.coordinator.view.watch import View, render
+
     view = View()
     console = Console()
     live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(view))
@@ -84,13 +86,21 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
 
 async def _members(where: str, store: str) -> list[dict[str, Any]]:
     if store:
+        from dtfm.coordinator.log.ledger import fold
+        from dtfm.coordinator.log.store import Store
+        from dtfm.coordinator.view.members import member_documents
+
         with Store(store, write=False) as opened:
             return member_documents(fold(record.event for record in opened.read()))
+    from dtfm.coordinator.command.client import LOOKING, ask
+
     reply: wire.MembersReply = await ask(where, lambda stub: stub.Members, wire.MembersRequest(), LOOKING)
     return [json.loads(text) for text in reply.members_json]
 
 
 async def _events(where: str, store: str, after: int, follow: bool, json_lines: bool, boards: Sequence[Board]) -> None:
+    from dtfm.coordinator.command.client import records
+
     async for record in records(where, store, after=after, follow=follow):
         for board in boards:
             board.add(record)
@@ -103,6 +113,8 @@ def _member_line(document: dict[str, Any]) -> str:
         return f"{document['node']:<20} quarantined since step {why['step']}: {why['charge']}: {why['reason']}"
     stage, device = document["stage"], document["device"]
     work = f"stage {stage}, layers {document['layers'][0]}-{document['layers'][1] - 1}" if stage is not None else ""
+    from dtfm.coordinator.log.wording import describe_codecs
+
     sent = [
         f"to {destination} {describe_codecs(link['codecs'])}"
         for destination, link in document["links"].items()

@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dtfm.coordinator.log.store import Record
-from dtfm.coordinator.view.published import published
+if TYPE_CHECKING:  # every command's --help imports this module
+    from dtfm.coordinator.log.store import Record
 
-DEFAULT_STORE = "sqlite:///dtfm.db"
+DEFAULT_STORE = "dtfm.db"
+
+
+def store_url(text: str) -> str:
+    """The SQLAlchemy URL of the store that ``text`` names: a URL, or the path of an SQLite file. Empty stays empty."""
+    return text if not text or "://" in text else f"sqlite:///{text}"
+
+
+def store_option(help: str) -> Any:
+    """An option ``--store``, which means the same in every command."""
+    return typer.Option("--store", metavar="PATH|URL", callback=store_url, help=help)
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for scripts.")]
 Where = Annotated[
@@ -24,7 +35,7 @@ Where = Annotated[
     ),
 ]
 StoreUrl = Annotated[
-    str, typer.Option("--store", help="Read this event log (a SQLAlchemy URL) instead of asking a coordinator.")
+    str, store_option("Read this event log (an SQLite file, or a SQLAlchemy URL) instead of asking a coordinator.")
 ]
 RunFilePath = Annotated[
     Path | None,
@@ -35,6 +46,8 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard 
 
 def print_record(record: Record, *, json_lines: bool) -> None:
     if json_lines:
+        from dtfm.coordinator.view.published import published
+
         print(json.dumps(published(record).to_json()), flush=True)
     else:
         at = time.strftime("%H:%M:%S", time.localtime(record.time))

@@ -9,35 +9,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
-from dtfm.coordinator.command.background import in_background
-from dtfm.coordinator.command.client import ask
-from dtfm.coordinator.command.gpus import RESERVED, RESERVED_GIB, SUSTAINED
+from dtfm.coordinator.command.background import announced, in_background
+from dtfm.coordinator.command.gpus import HOST_MEMORY, RESERVED, RESERVED_GIB, SUSTAINED
 from dtfm.coordinator.command.options import Json, Where
-from dtfm.coordinator.command.rented import (
-    HOST_MEMORY,
-    parse_gpus,
-    parse_links,
-    parse_size,
-    rented_cluster,
-    without_bf16,
-)
-from dtfm.coordinator.log.wording import describe_gap, describe_plan
-from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
-from dtfm.coordinator.view.search_progress import QUIET_SECONDS, SearchProgress
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.formats.network import parse_network
-from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
-from dtfm.scheduler.formats.workload import parse_precision, parse_tokens, parse_workload
-from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
-from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.warm_up import warm_up
+
+if TYPE_CHECKING:  # these take seconds to load
+    from dtfm.scheduler.model.cluster import Cluster
 
 Parsed = TypeVar("Parsed")
 
@@ -105,17 +88,30 @@ def plan(
 
     Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """
+    with announced("Loading the scheduler"):
+        from rich.console import Console
+
+        from dtfm.coordinator.command.rented import without_bf16
+        from dtfm.coordinator.log.wording import describe_gap, describe_plan
+        from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
+        from dtfm.coordinator.view.search_progress import SearchProgress
+        from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
+        from dtfm.scheduler.formats.workload import parse_precision, parse_tokens, parse_workload
+        from dtfm.scheduler.model.problem import Problem
+        from dtfm.scheduler.schedule import schedule
+        from dtfm.scheduler.warm_up import warm_up
+
     _check_source(network, gpus, links)
     work, tokens, precision = _parsed(
         workload, lambda text: (parse_workload(text), parse_tokens(text), parse_precision(text))
     )
     cluster = _cluster(network, gpus, links, host_memory, precision)
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
-    console = Console(stderr=True)
-    _compile(console)
+    with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
+        in_background(warm_up, lambda: None)
     began = time.monotonic()
     stop = Event()
-    with SearchProgress(console) as progress:
+    with SearchProgress(Console(stderr=True)) as progress:
 
         def time_used() -> float:
             assert deadline is not None
@@ -164,6 +160,8 @@ def plan_now(where: Where = "", json_lines: Json = False) -> None:
 
     A better plan is adopted at the next commit. Prints whether the plan changed, and why.
     """
+    from dtfm.coordinator.command.client import ask
+
     call = ask(where, lambda stub: stub.PlanNow, wire.PlanNowRequest())
     reply: wire.PlanNowReply = asyncio.run(call)
     if json_lines:
@@ -174,6 +172,8 @@ def plan_now(where: Where = "", json_lines: Json = False) -> None:
 
 def _speeds(gpus: str, precision: str) -> str:
     """The precision that the GPUs' speeds are for."""
+    from dtfm.coordinator.command.rented import without_bf16
+
     told = f"The GPUs' speed is that of {precision}"
     if precision != "bf16":
         return f'{told}, in which this workload computes; precision = "bf16" in the run file is faster.'
@@ -197,24 +197,14 @@ def _check_source(network: Path | None, gpus: str | None, links: str | None) -> 
 
 def _cluster(network: Path | None, gpus: str | None, links: str | None, host_memory: str, precision: str) -> Cluster:
     """Of options that `_check_source` has checked."""
+    from dtfm.coordinator.command.rented import parse_gpus, parse_links, parse_size, rented_cluster
+    from dtfm.scheduler.formats.network import parse_network
+
     if network is not None:
         return _parsed(network, parse_network)
     assert gpus is not None
     assert links is not None
     return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory), precision)
-
-
-def _compile(console: Console) -> None:
-    """A machine's first search is compiled before it begins, which takes up to a minute."""
-    began, said = time.monotonic(), False
-
-    def look() -> None:
-        nonlocal said
-        if not said and time.monotonic() - began >= QUIET_SECONDS:
-            said = True
-            console.print("Compiling the scheduler, once ...", highlight=False)
-
-    in_background(warm_up, look)
 
 
 def _parsed(path: Path, parse: Callable[[str], Parsed]) -> Parsed:

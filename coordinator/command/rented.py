@@ -15,8 +15,6 @@ from dtfm.coordinator.command.gpus import GPUS, Gpu
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.scheduler.model.cluster import Cluster, Node
 
-HOST_MEMORY = "32GiB"
-"""Of a node, by default: little, because not every landlord gives a rented GPU its share of a large machine."""
 MOST_SECONDS, MOST_BANDWIDTH, MOST_BYTES = 10.0, 1e12, 2.0**50
 
 _BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}

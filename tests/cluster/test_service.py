@@ -96,7 +96,7 @@ def kill(cluster: Cluster) -> None:
         (
             dtfm.coordinator.cli.app,
             "serve",
-            {"DTFM_START_OR_RESUME": "1", "DTFM_STORE": "sqlite:///x.db"},
+            {"DTFM_START_OR_RESUME": "1", "DTFM_STORE": "x.db"},
             {"start_or_resume": True, "store": "sqlite:///x.db"},
         ),
         (dtfm.coordinator.cli.app, "events", {"DTFM_STORE": "sqlite:///x.db"}, {"store": ""}),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator import cli
-from dtfm.coordinator.command.demo import demo_run_file, new_folder
+from dtfm.coordinator.command.demonstration import demo_run_file, new_folder
 from dtfm.coordinator.command.invite import read_duration
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import StandbyPromoted
@@ -79,10 +79,13 @@ def test_commands_read_a_store_without_a_coordinator(
     command: str, form: tuple[str, ...], store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, command, "--store", store, *form) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines
+    printed = capsys.readouterr().out
+    assert printed
     if form:
-        assert all(json.loads(line) for line in lines)
+        assert all(json.loads(line) for line in printed.splitlines())
+    path = store.removeprefix("sqlite:///")
+    assert run(monkeypatch, command, "--store", path, *form) == 0
+    assert capsys.readouterr().out == printed, "a path names the same store as its URL"
 
 
 @pytest.mark.parametrize("command", ["events", "members", "watch", "check", "plan-now", "invite"])

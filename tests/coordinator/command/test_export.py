@@ -13,8 +13,9 @@ import torch
 from blake3 import blake3
 from safetensors.numpy import load_file, save
 
-from dtfm.coordinator.command import export as export_module
-from dtfm.coordinator.command.export import NotTheLogs, export_checkpoint
+from dtfm.coordinator.command import exporting
+from dtfm.coordinator.command.export import export
+from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger, fold
@@ -44,7 +45,7 @@ def test_an_export_holds_only_the_weights_and_the_models_files(checkpoint: Path,
 def test_a_large_export_is_cut_into_indexed_files(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_module, "SHARD_BYTES", 40)
+    monkeypatch.setattr(exporting, "SHARD_BYTES", 40)
     export_checkpoint(checkpoint.as_uri(), tmp_path / "model")
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 72
@@ -121,7 +122,7 @@ def test_a_tensor_that_two_buckets_have_is_not_exported_for_either(checkpoint: P
 def test_who_exports_without_a_log_is_told_once_that_nothing_was_checked(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export_module.export(tmp_path / "model", checkpoint.as_uri(), "")
+    export(tmp_path / "model", checkpoint.as_uri(), "")
     assert capsys.readouterr().err.count("was not checked against a log") == 1
 
 
@@ -132,12 +133,12 @@ def test_who_names_a_checkpoint_and_a_log_has_it_checked(
     digest = blake3((checkpoint / "manifest.json").read_bytes()).hexdigest()
     with Store(url, write=True) as store:
         store.append([ev.RunStarted("run-id", {}), ev.CheckpointWritten(5, checkpoint.as_uri(), digest)])
-    export_module.export(tmp_path / "model", checkpoint.as_uri(), url)
+    export(tmp_path / "model", checkpoint.as_uri(), url)
     assert "does not have the digests of all state" in capsys.readouterr().err
     with Store(url, write=True) as store:
         store.append([ev.StateAgreed(5, (state_of(2),) * 3)])
     with pytest.raises(NotTheLogs):
-        export_module.export(tmp_path / "again", "", url)
+        export(tmp_path / "again", "", url)
 
 
 def test_the_digest_of_a_file_is_that_which_nodes_take_of_its_state() -> None:
@@ -146,4 +147,4 @@ def test_the_digest_of_a_file_is_that_which_nodes_take_of_its_state() -> None:
     for number, tensor in enumerate(bucket.state):
         tensor.copy_(torch.arange(spec.size) + number)
     content = file_header(spec, torch.float32) + bytes(bucket.read())
-    assert export_module._state_digest(content) == bucket.digest().hex()
+    assert exporting._state_digest(content) == bucket.digest().hex()

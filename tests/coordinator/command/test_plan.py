@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.command import plan as command
 from dtfm.coordinator.command.background import in_background
 from dtfm.scheduler.formats.network import dump_network
 from dtfm.scheduler.formats.workload import dump_workload
@@ -34,7 +33,7 @@ def files(tmp_path: Path) -> tuple[str, ...]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is shown from the start, and more often."""
     monkeypatch.setattr("dtfm.coordinator.view.search_progress.QUIET_SECONDS", 0.0)
-    monkeypatch.setattr("dtfm.coordinator.command.plan.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("dtfm.coordinator.command.background.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("dtfm.coordinator.command.background.LOOK_SECONDS", 0.02)
 
 
@@ -72,7 +71,7 @@ def test_a_short_search_shows_no_progress(
 def test_compiling_is_announced(
     files: tuple[str, ...], impatient: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(command, "warm_up", lambda: time.sleep(0.1))
+    monkeypatch.setattr("dtfm.scheduler.warm_up.warm_up", lambda: time.sleep(0.1))
     assert run(monkeypatch, *files, "--json") == 0
     assert capsys.readouterr().err.count("Compiling the scheduler, once ...") == 1
 
@@ -87,7 +86,7 @@ def test_all_cores_search_unless_told_otherwise(
         asked.append(options["threads"])
         return schedule(*arguments, **options)
 
-    monkeypatch.setattr(command, "schedule", spy)
+    monkeypatch.setattr("dtfm.scheduler.schedule.schedule", spy)
     assert run(monkeypatch, *files, *option) == 0
     assert asked == [threads]
 
@@ -108,7 +107,7 @@ def test_after_ctrl_c_the_best_plan_so_far_is_printed(
 
         return schedule(*arguments, **{**options, "improved": improved})
 
-    monkeypatch.setattr(command, "schedule", interrupted)
+    monkeypatch.setattr("dtfm.scheduler.schedule.schedule", interrupted)
     assert run(monkeypatch, *files[:-2], *deadline, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["plan"]["stages"]

@@ -1,0 +1,158 @@
+"""Serves one run: what ``dtfm-coordinator serve`` does once its options are read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtfm.coordinator.command.options import print_record
+from dtfm.coordinator.config.run_file import RunFile, read_run_file
+from dtfm.coordinator.log.events import Revoked
+from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
+from dtfm.coordinator.service.announcing import announcing
+from dtfm.coordinator.service.authority_key import authority_file, authority_key
+from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
+from dtfm.coordinator.service.server import Server
+from dtfm.coordinator.service.startup import open_run, serve_until_over
+from dtfm.protos.connection import read_address
+from dtfm.protos.health import answering
+from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
+from dtfm.protos.places import local_places
+from dtfm.protos.private_files import read_private, write_private
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """What the operator named, beside the store: two files, and the folder for the health socket. None: the usual file for the
+    authority's key, and nothing for the others."""
+
+    authority: Path | None
+    invitation: Path | None
+    health: Path | None
+
+
+def serve_run(
+    store: str,
+    run_file: Path | None,
+    resume: bool | None,
+    listen: str,
+    advertised: list[str],
+    paths: Paths,
+    announce: bool,
+    json_lines: bool,
+) -> int:
+    """Serves until the run is over, and returns the exit code. ``resume``: see open_run. Raises ValueError."""
+    host, port = read_address(listen)
+    run = read_run_file(run_file) if run_file is not None or resume is False else None
+    with Store(store, write=True) as opened:
+        return asyncio.run(_serve(opened, run, resume, host, port, advertised, paths, announce, json_lines))
+
+
+async def _serve(
+    store: Store,
+    run: RunFile | None,
+    resume: bool | None,
+    host: str,
+    port: int,
+    advertised: list[str],
+    paths: Paths,
+    announce: bool,
+    json_lines: bool,
+) -> int:
+    old = None if paths.invitation is None else _written_before(paths.invitation)
+    state, events = open_run(store, run, resume=resume)
+    begun = len(events)
+    key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
+    server = Server(state, store, key)
+    server.on_event(lambda record: print_record(record, json_lines=json_lines))
+    port = await server.bind(host, port)
+    server.addresses = public_addresses(host, port, advertised)
+    # Before the first call can come, so that a node on this machine finds the key that it looks for.
+    events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
+    text = ""
+    stale = paths.invitation is not None and not (old is not None and _leads_here(paths.invitation, old, server))
+    if (first := first_invitation(state.ledger, time.time(), another=stale)) is not None:
+        events.append(first[0])
+        text = server.invitation(first[0].invitation, first[1])
+        if paths.invitation is not None:
+            write_private(paths.invitation, f"{text}\n".encode())
+            if old is not None and old.id in state.ledger.access.invitations:
+                events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
+    server.begin_with(events[begun:])
+    await server.start()
+    _tell(state.run, host, port, text, paths.invitation, json_lines=json_lines)
+    announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
+    async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
+        return await serve_until_over(server, events)
+
+
+def _written_before(file: Path) -> Invitation | None:
+    """The invitation that an earlier start wrote there, if it can be read. Raises ValueError if something else is there."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MOST_CHARACTERS + 1).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"--invitation-file {file} cannot be read ({error.strerror}); name another file") from None
+    if text and not text.startswith(PREFIX):
+        raise ValueError(f"--invitation-file {file} holds something else, which would be lost; name another file")
+    try:
+        return read_invitation(text)
+    except ValueError:
+        return None
+
+
+def _leads_here(file: Path, shown: Invitation, server: Server) -> bool:
+    """Whether it lets somebody in still, and nobody but its owner may read the file."""
+    try:
+        read_private(file)
+    except (FileNotFoundError, ValueError):
+        return False
+    made = server.ledger.access.invitations.get(shown.id)
+    leads_here = (shown.pin, shown.addresses) == (server.pin, server.addresses)
+    return leads_here and made is not None and made.is_usable(time.time())
+
+
+def _health(server: Server) -> tuple[bool, str]:
+    ledger = server.ledger
+    if server.is_deaf:
+        return False, "nobody can connect any more"
+    return True, f"run {ledger.run.get('name')!r}, step {ledger.training.step}, {len(ledger.members)} members"
+
+
+def _tell(run: RunFile, host: str, port: int, invitation: str, file: Path | None, *, json_lines: bool) -> None:
+    if file is not None:
+        invitation = ""
+    places = local_places(run.data.source, run.message("").data.tokenizer, run.model.pretrained, run.checkpoint.uri)
+    allow = "".join(f" --allow-data {shlex.quote(path)}" for _, path in places)
+    if json_lines:
+        print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
+        return
+    print(f"Run {run.name!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
+    if file is not None:
+        print(f"To take part, on each machine: dtfm-node join{allow}, with the invitation in {file}.")
+    elif invitation:
+        print(f"To take part, on each machine (up to {FIRST_USES}, within {FIRST_SECONDS / 86400:.0f} days):")
+        print(f"    dtfm-node join {invitation}{allow}")
+        if allow:
+            print("  (the run names these files of each machine, and only its operator can allow that)")
+    else:
+        print("Nodes that were here come back by themselves. To let others in: dtfm-coordinator invite")
+    if host in LOOPBACK:
+        print("  (on this machine, dtfm-node join will do; others need: serve --listen 0.0.0.0:7400)")
+    sys.stdout.flush()
+
+
+def _here(host: str, port: int) -> str:
+    """How this machine itself reaches a server that listens on ``host``."""
+    if host in EVERYWHERE:
+        return f"127.0.0.1:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
