@@ -13,14 +13,20 @@ from dtfm.coordinator.command.invite import expel, forgive, invite, revoke
 from dtfm.coordinator.command.observe import events, members, watch
 from dtfm.coordinator.command.plan import plan, plan_now
 from dtfm.coordinator.command.serve import serve
+from dtfm.installed import Version
 
 app = typer.Typer(
     help="Coordinates a training run: which nodes take part, who computes what, and which steps count.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options(version: Version = False) -> None: ...
+
+
 # Every option of `serve` can come from the environment, as containers need it: DTFM_LISTEN for --listen.
 app.command(context_settings={"auto_envvar_prefix": "DTFM"})(serve)
 for command in (demo, invite, revoke, expel, forgive, members, events, watch, plan_now, plan, export, check):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from dtfm.installed import Version
 from dtfm.node.command.bench import bench
 from dtfm.node.command.doctor import doctor
 from dtfm.node.command.join import join
@@ -13,9 +14,15 @@ from dtfm.node.command.workload import workload
 app = typer.Typer(
     help="Lends this machine's GPU (or CPU) to a training run.",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,  # they show the values of variables, secrets among them
 )
+
+
+@app.callback()
+def options(version: Version = False) -> None: ...
+
+
 # Every option of these two can come from the environment, as containers need it: DTFM_LISTEN for --listen.
 ENVIRONMENT = {"auto_envvar_prefix": "DTFM"}
 app.command(context_settings=ENVIRONMENT)(join)

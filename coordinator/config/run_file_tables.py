@@ -13,6 +13,7 @@ from typing import Any, Literal
 import fsspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from dtfm.installed import install_line
 from dtfm.protos.places import KNOWN, check_url, expanded
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
@@ -456,5 +457,7 @@ class Checkpoint(Table):
         try:
             fsspec.get_filesystem_class(protocol)
         except (ValueError, ImportError) as error:
-            raise ValueError(f"names a kind of storage that is not installed here: {error}") from None
+            extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(protocol)
+            fix = f"; install it, here and on each node, with: {install_line(extra)}" if extra else ""
+            raise ValueError(f"names a kind of storage that is not installed here: {error}{fix}") from None
         return uri.rstrip("/")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record
+from dtfm.installed import install_line
 
 _TOLD = (
     ev.RunResumed,
@@ -53,7 +54,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         """Raises ValueError if the folder cannot be written, or has files of an earlier time, whose curves would overlap."""
-        writer: Callable[..., Any] = _package("tensorboardX", "pip install 'dtfm[tensorboard]'").SummaryWriter
+        writer: Callable[..., Any] = _package("tensorboardX", install_line("tensorboard")).SummaryWriter
         if folder.exists() and any(folder.glob("*tfevents*")):
             raise ValueError(f"{folder} has TensorBoard's files already; give a new folder, or delete them")
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,6 +33,13 @@ if TYPE_CHECKING:  # PyTorch takes seconds to load; see _join
     from dtfm.node.session import Settings
 
 
+_network = partial(typer.Option, rich_help_panel="How others reach this node")
+_machine = partial(typer.Option, rich_help_panel="What of this machine is used")
+_allowed = partial(typer.Option, rich_help_panel="What of this machine the run may name")
+_end = partial(typer.Option, rich_help_panel="When it ends")
+_look = partial(typer.Option, rich_help_panel="Looking into it")
+
+
 def join(
     invitation: InvitationArgument = "",
     id: Annotated[
@@ -41,52 +49,48 @@ def join(
             "this machine gets one of its own."
         ),
     ] = "",
-    run: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
+    run_name: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
     listen: Annotated[
         str,
-        typer.Option(
-            help="HOST:PORT to listen on for peers. Port 0 takes a free one; behind NAT give a forwarded one."
-        ),
+        _network(help="HOST:PORT to listen on for peers. Port 0 takes a free one; behind NAT give a forwarded one."),
     ] = "",
     advertise: Annotated[
         list[str] | None,
-        typer.Option(
+        _network(
             help="HOST[:PORT] at which peers reach this node, beside the addresses that it finds by itself (may be given several "
             "times)."
         ),
     ] = None,
     relay: Annotated[
         bool,
-        typer.Option(
-            "--relay", help="Let connections between nodes that cannot reach each other pass through this one."
-        ),
+        _network("--relay", help="Let connections between nodes that cannot reach each other pass through this one."),
     ] = False,
     open_port: Annotated[
         bool,
-        typer.Option(help="Ask the home router (UPnP) to open this node's port while it takes part."),
+        _network(help="Ask the home router (UPnP) to open this node's port while it takes part."),
     ] = True,
     device: Annotated[
         str,
-        typer.Option(
+        _machine(
             help="auto, cpu, cuda or cuda:N; or all, for a node on each GPU; or several, like cuda:0,cuda:2. Each of several has "
             "its own name, and ports of --listen and --advertise count up."
         ),
     ] = "auto",
     memory: Annotated[
         str,
-        typer.Option(help="The most memory that work on this node may take, e.g. 6GiB. Default: what is free."),
+        _machine(help="The most memory that work on this node may take, e.g. 6GiB. Default: what is free."),
     ] = "",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
+    threads: Annotated[int, _machine(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
     give_up_after: Annotated[
-        float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
+        float, _end(min=0, help="Exit with 1 after this many seconds without a coordinator.")
     ] = 300.0,
     allow_module: Annotated[
         list[str] | None,
-        typer.Option(help="Let the run name code in this installed package.module (may be given several times)."),
+        _allowed(help="Let the run name code in this installed package.module (may be given several times)."),
     ] = None,
     allow_data: Annotated[
         list[str] | None,
-        typer.Option(
+        _allowed(
             help="Let the run name this local file or folder, or what matches, like '/data/*.txt', for its data, tokenizer, "
             "pretrained weights or checkpoints (may be given several times). Not needed for names on the hub and URLs like "
             "s3://, nor by the user who runs the coordinator."
@@ -94,23 +98,23 @@ def join(
     ] = None,
     notices: Annotated[
         bool,
-        typer.Option(
+        _end(
             help="Leave in order when the cloud host (AWS, Google, Azure) gives notice that it will take this machine away."
         ),
     ] = True,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Write what this node does, and when, to this file, to be opened at ui.perfetto.dev."),
+        _look(help="Write what this node does, and when, to this file, to be opened at ui.perfetto.dev."),
     ] = None,
     snapshots: Annotated[
         Path | None,
-        typer.Option(
+        _machine(
             help="The folder for parts of the run's state, kept on this disk until the run is over, so that it survives the "
             "loss of other nodes. Default: ~/.cache/dtfm/snapshots."
         ),
     ] = None,
     health: Health = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
+    verbose: Annotated[bool, _look("--verbose", "-v", help="Log every message.")] = False,
 ) -> None:
     """Joins a run and takes part until it is over.
 
@@ -130,7 +134,7 @@ def join(
             listen,
             advertise,
             number=number,
-            run=run,
+            run=run_name,
             relay=Hello.ALSO if relay else Hello.NO,
             open_port=open_port,
             give_up_after=give_up_after,

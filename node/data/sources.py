@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from dtfm.installed import install_line
 from dtfm.node.data.allowed import EVERYTHING, check_match
 from dtfm.node.data.problems import in_one_line
 
@@ -148,7 +149,7 @@ def _hub(name: str) -> Iterator[tuple[Any, str]]:
         import datasets
     except ImportError:
         raise ValueError(
-            f"data.source: 'hf:{name}' needs the package datasets; install it with: pip install 'dtfm[hub]'"
+            f"data.source: 'hf:{name}' needs the package datasets; install it with: {install_line('hub')}"
         ) from None
     # "NAME:CONFIG", unless it is a local path with a colon.
     path, _, config = (name, "", "") if Path(name).expanduser().exists() else name.partition(":")

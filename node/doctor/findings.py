@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from dtfm.installed import install_line
 from dtfm.node.host.packages import EXTRA
 from dtfm.protos.candidates import way_to
 
@@ -34,7 +35,7 @@ class Finding:
 
 def on_packages(missing: Sequence[str], versions: Mapping[str, str]) -> Finding:
     if missing:
-        return Finding("packages", False, f"{', '.join(missing)} not installed", "pip install 'dtfm[node]'")
+        return Finding("packages", False, f"{', '.join(missing)} not installed", install_line("node"))
     return Finding("packages", True, ", ".join(f"{name} {versions[name]}" for name in EXTRA if name in versions))
 
 
@@ -55,11 +56,11 @@ def on_driver(driver: Driver | None, torch_version: str, built_for: str | None, 
             return Finding("driver", None, f"no NVIDIA driver; {build}", fix)
         return Finding("driver", True, f"no NVIDIA driver, and none is needed; {build}")
     known = f"driver {driver.version}"
-    extra = "dtfm[cuda12]"
+    extra = "cuda12"
     if driver.cuda is not None:
         known += f" runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
-        extra = f"dtfm[cuda{min(driver.cuda[0], _NEWEST_CUDA)}]"
-    install = f"pip install --force-reinstall torch '{extra}'"
+        extra = f"cuda{min(driver.cuda[0], _NEWEST_CUDA)}"
+    install = install_line(extra, "--force-reinstall torch")
     if driver.cuda is not None and driver.cuda[0] < _OLDEST_CUDA:
         return Finding("driver", False, f"{known}; dtfm needs CUDA {_OLDEST_CUDA}", "update the driver")
     if not built_for:

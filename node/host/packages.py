@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from dtfm.installed import install_line
+
 EXTRA = ("torch", "transformers", "safetensors")
 """What the extra "node" brings in that no node can do without."""
 
@@ -16,6 +18,6 @@ def require_extra() -> None:
     """Raises ValueError, with the fix, where the extra is not installed."""
     if missing := missing_packages():
         raise ValueError(
-            f"dtfm-node: {missing[0]} is not installed; a node needs more than the coordinator: pip install 'dtfm[node]' (with a "
-            f"GPU 'dtfm[cuda13]' or 'dtfm[cuda12]', to match its driver)"
+            f"dtfm-node: {missing[0]} is not installed; a node needs more than the coordinator: {install_line('node')} (with a "
+            f"GPU [cuda13] or [cuda12] in place of [node], to match its driver)"
         )

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from dtfm.installed import install_line
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,7 +26,7 @@ def test_a_missing_extra_is_named_with_the_fix() -> None:
     ended = without("torch", "join")
     assert ended.returncode == 2
     assert "torch is not installed" in ended.stderr
-    assert "pip install 'dtfm[node]'" in ended.stderr
+    assert install_line("node") in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -32,7 +34,7 @@ def test_the_doctor_works_without_the_extra_and_names_it() -> None:
     ended = without("torch", "doctor")
     assert ended.returncode == 1
     assert "BAD  packages: torch not installed" in ended.stdout
-    assert "1. packages: pip install 'dtfm[node]'" in ended.stdout
+    assert f"1. packages: {install_line('node')}" in ended.stdout
 
 
 def test_what_is_missing_otherwise_is_a_bug_and_not_hidden() -> None:

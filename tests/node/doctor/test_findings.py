@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dtfm.installed import install_line
 from dtfm.node.doctor import findings as f
 from dtfm.node.doctor.findings import Candidate, Driver
 
@@ -17,11 +18,11 @@ TWELVE = Driver("550.54.15", (12, 4))
     [
         (None, None, 0, True, "none is needed", ""),
         (None, "12.8", 0, None, "no NVIDIA driver", "--gpus all"),
-        (TWELVE, None, 0, False, "the GPU lies idle", "dtfm[cuda12]"),
-        (Driver("580.82", (13, 0)), None, 0, False, "driver 580.82 runs CUDA up to 13.0", "dtfm[cuda13]"),
+        (TWELVE, None, 0, False, "the GPU lies idle", "[cuda12]"),
+        (Driver("580.82", (13, 0)), None, 0, False, "driver 580.82 runs CUDA up to 13.0", "[cuda13]"),
         (Driver("470.57", (11, 4)), "12.8", 1, False, "dtfm needs CUDA 12", "update the driver"),
-        (Driver("600.1", (14, 1)), None, 0, False, "up to 14.1", "dtfm[cuda13]"),
-        (TWELVE, "13.0", 0, False, "up to 12.4, but PyTorch 2.9, built for CUDA 13.0", "dtfm[cuda12]"),
+        (Driver("600.1", (14, 1)), None, 0, False, "up to 14.1", "[cuda13]"),
+        (TWELVE, "13.0", 0, False, "up to 12.4, but PyTorch 2.9, built for CUDA 13.0", "[cuda12]"),
         (TWELVE, "12.8", 0, False, "sees no GPU", "nvidia-smi"),
         (TWELVE, "12.8", 2, True, "sees 2 GPUs", ""),
         (Driver("of unknown version", None), "12.8", 1, True, "driver of unknown version", ""),
@@ -38,7 +39,7 @@ def test_the_driver_must_run_the_cuda_that_pytorch_is_built_for(
 
 def test_what_is_not_installed_is_named() -> None:
     found = f.on_packages(["torch"], {})
-    assert (found.good, found.fix) == (False, "pip install 'dtfm[node]'")
+    assert (found.good, found.fix) == (False, install_line("node"))
     assert f.on_packages([], {"torch": "2.9", "transformers": "5"}).finding == "torch 2.9, transformers 5"
 
 

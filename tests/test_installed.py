@@ -1,0 +1,67 @@
+"""What a user is told of the installation works where the user is."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from types import NoneType, SimpleNamespace
+from typing import get_args, get_type_hints
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import dtfm.coordinator.cli
+import dtfm.node.cli
+from dtfm import __version__, installed
+
+APPS = [dtfm.coordinator.cli.app, dtfm.node.cli.app]
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (None, "pip install 'dtfm[s3]'"),
+        ({"url": "file:///a%20b/dtfm", "dir_info": {"editable": True}}, "pip install -e '/a b/dtfm[s3]'"),
+        ({"url": "file:///src/dtfm", "dir_info": {}}, "pip install 'dtfm[s3] @ file:///src/dtfm'"),
+        ({"url": "file:///dtfm-1.whl", "archive_info": {}}, "pip install 'dtfm[s3] @ file:///dtfm-1.whl'"),
+        (
+            {"url": "https://h/dtfm.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "pip install 'dtfm[s3] @ git+https://h/dtfm.git@abc'",
+        ),
+    ],
+    ids=["index", "editable", "folder", "wheel", "repository"],
+)
+def test_more_is_installed_for_the_same_python_from_the_same_source(
+    source: dict[str, object] | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(read_text={"direct_url.json": json.dumps(source) if source else None}.get)
+    monkeypatch.setattr(installed, "distribution", lambda _: found)
+    assert installed.install_line("s3") == f"{sys.executable} -m {line}"
+    assert installed.install_line("s3", "--force-reinstall torch").endswith(
+        line.replace("install", "install --force-reinstall torch")
+    )
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_each_program_tells_its_version(app: typer.Typer) -> None:
+    told = CliRunner().invoke(app, ["--version"])
+    assert (told.exit_code, told.stdout) == (0, f"dtfm {__version__}\n")
+
+
+def test_an_option_has_the_same_kind_of_value_in_every_command() -> None:
+    kinds: dict[str, set[object]] = {}
+    for command in (command.callback for app in APPS for command in app.registered_commands):
+        options = get_type_hints(command, include_extras=True)
+        for name, kind in get_type_hints(command).items():
+            if any(isinstance(each, typer.models.OptionInfo) for each in get_args(options[name])):
+                kinds.setdefault(name, set()).add(next(iter(get_args(kind) if NoneType in get_args(kind) else (kind,))))
+    assert {name: kind for name, kind in kinds.items() if len(kind) > 1} == {}
+
+
+def test_the_many_options_of_join_stand_in_groups() -> None:
+    help = CliRunner().invoke(dtfm.node.cli.app, ["join", "--help"]).stdout
+    groups = re.findall(r"╭─ (.+?) ─", help)
+    assert groups[0] == "Arguments"
+    assert len(groups) >= 6
