@@ -1,0 +1,105 @@
+"""What is built from the sources works without them: an sdist, from it a wheel, and from that both programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dtfm import __version__
+from tests.coordinator.command.test_commands import NETWORK, WORKLOAD
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "dtfm", "coordinator", "kernels", "node", "protos", "scheduler")
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(*line: str | Path, at: Path, **environment: str) -> str:
+    """What the command prints, in this folder, without this process's import path."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(line, cwd=at, env=kept | environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    """Builds an sdist or a wheel with the setuptools that is installed here."""
+    program = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+    return into / run(sys.executable, "-c", program, into, at=source).splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    clone = folder / "clone"
+    clone.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, clone / name)
+    with tarfile.open(build("sdist", clone, folder)) as sdist:
+        sdist.extractall(folder, filter="data")
+    return build("wheel", folder / f"dtfm-{__version__}", folder)
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of a new environment with the wheel, which finds its dependencies in this process's environment."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, at=folder)
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", wheel, at=folder)
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", at=folder).strip())
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    for source in (ROOT / "scheduler").rglob("*"):  # what Numba has compiled counts for the same file of the same time
+        installed = packages / "dtfm" / source.relative_to(ROOT)
+        if source.suffix == ".py":
+            shutil.copystat(source, installed)
+        elif source.suffix in (".nbi", ".nbc"):
+            installed.parent.mkdir(exist_ok=True)
+            shutil.copy2(source, installed)
+    return folder / "bin"
+
+
+def test_the_wheel_has_every_file_of_the_packages_and_the_license(wheel: Path) -> None:
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    packages = (path for name in SOURCES[4:] for path in (ROOT / name).rglob("*") if path.is_file())
+    wanted = {f"dtfm/{path.relative_to(ROOT)}" for path in packages if "__pycache__" not in path.parts}
+    assert wanted <= packed
+    assert f"dtfm-{__version__}.dist-info/licenses/LICENSE" in packed
+    assert all(name.startswith(("dtfm/", f"dtfm-{__version__}.dist-info/")) for name in packed)
+
+
+@pytest.mark.parametrize("program", ["dtfm-coordinator", "dtfm-node"])
+def test_the_programs_start_outside_of_a_clone(program: str, programs: Path, tmp_path: Path) -> None:
+    assert run(programs / program, "--version", at=tmp_path) == f"dtfm {__version__}\n"
+    assert "Usage: " in run(
+        programs / program, "plan" if program == "dtfm-coordinator" else "join", "--help", at=tmp_path
+    )
+
+
+def test_a_plan_is_made_outside_of_a_clone(programs: Path, tmp_path: Path) -> None:
+    (tmp_path / "n.json").write_text(json.dumps(NETWORK))
+    (tmp_path / "w.json").write_text(json.dumps(WORKLOAD))
+    files = ("--network", "n.json", "--workload", "w.json")
+    assert json.loads(run(programs / "dtfm-coordinator", "plan", *files, "--json", at=tmp_path))["plan"]
+
+
+def test_the_shell_completes_commands(programs: Path, tmp_path: Path) -> None:
+    typed = {"_DTFM_COORDINATOR_COMPLETE": "complete_bash", "COMP_WORDS": "dtfm-coordinator ex", "COMP_CWORD": "1"}
+    assert run(programs / "dtfm-coordinator", at=tmp_path, **typed).split() == ["expel", "export"]
+
+
+def test_more_is_installed_from_the_same_wheel(programs: Path, wheel: Path, tmp_path: Path) -> None:
+    program = "from dtfm.installed import install_line; print(install_line('s3'))"
+    told = run(programs / "python", "-c", program, at=tmp_path).strip()
+    assert told == f"{programs / 'python'} -m pip install 'dtfm[s3] @ {wheel.as_uri()}'"
