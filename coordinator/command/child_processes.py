@@ -42,9 +42,10 @@ class Children:
     children end with it and Ctrl-C in a terminal does not reach it directly.
     """
 
-    def __init__(self, invitation: str, folder: Path, threads: int) -> None:
+    def __init__(self, invitation: str, folder: Path, threads: int, device: str = "auto") -> None:
         self._folder = folder
         self._threads = threads
+        self._device = device
         self._environment = {
             # What the user has set for nodes of theirs, like DTFM_LISTEN, is not meant for these.
             **{name: value for name, value in os.environ.items() if not name.startswith("DTFM_")},
@@ -61,7 +62,15 @@ class Children:
         output = log.open("wb")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "dtfm.node.cli", "join", "--id", node),
-            *("--threads", str(self._threads), "--give-up-after", str(GIVE_UP_SECONDS), "--verbose"),
+            *(
+                "--threads",
+                str(self._threads),
+                "--device",
+                self._device,
+                "--give-up-after",
+                str(GIVE_UP_SECONDS),
+                "--verbose",
+            ),
             *("--snapshots", str(self._folder / "snapshots")),
             *("--allow-data", "/"),  # whoever wrote the run file has started the demo
             stdin=asyncio.subprocess.DEVNULL,

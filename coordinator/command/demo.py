@@ -25,6 +25,7 @@ def demo(
         Path, typer.Option(help="Folder for logs, store and checkpoints; each demo makes a new folder in it.")
     ] = Path("dtfm-demo"),
     threads: Annotated[int, typer.Option(min=0, help="CPU threads per node. 0 divides the cores among the nodes.")] = 0,
+    device: Annotated[str, typer.Option(help="What each node computes on: auto, cpu, cuda or cuda:N.")] = "auto",
     json_lines: Json = False,
 ) -> None:
     """Trains a model on this machine alone.
@@ -35,4 +36,4 @@ def demo(
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.demonstration import demonstrate
 
-    raise typer.Exit(demonstrate(run, nodes, steps, dir, threads, json_lines))
+    raise typer.Exit(demonstrate(run, nodes, steps, dir, threads, device, json_lines))

@@ -30,14 +30,18 @@ SAMPLE_SECONDS = 120
 """Seconds after which a sample of generated text is given up."""
 
 
-def demonstrate(run: Path | None, nodes: int, steps: int | None, parent: Path, threads: int, json_lines: bool) -> int:
+def demonstrate(
+    run: Path | None, nodes: int, steps: int | None, parent: Path, threads: int, device: str, json_lines: bool
+) -> int:
     """Trains in a new folder of ``parent``, and returns the exit code. ``threads``: per node; 0: an even share of the cores.
     Raises ValueError."""
     table = read_table(run) if run is not None else {}
     demo_run_file(table, nodes, steps, parent)  # refuses a bad run file before a folder is made
     folder = new_folder(parent)
     threads = threads or max(1, (os.cpu_count() or 1) // nodes)
-    return asyncio.run(_train(Settings(demo_run_file(table, nodes, steps, folder), nodes, folder, threads, json_lines)))
+    return asyncio.run(
+        _train(Settings(demo_run_file(table, nodes, steps, folder), nodes, folder, threads, device, json_lines))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Settings:
     nodes: int
     folder: Path
     threads: int
+    device: str
     json_lines: bool
 
     @property
@@ -108,7 +113,9 @@ async def _train(demo: Settings) -> int:
             console.print(
                 f"{demo.nodes} nodes on this machine, {demo.threads} threads each; everything goes to {demo.folder}"
             )
-        async with Children(server.invitation(made.invitation, secret), demo.folder, demo.threads) as children:
+        async with Children(
+            server.invitation(made.invitation, secret), demo.folder, demo.threads, demo.device
+        ) as children:
             left = set(range(1, demo.nodes + 1))
 
             def when_gone(child: Child, code: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import re
 import resource
 import secrets
 import shutil
@@ -18,8 +17,9 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from dtfm.node.doctor import findings
-from dtfm.node.doctor.findings import Candidate, Driver, Finding
+from dtfm.node.doctor.findings import Candidate, Finding
 from dtfm.node.host.disk_speed import measure_disk
+from dtfm.node.host.driver import has_nvidia_gpu, nvidia_driver
 from dtfm.node.host.packages import EXTRA, missing_packages
 from dtfm.node.network.addresses import candidates, host_of, interfaces
 from dtfm.node.network.home_router import HomeRouter
@@ -80,7 +80,7 @@ def look_at_device(name: str) -> list[Finding]:
     from dtfm.node.host.device import measure_device, open_device
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = [findings.on_driver(nvidia_driver(), torch.__version__, torch.version.cuda, gpus)]
+    found = [findings.on_driver(nvidia_driver(), has_nvidia_gpu(), torch.__version__, torch.version.cuda, gpus)]
     try:
         device = measure_device(open_device(name))
     except (ValueError, RuntimeError) as mistake:
@@ -91,21 +91,6 @@ def look_at_device(name: str) -> list[Finding]:
         "matrix products"
     )
     return [*found, findings.on_device(device.kind, sentence)]
-
-
-def nvidia_driver(said: Path = Path("/proc/driver/nvidia/version")) -> Driver | None:
-    """The driver that is loaded, as the kernel and libcuda say; None without one."""
-    cuda = None
-    with suppress(OSError, AttributeError):
-        number = ctypes.c_int()
-        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) == 0 and number.value:
-            cuda = (number.value // 1000, number.value % 1000 // 10)
-    try:
-        words = said.read_text()
-    except OSError:
-        return None if cuda is None else Driver("of unknown version", cuda)  # as in WSL
-    match = re.search(r"\b\d+\.\d+(\.\d+)*\b", words)
-    return Driver(match.group() if match else "of unknown version", cuda)
 
 
 def look_at_disk(folder: Path) -> Finding:

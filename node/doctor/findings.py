@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from dtfm.installed import install_line
+from dtfm.node.host.driver import Driver, judge
 from dtfm.node.host.packages import EXTRA
 from dtfm.protos.candidates import way_to
 
@@ -19,8 +20,6 @@ LEAST_OPEN_FILES, ENOUGH_OPEN_FILES = 256, 4096
 """A node has some connections to each peer, and some libraries' files; hundreds of peers need thousands."""
 LEAST_MTU, USUAL_MTU = 1280, 1500
 """Bytes: what IPv6 asks of every link (RFC 8200, section 5), and Ethernet's."""
-_OLDEST_CUDA, _NEWEST_CUDA = 12, 13
-"""The newest major version of CUDA for which there is an extra."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,38 +38,8 @@ def on_packages(missing: Sequence[str], versions: Mapping[str, str]) -> Finding:
     return Finding("packages", True, ", ".join(f"{name} {versions[name]}" for name in EXTRA if name in versions))
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """NVIDIA's driver: its version, and the newest CUDA that it runs, as (major, minor); None if it does not say."""
-
-    version: str
-    cuda: tuple[int, int] | None
-
-
-def on_driver(driver: Driver | None, torch_version: str, built_for: str | None, gpus: int) -> Finding:
-    """``built_for``: the CUDA version of this PyTorch, like "12.8"; None: it is built without. ``gpus``: how many it sees."""
-    build = f"PyTorch {torch_version}, built {f'for CUDA {built_for}' if built_for else 'without CUDA'}"
-    if driver is None:
-        if built_for:
-            fix = "if this machine has an NVIDIA GPU, install its driver; in a container, start it with --gpus all"
-            return Finding("driver", None, f"no NVIDIA driver; {build}", fix)
-        return Finding("driver", True, f"no NVIDIA driver, and none is needed; {build}")
-    known = f"driver {driver.version}"
-    extra = "cuda12"
-    if driver.cuda is not None:
-        known += f" runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
-        extra = f"cuda{min(driver.cuda[0], _NEWEST_CUDA)}"
-    install = install_line(extra, "--force-reinstall torch")
-    if driver.cuda is not None and driver.cuda[0] < _OLDEST_CUDA:
-        return Finding("driver", False, f"{known}; dtfm needs CUDA {_OLDEST_CUDA}", "update the driver")
-    if not built_for:
-        return Finding("driver", False, f"{known}, but {build}: the GPU lies idle", install)
-    if driver.cuda is not None and int(built_for.partition(".")[0]) > driver.cuda[0]:
-        return Finding("driver", False, f"{known}, but {build}", f"{install}, or update the driver")
-    if not gpus:
-        fix = "does nvidia-smi show the GPU? In a container, start it with --gpus all; after an update, reboot"
-        return Finding("driver", False, f"{known}; {build}, sees no GPU", fix)
-    return Finding("driver", True, f"{known}; {build}, sees {gpus} GPUs")
+def on_driver(driver: Driver | None, in_machine: bool, torch_version: str, built_for: str | None, gpus: int) -> Finding:
+    return Finding("driver", *judge(driver, in_machine, torch_version, built_for, gpus))
 
 
 def on_device(kind: str, sentence: str) -> Finding:

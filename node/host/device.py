@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from dtfm.node.host.driver import has_nvidia_gpu, judge, nvidia_driver
 from dtfm.node.host.memory_limit import room_in_groups
 from dtfm.protos.control_pb2 import Device
 
@@ -42,10 +43,18 @@ def keep_freed_memory() -> bool:
 
 
 def open_device(name: str) -> torch.device:
-    """The device named ``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``. Also sets malloc to keep freed
-    memory. Raises ValueError for a device that does not exist."""
+    """The device named ``auto`` (the first GPU, or the CPU of a machine without one), ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Also sets malloc to keep freed memory. Raises ValueError for a device that does not exist, and for ``auto`` if PyTorch cannot
+    use the GPU of this machine: its owner would not notice that the CPU works instead.
+    """
     keep_freed_memory()
     if name == "auto":
+        if not torch.cuda.is_available() and has_nvidia_gpu():
+            _, why, fix = judge(nvidia_driver(), True, torch.__version__, torch.version.cuda, 0)
+            raise ValueError(
+                f"the GPU of this machine cannot be used: {why}. To use it: {fix}. --device cpu works without it"
+            )
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)

@@ -14,7 +14,7 @@ import pytest
 from dtfm.coordinator.service import knocking
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.node.doctor import doctor
-from dtfm.node.doctor.doctor import Place, TcpSettings, examine, look_at_coordinator, look_at_ways, nvidia_driver
+from dtfm.node.doctor.doctor import Place, TcpSettings, examine, look_at_coordinator, look_at_ways
 from dtfm.node.doctor.findings import Finding
 from dtfm.node.network.addresses import Interface
 from dtfm.protos import knock as knock_module
@@ -180,17 +180,6 @@ async def test_all_of_it_is_looked_at(served: Served, tmp_path: Path) -> None:
     wanted |= {"reach", "tcp buffers", "congestion control", "tcp pauses"}
     assert wanted <= {each.check for each in found}
     assert all(each.fix for each in found if each.good is False)
-
-
-def test_the_driver_is_what_the_kernel_says(tmp_path: Path) -> None:
-    said = tmp_path / "version"
-    assert nvidia_driver(said) is None
-    said.write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC version: 12.2.0"
-    )
-    driver = nvidia_driver(said)
-    assert driver is not None
-    assert driver.version == "580.82.07"
 
 
 def test_tcp_settings_may_be_unknown(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""NVIDIA's driver, and whether PyTorch can use it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtfm.installed import install_line
+
+_OLDEST_CUDA, _NEWEST_CUDA = 12, 13
+"""Major versions of CUDA for which there is an extra."""
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """NVIDIA's driver: its version, and the newest CUDA that it runs, as (major, minor); None if it does not say."""
+
+    version: str
+    cuda: tuple[int, int] | None
+
+
+def judge(
+    driver: Driver | None, in_machine: bool, torch_version: str, built_for: str | None, gpus: int
+) -> tuple[bool | None, str, str]:
+    """Whether PyTorch can use the GPU (None: there seems to be none), what is the case, and the fix, if any.
+
+    ``in_machine``: an NVIDIA GPU is there. ``built_for``: the CUDA version of this PyTorch, like "12.8"; None: it has no CUDA.
+    ``gpus``: the number of GPUs that PyTorch sees.
+    """
+    build = f"PyTorch {torch_version}, built {f'for CUDA {built_for}' if built_for else 'without CUDA'}"
+    if driver is None:
+        if in_machine:
+            fix = "install NVIDIA's driver, or in a container, start it with --gpus all"
+            return False, f"an NVIDIA GPU is in this machine, but no driver; {build}", fix
+        if built_for:
+            fix = "if this machine has an NVIDIA GPU, install its driver; in a container, start it with --gpus all"
+            return None, f"no NVIDIA driver; {build}", fix
+        return True, f"no NVIDIA driver, and none is needed; {build}", ""
+    known = f"driver {driver.version}"
+    extra = "cuda12"
+    if driver.cuda is not None:
+        known += f" runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
+        extra = f"cuda{min(driver.cuda[0], _NEWEST_CUDA)}"
+    install = install_line(extra, "--force-reinstall torch")
+    if driver.cuda is not None and driver.cuda[0] < _OLDEST_CUDA:
+        return False, f"{known}; dtfm needs CUDA {_OLDEST_CUDA}", "update the driver"
+    if not built_for:
+        return False, f"{known}, but {build}: the GPU lies idle", install
+    if driver.cuda is not None and int(built_for.partition(".")[0]) > driver.cuda[0]:
+        return False, f"{known}, but {build}", f"{install}, or update the driver"
+    if not gpus:
+        fix = (
+            "does nvidia-smi show the GPU, and is CUDA_VISIBLE_DEVICES unset? In a container, start it with --gpus all; after an "
+            "update, reboot"
+        )
+        return False, f"{known}; {build}, sees no GPU", fix
+    return True, f"{known}; {build}, sees {gpus} GPUs", ""
+
+
+def nvidia_driver(said: Path = Path("/proc/driver/nvidia/version")) -> Driver | None:
+    """The driver that is loaded, as the kernel and libcuda say; None without one."""
+    cuda = None
+    with suppress(OSError, AttributeError):
+        number = ctypes.c_int()
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) == 0 and number.value:
+            cuda = (number.value // 1000, number.value % 1000 // 10)
+    try:
+        words = said.read_text()
+    except OSError:
+        return None if cuda is None else Driver("of unknown version", cuda)  # as in WSL
+    match = re.search(r"\b\d+\.\d+(\.\d+)*\b", words)
+    return Driver(match.group() if match else "of unknown version", cuda)
+
+
+def has_nvidia_gpu(root: Path = Path("/")) -> bool:
+    """Whether an NVIDIA GPU is in this machine, as the kernel says, with or without a driver. A container sees its host's."""
+    if any(root.glob("proc/driver/nvidia/gpus/*")) or any(root.glob("dev/nvidia[0-9]*")):
+        return True
+    if (root / "dev/dxg").exists():  # WSL, which passes on GPUs of other makers too
+        return nvidia_driver(root / "proc/driver/nvidia/version") is not None
+    return any(_is_nvidia_gpu(device) for device in root.glob("sys/bus/pci/devices/*"))
+
+
+def _is_nvidia_gpu(device: Path) -> bool:
+    with suppress(OSError):
+        told = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
+        return told[0] == "0x10de" and told[1].startswith("0x03")
+    return False
