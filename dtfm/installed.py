@@ -7,8 +7,7 @@ import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Annotated
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -33,7 +32,7 @@ def install_line(extra: str, also: str = "") -> str:
         source = {}
     what = f"dtfm[{extra}]"
     if source.get("dir_info", {}).get("editable"):
-        what = f"-e {shlex.quote(url2pathname(urlsplit(source['url']).path) + f'[{extra}]')}"
+        what = f"-e {shlex.quote(unquote(urlsplit(source['url']).path) + f'[{extra}]')}"
     elif "vcs_info" in source:
         what = shlex.quote(f"{what} @ {source['vcs_info']['vcs']}+{source['url']}@{source['vcs_info']['commit_id']}")
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtfm.node.cli import main
+from dtfm.programs import node
 
 if __name__ == "__main__":
-    main()
+    node()

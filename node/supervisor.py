@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from dtfm.programs import ended_by_ctrl_c
+
 log = logging.getLogger(__name__)
 
 PRELOADED = ("dtfm.node.session", "dtfm.node.model.causal.language_model")
@@ -39,8 +41,9 @@ def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
 
     In the processes of members, raises what ``member`` does, or SystemExit with what it returns.
     """
-    for module in PRELOADED:
-        importlib.import_module(module)
+    with ended_by_ctrl_c():
+        for module in PRELOADED:
+            importlib.import_module(module)
     gc.freeze()  # the members' garbage collectors do not write to these pages, so they stay shared
     running: dict[int, str] = {}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)

@@ -11,6 +11,8 @@ from threading import Event, Thread, Timer
 from types import FrameType
 from typing import TypeVar
 
+from dtfm.programs import ended_by_ctrl_c
+
 QUIET_SECONDS = 2.0
 """Seconds after which something that takes long is announced."""
 LOOK_SECONDS = 0.2
@@ -21,12 +23,14 @@ Result = TypeVar("Result")
 
 @contextmanager
 def announced(what: str) -> Iterator[None]:
-    """A context that says ``what`` is being done, on standard error, once this has taken QUIET_SECONDS."""
+    """A context that says ``what`` is being done, on standard error, once this has taken QUIET_SECONDS. In it Ctrl-C ends the
+    process at once."""
     timer = Timer(QUIET_SECONDS, print, (f"{what} ...",), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:
-        yield
+        with ended_by_ctrl_c():
+            yield
     finally:
         timer.cancel()
 

@@ -12,6 +12,7 @@ import typer
 from dtfm.node.command.options import mistakes
 from dtfm.node.host.cache_folder import cache
 from dtfm.node.host.packages import require_extra
+from dtfm.programs import ended_by_ctrl_c
 
 
 def bench(
@@ -22,9 +23,10 @@ def bench(
     """Measures what this machine can do for a run: the device, the codecs, streams on loopback, the disk."""
     with mistakes():
         require_extra()
-        from dtfm.node.command.measuring import measures
-        from dtfm.node.host.device import open_device
-        from dtfm.node.host.rows import Row, show
+        with ended_by_ctrl_c():
+            from dtfm.node.command.measuring import measures
+            from dtfm.node.host.device import open_device
+            from dtfm.node.host.rows import Row, show
 
         rows: list[Row] = []
         for what, measure in measures(open_device(device), (snapshots or cache() / "snapshots").absolute()):

@@ -12,6 +12,7 @@ from dtfm.node.command.taking_part import settings_for, take_part
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.packages import require_extra
 from dtfm.node.network.way_in import way_in
+from dtfm.programs import ended_by_ctrl_c
 from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import Device, Hello
 from dtfm.protos.enrolment import Entry
@@ -32,7 +33,8 @@ def relay(
     log_to_stderr(verbose)
     with mistakes():
         require_extra()
-        import torch
+        with ended_by_ctrl_c():
+            import torch
 
         node = id or take_name()
         entry = Entry(invitation or asyncio.run(way_in("dtfm-node relay")), [Role.NODE], node)

@@ -9,6 +9,7 @@ import typer
 
 from dtfm.node.command.options import mistakes
 from dtfm.node.host.packages import require_extra
+from dtfm.programs import ended_by_ctrl_c
 
 
 def workload(
@@ -25,9 +26,10 @@ def workload(
     """
     with mistakes():
         require_extra()
-        from dtfm.node.command.workload_file import describe, read_run
+        with ended_by_ctrl_c():
+            from dtfm.node.command.workload_file import describe, read_run
 
-        text = describe(read_run(run), tuple(allow_module or ()))
+            text = describe(read_run(run), tuple(allow_module or ()))
         if output is None:
             print(text)
             return

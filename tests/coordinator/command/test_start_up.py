@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from dtfm.coordinator.cli import app
+from dtfm.programs import ended_by_ctrl_c
 
 COMMANDS = [
     command.name or command.callback.__name__.replace("_", "-")
@@ -47,3 +49,20 @@ def test_a_question_to_a_coordinator_loads_neither_the_scheduler_nor_a_database(
 @pytest.mark.parametrize("command", ["members", "events", "watch", "check"])
 def test_reading_a_log_loads_no_scheduler(command: str) -> None:
     assert not {"scipy", "numba", "torch"} & loaded(command, "--store", "nowhere.db")
+
+
+@pytest.mark.parametrize("program", ["coordinator", "node"])
+def test_ctrl_c_ends_a_program_that_is_loading_without_a_word(program: str) -> None:
+    interrupted = (
+        "from signal import *; from dtfm import programs; programs.import_module = lambda _: raise_signal(SIGINT)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{interrupted}; programs.{program}()"], capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_ctrl_c_is_the_commands_own_matter_once_it_is_loaded() -> None:
+    with ended_by_ctrl_c():
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
