@@ -65,3 +65,8 @@ def test_the_many_options_of_join_stand_in_groups() -> None:
     groups = re.findall(r"╭─ (.+?) ─", help)
     assert groups[0] == "Arguments"
     assert len(groups) >= 6
+
+
+def test_every_command_of_the_coordinator_speaks_json() -> None:
+    for command in dtfm.coordinator.cli.app.registered_commands:
+        assert "json_lines" in get_type_hints(command.callback), command.callback
