@@ -6,6 +6,7 @@ invitation.
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from collections.abc import Collection
@@ -13,13 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dtfm.protos.private_files import read_private, state_folder, write_private
-from dtfm.protos.role import Role as Role
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a name looks like."""
 
 MOST_NAMES_OF_A_KEY = 32
 """The number of names that one key may have in a run. A node's further ones use up no invitation."""
+
+
+class Role(enum.StrEnum):
+    """What somebody may do: see service/gate.py of the coordinator."""
+
+    NODE = "node"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ def _folder() -> Path:
 
 
 def _read(path: Path) -> Access:
-    # Here, since the log's readers import this module for its names alone.
+    # Here, since most who import this module want its names alone, and gRPC takes long to load.
     from dtfm.protos.connection import read_address
     from dtfm.protos.credentials import is_key
 

@@ -42,7 +42,7 @@ class Children:
     children end with it and Ctrl-C in a terminal does not reach it directly.
     """
 
-    def __init__(self, invitation: str, folder: Path, threads: int, device: str = "auto") -> None:
+    def __init__(self, invitation: str, folder: Path, threads: int, device: str) -> None:
         self._folder = folder
         self._threads = threads
         self._device = device
@@ -62,15 +62,8 @@ class Children:
         output = log.open("wb")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "dtfm.node.cli", "join", "--id", node),
-            *(
-                "--threads",
-                str(self._threads),
-                "--device",
-                self._device,
-                "--give-up-after",
-                str(GIVE_UP_SECONDS),
-                "--verbose",
-            ),
+            *("--device", self._device, "--threads", str(self._threads), "--verbose"),
+            *("--give-up-after", str(GIVE_UP_SECONDS)),
             *("--snapshots", str(self._folder / "snapshots")),
             *("--allow-data", "/"),  # whoever wrote the run file has started the demo
             stdin=asyncio.subprocess.DEVNULL,

@@ -39,9 +39,8 @@ def demonstrate(
     demo_run_file(table, nodes, steps, parent)  # refuses a bad run file before a folder is made
     folder = new_folder(parent)
     threads = threads or max(1, (os.cpu_count() or 1) // nodes)
-    return asyncio.run(
-        _train(Settings(demo_run_file(table, nodes, steps, folder), nodes, folder, threads, device, json_lines))
-    )
+    trained = demo_run_file(table, nodes, steps, folder)
+    return asyncio.run(_train(Settings(trained, nodes, folder, threads, device, json_lines)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import typer
 
 from dtfm.coordinator.command.options import Json, Where
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.role import Role
+from dtfm.protos.access import Role
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _PASTE = {

@@ -81,11 +81,5 @@ def has_nvidia_gpu(root: Path = Path("/")) -> bool:
         return True
     if (root / "dev/dxg").exists():  # WSL, which passes on GPUs of other makers too
         return nvidia_driver(root / "proc/driver/nvidia/version") is not None
-    return any(_is_nvidia_gpu(device) for device in root.glob("sys/bus/pci/devices/*"))
-
-
-def _is_nvidia_gpu(device: Path) -> bool:
-    with suppress(OSError):
-        told = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
-        return told[0] == "0x10de" and told[1].startswith("0x03")
-    return False
+    devices = [device.parent for device in root.glob("sys/bus/pci/devices/*/vendor") if "0x10de" in device.read_text()]
+    return any((device / "class").read_text().startswith("0x03") for device in devices)

@@ -30,7 +30,7 @@ async def test_a_child_that_ignores_sigterm_ends_with_its_own_children(
     script = f"trap '' TERM\nexec 3> {pipe}\nsleep 1000 &\necho started >&3\nwait\nsleep 1000"
     monkeypatch.setattr(sys, "executable", stand_in(tmp_path, script))
     monkeypatch.setattr(child_processes, "TERM_SECONDS", 0.2)
-    async with Children("secret", tmp_path, 1) as nodes:
+    async with Children("secret", tmp_path, 1, "cpu") as nodes:
         await nodes.start("node-1", lambda child, code: None)
         holders = await asyncio.to_thread(pipe.open)
         assert await asyncio.to_thread(holders.readline) == "started\n"
@@ -45,7 +45,7 @@ async def test_a_child_that_dies_shows_the_end_of_its_log(tmp_path: Path, monkey
         sys, "executable", stand_in(tmp_path, "seq 100; echo invitation $DTFM_INVITATION in $*; exit 3")
     )
     gone: asyncio.Queue[tuple[Child, int]] = asyncio.Queue()
-    async with Children("secret", tmp_path, 1) as nodes:
+    async with Children("secret", tmp_path, 1, "cpu") as nodes:
         await nodes.start("node-1", lambda child, code: gone.put_nowait((child, code)))
         child, code = await asyncio.wait_for(gone.get(), 10)
         assert code == 3
@@ -59,7 +59,7 @@ async def test_a_child_that_dies_shows_the_end_of_its_log(tmp_path: Path, monkey
 async def test_a_childs_files_are_in_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "echo $*"))
     gone = asyncio.Event()
-    async with Children("secret", tmp_path, 1) as nodes:
+    async with Children("secret", tmp_path, 1, "cpu") as nodes:
         await nodes.start("node-1", lambda child, code: gone.set())
         await asyncio.wait_for(gone.wait(), 10)
         assert f"--snapshots {tmp_path / 'snapshots'}" in nodes.running[0].tail()
@@ -71,7 +71,7 @@ async def test_settings_for_the_users_own_nodes_do_not_reach_the_demos(
     monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "echo listen=$DTFM_LISTEN"))
     monkeypatch.setenv("DTFM_LISTEN", "0.0.0.0:7500")
     gone = asyncio.Event()
-    async with Children("secret", tmp_path, 1) as nodes:
+    async with Children("secret", tmp_path, 1, "cpu") as nodes:
         await nodes.start("node-1", lambda child, code: gone.set())
         await asyncio.wait_for(gone.wait(), 10)
         assert nodes.running[0].tail() == "listen="
