@@ -37,7 +37,7 @@ def parse_gpus(text: str) -> list[Gpu]:
             )
         found = _MANY.fullmatch(part)
         number, name = (found[1] or found[3], found[2] or found[4]) if found else ("1", part.strip())
-        made += [_gpu(name)] * int(number)
+        made += [parse_gpu(name, "--gpus")] * int(number)
         if not int(number) >= 1 or len(made) > MAX_NODES:
             raise ValueError(f"--gpus names {number} of {name!r:.80}; it must be 1 to {MAX_NODES} in all")
     return made
@@ -48,7 +48,8 @@ def without_bf16(text: str) -> list[str]:
     return list(dict.fromkeys(gpu.name for gpu in parse_gpus(text) if gpu.bf16_tflops is None))
 
 
-def _gpu(name: str) -> Gpu:
+def parse_gpu(name: str, option: str) -> Gpu:
+    """The GPU of that name; errors name the ``option`` that it was given by."""
     key = re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
     for tried in (key, f"rtx{key}", f"{key}gb"):
         if tried in _BY_KEY:
@@ -56,7 +57,7 @@ def _gpu(name: str) -> Gpu:
     of_a_kind = [gpu.name for known, gpu in _BY_KEY.items() if key and known.startswith(key)]
     near = of_a_kind or [_BY_KEY[match].name for match in difflib.get_close_matches(key, _BY_KEY, 3, 0.5)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(gpu.name for gpu in GPUS)}."
-    raise ValueError(f"--gpus: {name!r:.80} is not in the table; {hint} For others, write a NETWORK.json (--network)")
+    raise ValueError(f"{option}: {name!r:.80} is not in the table; {hint} For others, write a NETWORK.json (--network)")
 
 
 def parse_links(text: str) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from dtfm.coordinator.log.wording import name_nodes
+from dtfm.coordinator.log.wording import name_nodes, seconds_in_words
 from dtfm.scheduler.cost.limits import Limit, limits
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.keeping import Held, held_by
@@ -106,9 +106,9 @@ def describe_holdings(problem: Problem, decision: Decision, tokens: int | None) 
     speed = tokens_per_second(decision, problem.workload.micro_batches, tokens)
     limit, saved = next(iter(limits(problem, draft_of(decision.plan, problem.cluster)).items()))
     return (
-        f"{_columns(rows)}\n{seconds:.3g} s per step"
+        f"{_columns(rows)}\n{seconds_in_words(seconds)} per step"
         + (f", {speed:,.0f} tokens per second" if speed is not None else "")
-        + f". The {limit.value} limits it: with {_BETTER[limit]}, this plan would take {seconds - saved:.3g} s."
+        + f". The {limit.value} limits it: with {_BETTER[limit]}, this plan would take {seconds_in_words(seconds - saved)}."
     )
 
 

@@ -22,8 +22,9 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 class SearchProgress:
     """Shows what a search has found so far. A context manager. ``improved`` and ``bounded`` are for any thread."""
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic, task: str = "Planning") -> None:
         self._console = console
+        self._task = task
         self._clock = clock
         self._began = clock()
         self._next_line = QUIET_SECONDS
@@ -66,7 +67,7 @@ class SearchProgress:
     def line(self, elapsed: float) -> str:
         """Like "Planning 41 s: 12.3 s a step, at best 8.12 s, gap 1.51; 52,000 plans tried", which fits a narrow terminal."""
         if self._best is None:
-            return f"Planning {elapsed:.0f} s: no plan yet"
+            return f"{self._task} {elapsed:.0f} s: no plan yet"
         gap = f", gap {self._best / self._bound:.2f}" if self._bound else ""
         found = describe_seconds(self._best, self._bound)
-        return f"Planning {elapsed:.0f} s: {found}{gap}; {self._plans:,} plans tried"
+        return f"{self._task} {elapsed:.0f} s: {found}{gap}; {self._plans:,} plans tried"

@@ -52,6 +52,9 @@ _PRECISIONS = {"fp32": FP32, "bf16": BF16, "fp64": FP64}
 _CHECKPOINTING = {"auto": CHECKPOINTING_AUTO, "none": CHECKPOINTING_NONE, "layer": CHECKPOINTING_LAYER}
 _OPTIMIZER_STATE = {"auto": OPTIMIZER_STATE_AUTO, "device": OPTIMIZER_STATE_DEVICE, "host": OPTIMIZER_STATE_HOST}
 
+_OF_LAYERS = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes")
+_OF_ALL = ("micro_batches", *(f"{part}_bytes_per_parameter_byte" for part in ("optimizer", "own", "copy")))
+
 
 def read_run(path: Path) -> Run:
     """What the run file at ``path`` says that its workload depends on. Raises ValueError."""
@@ -113,21 +116,8 @@ def describe(run: Run, allowed_modules: Sequence[str] = ()) -> str:
         sample, tokens = Sample((length,), torch.int64, tokenizer.size, run.data.isolate_documents), length
     costs = workload(load_model(run.model, sample, allowed_modules, tokenizer), run)
     document = {
-        "layers": [
-            {
-                "name": layer.name,
-                "forward_flops": layer.forward_flops,
-                "parameter_bytes": layer.parameter_bytes,
-                "activation_bytes": layer.activation_bytes,
-                "kept_bytes": layer.kept_bytes,
-                "working_bytes": layer.working_bytes,
-            }
-            for layer in costs.layers
-        ],
-        "micro_batches": costs.micro_batches,
-        "optimizer_bytes_per_parameter_byte": costs.optimizer_bytes_per_parameter_byte,
-        "own_bytes_per_parameter_byte": costs.own_bytes_per_parameter_byte,
-        "copy_bytes_per_parameter_byte": costs.copy_bytes_per_parameter_byte,
+        "layers": [{size: getattr(layer, size) for size in _OF_LAYERS} for layer in costs.layers],
+        **{cost: getattr(costs, cost) for cost in _OF_ALL},
         "checkpointing": _name(costs.activation_checkpointing, _CHECKPOINTING),
         "optimizer_state": _name(costs.optimizer_state, _OPTIMIZER_STATE),
         "tokens_per_micro_batch": tokens * run.train.micro_batch,

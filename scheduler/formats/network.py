@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -76,38 +75,6 @@ def _via(document: dict[str, Any], nodes: Sequence[Node], relays: Sequence[Relay
                 raise ValueError(f"via[{i}][{j}] is {name!r:.80}; it must be the id of a node or relay, or null")
             via[i, j] = -1 if name is None or i == j else numbers[name]
     return via
-
-
-def dump_network(cluster: Cluster) -> str:
-    """The text that parse_network reads back."""
-    nodes = []
-    for node in cluster.nodes:
-        entry: dict[str, Any] = {
-            "id": node.id,
-            "region": node.region,
-            "flops": node.flops,
-            "memory_bytes": node.memory_bytes,
-        }
-        entry |= {} if node.host_memory_bytes is None else {"host_memory_bytes": node.host_memory_bytes}
-        entry |= {} if node.up is None else {"up_gbps": node.up / BYTES_PER_GIGABIT}
-        entry |= {} if node.down is None else {"down_gbps": node.down / BYTES_PER_GIGABIT}
-        entry |= {} if node.proven else {"proven": False}
-        nodes.append(entry)
-    latency, bandwidth = cluster.latency * 1e3, cluster.bandwidth / BYTES_PER_GIGABIT
-    matrices = {"latency_ms": latency, "bandwidth_gbps": bandwidth}
-    matrices |= {} if cluster.ratio is None else {"ratio": cluster.ratio.copy()}
-    for matrix in matrices.values():
-        np.fill_diagonal(matrix, 0.0)
-    document: dict[str, Any] = {"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()}
-    if cluster.relays:
-        document["relays"] = [
-            {"id": each.id, "up_gbps": each.up / BYTES_PER_GIGABIT, "down_gbps": each.down / BYTES_PER_GIGABIT}
-            for each in cluster.relays
-        ]
-    if cluster.via is not None:
-        names = [*cluster.ids, *(each.id for each in cluster.relays), None]
-        document["via"] = [[names[number] for number in row] for row in cluster.via.tolist()]
-    return json.dumps(document)
 
 
 def _matrix(document: dict[str, Any], key: str, nodes: Sequence[Node]) -> Floats:

@@ -12,7 +12,7 @@ from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
 Choice = TypeVar("Choice", Checkpointing, OptimizerState)
 
-_RATIOS = {"optimizer": 2.0, "own": 0.0, "copy": 0.0}
+RATIOS = {"optimizer": 2.0, "own": 0.0, "copy": 0.0}
 """What Workload has of bytes per parameter byte, with what counts where WORKLOAD.json does not say."""
 PRECISIONS = ("fp32", "bf16", "fp64")
 
@@ -26,7 +26,7 @@ def parse_workload(text: str) -> Workload:
     "none" (the default) or "layer"; ``optimizer_state``, "auto", "device" (the default) or "host"; ``paper``; and what no plan
     depends on: ``tokens_per_micro_batch`` (see parse_tokens) and ``precision`` (see parse_precision).
     """
-    ratios = {f"{part}_bytes_per_parameter_byte": default for part, default in _RATIOS.items()}
+    ratios = {f"{part}_bytes_per_parameter_byte": default for part, default in RATIOS.items()}
     words = ("checkpointing", "optimizer_state", "tokens_per_micro_batch", "precision")
     document = read_document(text, {"layers", "micro_batches", *ratios, *words, "paper"})
     sizes, optional = ("forward_flops", "parameter_bytes", "activation_bytes"), ("kept_bytes", "working_bytes")
@@ -85,26 +85,3 @@ def _choice(document: dict[str, Any], key: str, choices: Iterable[Choice], defau
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{key} is {value!r:.80}; it must be one of {', '.join(map(str, known))}")
     return known[value]
-
-
-def dump_workload(workload: Workload, tokens: int | None = None) -> str:
-    """The text that parse_workload reads back; parse_tokens gives ``tokens``, those of a micro-batch."""
-    sizes = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
-    shape = ("stages", "replicas", "gradient_gigabytes", "activation_gigabytes")
-    document: dict[str, Any] = {
-        "layers": [
-            {key: getattr(layer, key) for key in sizes}
-            | ({} if layer.kept_bytes is None else {"kept_bytes": layer.kept_bytes})
-            | ({"working_bytes": layer.working_bytes} if layer.working_bytes else {})
-            for layer in workload.layers
-        ],
-        "micro_batches": workload.micro_batches,
-        "checkpointing": workload.checkpointing or "auto",
-        "optimizer_state": workload.optimizer_state or "auto",
-    }
-    document |= {ratio: getattr(workload, ratio) for ratio in (f"{part}_bytes_per_parameter_byte" for part in _RATIOS)}
-    if tokens is not None:
-        document["tokens_per_micro_batch"] = tokens
-    if workload.paper is not None:
-        document["paper"] = {key: getattr(workload.paper, key) for key in shape}
-    return json.dumps(document)

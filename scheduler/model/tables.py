@@ -133,7 +133,8 @@ def _shared(problem: Problem, per_byte: Floats) -> Floats:
 def _working(workload: Workload) -> Floats:
     """See Tables.working."""
     layers = workload.layers
-    working = [np.array([(layer.working_bytes, layer.kept + layer.working_bytes) for layer in layers])]
+    most = [(layer.working_bytes, layer.kept + layer.working_bytes) for layer in layers]
+    working = [np.array(most, dtype=np.float64)]
     while 2 ** len(working) <= len(layers):
         last, reach = working[-1], 2 ** (len(working) - 1)
         longer = last.copy()

@@ -156,7 +156,8 @@ def _summary(plan: Plan, predicted: Predicted, objective: Objective) -> str:
     shape = " + ".join(str(len(stage.replicas)) for stage in plan.stages)
     named = ", ".join(plan.idle[:5]) + (f" and {len(plan.idle) - 5} more" if len(plan.idle) > 5 else "")
     idle = f"; idle, because no faster plan uses them: {named}" if plan.idle else ""
-    return f" Replicas per stage: {shape}; {_seconds(predicted, objective):.3g} s per step{idle}."
+    seconds = _seconds(predicted, objective)
+    return f" Replicas per stage: {shape}; {seconds:{',.0f' if seconds >= 100 else '.3g'}} s per step{idle}."
 
 
 def _predict(problem: Problem, draft: Draft, transfer_seconds: float) -> Predicted:

@@ -5,14 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtfm.scheduler.formats.network import dump_network, parse_network
+from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, parse_plan, plan_document
-from dtfm.scheduler.formats.workload import dump_workload, parse_tokens, parse_workload
+from dtfm.scheduler.formats.workload import parse_tokens, parse_workload
 from dtfm.scheduler.model.cluster import Relay
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
+from tests.scheduler.dumps import dump_network, dump_workload
 from tests.scheduler.paper_networks import paper_workload
 
 NETWORK: dict[str, Any] = {

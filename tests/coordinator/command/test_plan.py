@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.command.background import in_background
-from dtfm.scheduler.formats.network import dump_network
-from dtfm.scheduler.formats.workload import dump_workload
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.command.test_commands import run
 from tests.scheduler.clusters import even_workload, random_cluster
+from tests.scheduler.dumps import dump_network, dump_workload
 
 Capture = pytest.CaptureFixture[str]
 

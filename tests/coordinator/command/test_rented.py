@@ -12,10 +12,9 @@ import pytest
 
 from dtfm.coordinator.command.gpus import SUSTAINED
 from dtfm.coordinator.command.rented import parse_gpus, parse_links, parse_size, rented_cluster
-from dtfm.scheduler.formats.network import dump_network
-from dtfm.scheduler.formats.workload import dump_workload
 from tests.coordinator.command.test_commands import run
 from tests.scheduler.clusters import even_workload, uniform_cluster
+from tests.scheduler.dumps import dump_network, dump_workload
 from tests.scheduler.llama import TOKENS, llama
 
 Capture = pytest.CaptureFixture[str]

@@ -1,0 +1,210 @@
+"""The scheduler on files, or for GPUs that somebody may rent, and what is printed of its plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event
+from typing import TypeVar
+
+import typer
+from rich.console import Console
+
+from dtfm.coordinator.command.background import announced, in_background
+from dtfm.coordinator.command.bill import SOME_STEPS, bill, parse_prices
+from dtfm.coordinator.command.idle_gpus import Advice, advice, describe_advice
+from dtfm.coordinator.command.rented import (
+    parse_gpus,
+    parse_links,
+    parse_size,
+    rented_cluster,
+    without_bf16,
+)
+from dtfm.coordinator.command.run_workload import workload_of_run
+from dtfm.coordinator.config.run_file import RunFile, parse_run, read_table
+from dtfm.coordinator.log.wording import describe_gap, describe_plan
+from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
+from dtfm.coordinator.view.search_progress import SearchProgress
+from dtfm.scheduler.formats.network import parse_network
+from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
+from dtfm.scheduler.formats.workload import parse_precision, parse_tokens, parse_workload
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
+from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.workload import Workload
+from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.warm_up import warm_up
+
+Parsed = TypeVar("Parsed")
+
+LEAST_QUESTION, MOST_QUESTION = 2.0, 10.0
+"""Seconds that each question about idle GPUs may take: as long as the search before, within these."""
+
+
+def print_plan(
+    *,
+    workload: Path | None,
+    network: Path | None,
+    gpus: str | None,
+    links: str | None,
+    price: list[str] | None,
+    run: Path | None,
+    host_memory: str,
+    objective: Objective,
+    incumbent: Path | None,
+    stages: int | None,
+    deadline: float | None,
+    seed: int,
+    threads: int | None,
+    json_lines: bool,
+) -> None:
+    """What `plan` does, with its options."""
+    _check_source(network, gpus, links, price)
+    asked = _run_file(run) if run is not None else None
+    work, tokens, precision = _workload(workload, run, asked)
+    cluster = _cluster(network, gpus, links, host_memory, precision)
+    prices = parse_prices(price or [], parse_gpus(gpus)) if gpus is not None else []
+    current = _parsed(incumbent, parse_plan) if incumbent is not None else None
+    console = Console(stderr=True)
+    with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
+        in_background(warm_up, lambda: None)
+    stop = Event()
+
+    def ask(task: str, cluster: Cluster, work: Workload, current: Plan | None, limit: float | None) -> Decision:
+        began = time.monotonic()
+        with SearchProgress(console, task=task) as progress:
+
+            def search() -> Decision:
+                return schedule(
+                    cluster,
+                    work,
+                    current,
+                    stages=asked.cluster.pinned if stages is None and asked is not None else stages,
+                    objective=objective,
+                    seed=seed,
+                    time_used=None if limit is None else lambda: (time.monotonic() - began) / max(limit, 1e-9),
+                    generation=current.generation + 1 if current is not None else 0,
+                    threads=threads or os.cpu_count() or 1,
+                    improved=progress.improved,
+                    bounded=progress.bounded,
+                    stopped=stop.is_set,
+                )
+
+            return in_background(search, progress.show, stop)
+
+    began = time.monotonic()
+    try:
+        decision = ask("Planning", cluster, work, current, deadline)
+    except Infeasible as error:
+        print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
+        raise typer.Exit(1) from None
+    elapsed = time.monotonic() - began
+    idle = [number for number, name in enumerate(cluster.ids) if name in decision.plan.idle]
+    found = list[Advice]()
+    if gpus is not None and idle and objective is Objective.ITERATION and not stop.is_set():
+        limit = max(LEAST_QUESTION, min(MOST_QUESTION, elapsed)) if deadline is None else min(MOST_QUESTION, deadline)
+
+        def ask_again(words: str, cluster: Cluster, work: Workload) -> Decision:
+            return ask(f"Trying {words},", cluster, work, None, limit)
+
+        found = list(advice(cluster, work, decision, ask_again, stop.is_set))
+    costs = None
+    if asked is not None or prices:
+        steps = asked.train.steps if asked is not None else SOME_STEPS
+        costs = bill(steps, decision.predicted.iteration_seconds, prices, idle)
+    problem = Problem(cluster, work)
+    if json_lines:
+        more = plan_documents(problem, decision, tokens)
+        if gpus is not None:
+            more |= {"precision": precision, "without_bf16": without_bf16(gpus) if precision == "bf16" else []}
+            more |= {"advice": [asdict(each) for each in found]}
+        if costs is not None:
+            more |= {"bill": asdict(costs)}
+        print(json.dumps(decision_document(decision, elapsed, objective) | more))
+    else:
+        print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
+        print(describe_holdings(problem, decision, tokens))
+        if gpus is not None:
+            print(_speeds(gpus, precision))
+        print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
+        if costs is not None:
+            print(costs)
+        if found:
+            print(describe_advice(found, len(idle), len(cluster.nodes)))
+        if (times := gap(decision, objective)) is not None:
+            print(describe_gap(decision.lower_bound_seconds, times))
+
+
+def _speeds(gpus: str, precision: str) -> str:
+    """The precision that the GPUs' speeds are for."""
+    told = f"The GPUs' speed is that of {precision}"
+    if precision != "bf16":
+        return f'{told}, in which this workload computes; precision = "bf16" in the run file is faster.'
+    if old := without_bf16(gpus):
+        return f"{told}; {old[0]} cannot compute in it, so its speed here is that of fp32."
+    return f"{told}, in which this workload computes."
+
+
+def _run_file(path: Path) -> RunFile:
+    """Without its storage: what reaches that need not be installed where a run is only planned."""
+    return parse_run({key: table for key, table in read_table(path).items() if key != "checkpoint"}, str(path))
+
+
+def _workload(path: Path | None, run: Path | None, asked: RunFile | None) -> tuple[Workload, int | None, str]:
+    """The workload, its tokens in a micro-batch, and its precision."""
+    if path is not None:
+        parsed = _parsed(path, lambda text: (parse_workload(text), parse_tokens(text), parse_precision(text)))
+        work = parsed[0]
+        if asked is not None and work.micro_batches * asked.train.micro_batch != asked.train.global_batch:
+            raise ValueError(
+                f"{path} has {work.micro_batches} micro-batches, but {run} has {asked.train.global_batch} samples in "
+                f"micro-batches of {asked.train.micro_batch}; write {path} again: dtfm-node workload {run} --output {path}"
+            )
+        return parsed
+    if asked is None:
+        raise ValueError(
+            "give --run RUN.toml, or the --workload WORKLOAD.json that `dtfm-node workload RUN.toml` writes"
+        )
+    try:
+        return workload_of_run(asked), asked.train.micro_batch * asked.data.sequence_length, asked.train.precision
+    except ValueError as error:
+        fix = f"dtfm-node workload {run} --output WORKLOAD.json, where dtfm[node] is installed, and give --workload too"
+        raise ValueError(f"{error}. To count on the model itself: {fix}") from None
+
+
+def _check_source(network: Path | None, gpus: str | None, links: str | None, price: list[str] | None) -> None:
+    if (network is None) == (gpus is None):
+        raise ValueError(
+            'give either --network NETWORK.json or --gpus, like --gpus "8x RTX 4090" --links 500Mbit/s,40ms'
+        )
+    if network is not None and links is not None:
+        raise ValueError("--links goes with --gpus; a NETWORK.json has its own links")
+    if network is not None and price:
+        raise ValueError("--price goes with --gpus, whose kinds it names; leave it out with a NETWORK.json")
+    if gpus is not None and links is None:
+        raise ValueError(
+            "--gpus needs --links too: bandwidth and latency between the machines, like --links 500Mbit/s,40ms"
+        )
+
+
+def _cluster(network: Path | None, gpus: str | None, links: str | None, host_memory: str, precision: str) -> Cluster:
+    """Of options that `_check_source` has checked."""
+    if network is not None:
+        return _parsed(network, parse_network)
+    assert gpus is not None
+    assert links is not None
+    return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory), precision)
+
+
+def _parsed(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
+    try:
+        return parse(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -1,0 +1,116 @@
+"""The layers of a language model from its transformers config, without the model.
+
+A node counts them on the model itself, whatever its family (node/model/workload.py). The sums here agree with that:
+exactly, except ``working_bytes``, which are within 1 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtfm.scheduler.model.workload import Layer
+
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "head_dim",
+)
+FAMILIES: dict[str, tuple[int | None, ...]] = {
+    "llama": (4096, 32, 32, None, 11008, None),
+    "mistral": (4096, 32, 32, 8, 14336, None),
+    "qwen2": (4096, 32, 32, 32, 22016, None),
+    "qwen3": (4096, 32, 32, 32, 22016, 128),
+}
+"""The families whose sums are known, with transformers' defaults for _SIZES. None follows from other sizes."""
+_USUAL = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+"""Settings that change a layer, with the value for which the sums are right."""
+_NEUTRAL = ("attention_dropout", "initializer_range", "max_position_embeddings", "rms_norm_eps", "rope_parameters")
+KNOWN = {
+    *_SIZES,
+    *_USUAL,
+    *_NEUTRAL,
+    "rope_theta",
+    "rope_scaling",
+    "sliding_window",
+    "tie_word_embeddings",
+    "vocab_size",
+}
+"""Settings that may be given; others may change a layer in ways that are not known."""
+
+
+def language_model_layers(
+    family: str, config: Mapping[str, Any], vocabulary: int, length: int, micro_batch: int, bf16: bool
+) -> tuple[Layer, ...]:
+    """Embedding, decoder layers and head, for samples of ``length`` tokens. Weights are in fp32.
+
+    Raises ValueError for a model that is not known well enough.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"model.family is {family!r}; known without the model are {', '.join(FAMILIES)}")
+    for key, value in config.items():
+        if key not in KNOWN or _USUAL.get(key, value) != value:
+            raise ValueError(f"model.config.{key} is {value!r:.80}; what that changes is not known without the model")
+    if (window := config.get("sliding_window", 4096 if family == "mistral" else None)) and window < length:
+        raise ValueError(f"model.config.sliding_window is {window}, less than the {length} tokens of a sample")
+    sizes = [
+        usual if (given := config.get(key)) is None else given
+        for key, usual in zip(_SIZES, FAMILIES[family], strict=True)
+    ]
+    if wrong := [
+        key for key, size in zip(_SIZES, sizes, strict=True) if size is not None and (type(size) is not int or size < 1)
+    ]:
+        raise ValueError(f"model.config.{wrong[0]} is {config[wrong[0]]!r:.80}; it must be a whole number above 0")
+    hidden, count, heads, key_heads, inner, head = (size or 0 for size in sizes)
+    key_heads, head = key_heads or heads, head or hidden // heads
+    queries, keys, tokens, byte = heads * head, key_heads * head, micro_batch * length, 2 if bf16 else 4
+
+    # Bytes per token. A norm keeps its input in fp32, a root, and two values in the precision that is computed in.
+    output = byte * hidden
+    norm = 4 * hidden + 4 + 2 * output
+    inputs = output if bf16 else 0  # in fp32 the first norm keeps the same tensor
+    kept = inputs + 2 * norm + byte * (2 * queries + 2 * keys + 4 * inner) + 4 * heads
+    matrices = 2 * hidden * (queries + keys) + 3 * hidden * inner
+    parameters = matrices + 2 * hidden
+    if family == "qwen2":
+        parameters += queries + 2 * keys
+    elif family == "qwen3":
+        parameters += 2 * head
+        kept += (4 + byte) * (queries + keys) + 4 * (heads + key_heads)
+    feeding = byte * max(2 * tokens * inner, hidden * inner + tokens * inner) + tokens * output
+    decoder = (
+        2 * tokens * matrices + 4 * tokens * length * queries,
+        4 * parameters,
+        tokens * output,
+        tokens * kept + 2 * length * head * byte,
+        max(feeding, tokens * hidden * (10 if bf16 else 12)),
+    )
+    table, angles = vocabulary * hidden, length * (18 * head + 8)
+    working = tokens * output + max(byte * table, angles)
+    kept, worked = _head_memory(tokens, hidden, vocabulary, byte, inputs + norm)
+    return (
+        Layer("embedding", 0, 4 * table, tokens * output, 8 * tokens, working),
+        *(Layer(f"layer {number}", *decoder) for number in range(1, count + 1)),
+        Layer("head", 2 * tokens * table, 4 * (table + hidden), tokens * vocabulary * byte, kept, worked),
+    )
+
+
+def _head_memory(tokens: int, hidden: int, vocabulary: int, byte: int, normed: int) -> tuple[int, int]:
+    """What the head keeps and works with; ``normed`` are the bytes that it keeps per token without logits.
+
+    Logits are made for some tokens at a time, as node/model/loss.py says (chunk_tokens).
+    """
+    gradient = byte * hidden * vocabulary
+    of_norm = tokens * hidden * (16 if byte == 2 else 12)
+    chunk = -(-tokens // -(-tokens // max(256, (64 << 20) // (4 * vocabulary))))
+    if chunk == tokens:
+        of_loss = max(8 * tokens * vocabulary, gradient + tokens * byte * hidden)
+        return tokens * (4 * vocabulary + normed + 12) + 4, max(
+            of_loss, of_norm - 4 * tokens * vocabulary
+        ) - 12 * tokens
+    logits, labels = chunk * vocabulary, tokens * (byte * hidden + 12)
+    of_loss = max(12 * logits - gradient, byte * (logits + chunk * hidden)) + labels
+    return tokens * normed + gradient, max(of_loss, of_norm - gradient)

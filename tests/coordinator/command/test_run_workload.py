@@ -1,0 +1,133 @@
+"""`plan --run RUN.toml`: no WORKLOAD.json, and no torch, where a configuration says how large the model is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtfm.coordinator.command.run_workload import workload_of_run
+from dtfm.coordinator.config.run_file import RunFile, parse_run
+from dtfm.node.command.workload_file import describe
+from dtfm.scheduler.formats.workload import parse_workload
+from tests.coordinator.command.test_commands import run
+
+Capture = pytest.CaptureFixture[str]
+GPUS = "plan", "--gpus", "L4", "--links", "1Gbit/s,20ms"
+
+
+def run_file(**tables: dict[str, object]) -> RunFile:
+    return parse_run(tables, "run.toml")
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"train": {"precision": "bf16", "micro_batch": 2, "activation_checkpointing": "layer"}},
+        {"network": {"reduction": "topk"}, "train": {"optimizer_state": "host"}},
+    ],
+)
+def test_a_run_asks_what_a_node_would_count(tables: dict[str, dict[str, object]]) -> None:
+    """All but what layers work with, in which the sums may be 1 % off: tests/node/model/test_language_model_sums.py."""
+    asked = run_file(**tables)
+    counted = parse_workload(describe(asked.message("id")))
+    summed = workload_of_run(asked)
+    for layer, same in zip(summed.layers, counted.layers, strict=True):
+        assert (layer.forward_flops, layer.parameter_bytes, layer.kept) == (
+            same.forward_flops,
+            same.parameter_bytes,
+            same.kept,
+        )
+    for field in ("micro_batches", "checkpointing", "optimizer_state", "own_bytes_per_parameter_byte"):
+        assert getattr(summed, field) == getattr(counted, field)
+    assert summed.copy_bytes_per_parameter_byte == counted.copy_bytes_per_parameter_byte
+
+
+def test_a_folder_with_a_config_says_how_large_its_model_is(tmp_path: Path) -> None:
+    config = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500}
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"architectures": ["Qwen2ForCausalLM"], "eos_token_id": 1})
+    )
+    summed = workload_of_run(run_file(model={"pretrained": str(tmp_path)}))
+    named = workload_of_run(run_file(model={"family": config.pop("model_type"), "config": config}))
+    assert summed.layers == named.layers
+    assert summed.layers[0].parameter_bytes == 4 * 500 * 64
+
+
+@pytest.mark.parametrize(
+    ("tables", "sentence"),
+    [
+        ({"model": {"family": "gpt2"}}, "model.family is 'gpt2'; known without the model are llama, mistral,"),
+        ({"model": {"config": {"attention_bias": True}}}, "model.config.attention_bias is True; what that changes"),
+        ({"model": {"config": {"num_layers": 3}}}, "model.config.num_layers is 3; what that changes"),
+        ({"model": {"config": {"hidden_size": 1.5}}}, "model.config.hidden_size is 1.5; it must be a whole number"),
+        (
+            {"model": {"family": "mistral"}, "data": {"sequence_length": 8192}},
+            "model.config.sliding_window is 4096, less than the 8192 tokens of a sample",
+        ),
+        ({"data": {"tokenizer": "gpt2"}}, "the vocabulary of 'gpt2' is not known; add vocab_size to model.config"),
+        ({"model": {"pretrained": "some/model"}}, "model.pretrained is 'some/model', not a folder with a config.json"),
+        ({"train": {"precision": "fp64"}}, "memory in fp64, or with data.isolate_documents, is not known"),
+    ],
+)
+def test_what_is_not_known_is_named(tables: dict[str, dict[str, object]], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        workload_of_run(run_file(**tables))
+
+
+def test_the_way_out_is_the_node_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    (tmp_path / "run.toml").write_text('[model]\nfamily = "gpt2"\n')
+    assert run(monkeypatch, *GPUS, "--run", str(tmp_path / "run.toml")) == 2
+    error = capsys.readouterr().err
+    assert f"To count on the model itself: dtfm-node workload {tmp_path}/run.toml --output WORKLOAD.json" in error
+    assert run(monkeypatch, *GPUS) == 2
+    assert "give --run RUN.toml, or the --workload" in capsys.readouterr().err
+
+
+def test_a_workload_of_another_batch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    asked = run_file(train={"global_batch": 64})
+    (tmp_path / "w.json").write_text(describe(asked.message("id")))
+    (tmp_path / "run.toml").write_text("")
+    files = "--run", str(tmp_path / "run.toml"), "--workload", str(tmp_path / "w.json")
+    assert run(monkeypatch, *GPUS, *files) == 2
+    assert "w.json has 16 micro-batches, but " in capsys.readouterr().err
+
+
+def test_plan_takes_the_run_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    (tmp_path / "run.toml").write_text("")
+    assert run(monkeypatch, *GPUS, "--run", str(tmp_path / "run.toml"), "--deadline", "0.1") == 0
+    printed = capsys.readouterr().out
+    assert " tokens per second. The " in printed
+    assert "\n200 steps take " in printed
+
+
+def test_readmes_run_file_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Whatever its storage needs is not installed here."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    written = re.search(r"```toml\n(.*?)```", readme, re.DOTALL)
+    assert written is not None
+    (tmp_path / "run.toml").write_text(re.sub(r'uri = "\S*"', 'uri = "s3://bucket/stories"', written[1]))
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    gpus = "plan", "--gpus", "RTX 3060", "--links", "500Mbit/s,40ms", "--run", str(tmp_path / "run.toml")
+    assert run(monkeypatch, *gpus, "--price", "RTX 3060=0.08", "--deadline", "0.1") == 0
+    assert "2,000 steps take 919 hours (38.3 days) and cost 73.51" in capsys.readouterr().out
+    assert "One such GPU takes 919 hours and costs 73.51" in " ".join(readme.split())
+
+
+def test_it_needs_no_torch() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from dtfm.coordinator import cli\n"
+        "from dtfm.coordinator.command.run_workload import workload_of_run\n"
+        "from dtfm.coordinator.config.run_file import RunFile\n"
+        "print(len(workload_of_run(RunFile()).layers))"
+    )
+    assert subprocess.check_output((sys.executable, "-c", program), text=True, timeout=100) == "10\n"

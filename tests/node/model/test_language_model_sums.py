@@ -1,0 +1,57 @@
+"""scheduler/formats/language_model.py agrees with what a node counts on the model itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtfm.node.command.workload_file import describe
+from dtfm.protos.plan_pb2 import BF16, CHECKPOINTING_AUTO, FP32, OPTIMIZER_STATE_AUTO, Run
+from dtfm.scheduler.formats.language_model import FAMILIES, language_model_layers
+from dtfm.scheduler.formats.workload import parse_workload
+
+SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 352}
+WIDE = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1408}
+
+
+def both(
+    family: str, config: dict[str, Any], vocabulary: int, length: int, micro_batch: int, bf16: bool
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """By field, the sums and what the node counts, layer by layer."""
+    run = Run(
+        model=Run.Model(family=family, config_json=json.dumps(config | {"vocab_size": vocabulary})),
+        data=Run.Data(tokenizer="bytes", sequence_length=length),
+        train=Run.Train(
+            micro_batch=micro_batch,
+            global_batch=micro_batch,
+            precision=BF16 if bf16 else FP32,
+            activation_checkpointing=CHECKPOINTING_AUTO,
+            optimizer_state=OPTIMIZER_STATE_AUTO,
+        ),
+        network=Run.Network(reduction="auto"),
+    )
+    counted = parse_workload(describe(run)).layers
+    summed = language_model_layers(family, config, vocabulary, length, micro_batch, bf16)
+    assert [layer.name for layer in summed] == [layer.name for layer in counted]
+    fields = "forward_flops", "parameter_bytes", "activation_bytes", "kept", "working_bytes"
+    return tuple({f: [getattr(layer, f) for layer in layers] for f in fields} for layers in (summed, counted))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize(
+    ("config", "vocabulary", "length", "micro_batch"),
+    [(SMALL, 300, 64, 1), (SMALL, 32_000, 512, 2), (WIDE, 1000, 1024, 2), (WIDE, 50_304, 1024, 4)],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_familys_layers_are_as_the_node_counts_them(
+    family: str, config: dict[str, Any], vocabulary: int, length: int, micro_batch: int, bf16: bool
+) -> None:
+    """With little text and much, a small vocabulary and a large one: different tensors take most."""
+    settings = config | {"num_hidden_layers": 2}
+    if family == "qwen3":
+        settings["head_dim"] = 64
+    summed, counted = both(family, settings, vocabulary, length, micro_batch, bf16)
+    for field in summed:
+        assert summed[field] == pytest.approx(counted[field], rel=0.01 if field == "working_bytes" else 0), field

@@ -1,0 +1,68 @@
+"""Texts of NETWORK.json and WORKLOAD.json, as scheduler/formats reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from dtfm.scheduler.formats.network import BYTES_PER_GIGABIT
+from dtfm.scheduler.formats.workload import RATIOS
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.workload import Workload
+
+
+def dump_network(cluster: Cluster) -> str:
+    """The text that parse_network reads back."""
+    nodes = []
+    for node in cluster.nodes:
+        entry: dict[str, Any] = {
+            "id": node.id,
+            "region": node.region,
+            "flops": node.flops,
+            "memory_bytes": node.memory_bytes,
+        }
+        entry |= {} if node.host_memory_bytes is None else {"host_memory_bytes": node.host_memory_bytes}
+        entry |= {} if node.up is None else {"up_gbps": node.up / BYTES_PER_GIGABIT}
+        entry |= {} if node.down is None else {"down_gbps": node.down / BYTES_PER_GIGABIT}
+        entry |= {} if node.proven else {"proven": False}
+        nodes.append(entry)
+    latency, bandwidth = cluster.latency * 1e3, cluster.bandwidth / BYTES_PER_GIGABIT
+    matrices = {"latency_ms": latency, "bandwidth_gbps": bandwidth}
+    matrices |= {} if cluster.ratio is None else {"ratio": cluster.ratio.copy()}
+    for matrix in matrices.values():
+        np.fill_diagonal(matrix, 0.0)
+    document: dict[str, Any] = {"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()}
+    if cluster.relays:
+        document["relays"] = [
+            {"id": each.id, "up_gbps": each.up / BYTES_PER_GIGABIT, "down_gbps": each.down / BYTES_PER_GIGABIT}
+            for each in cluster.relays
+        ]
+    if cluster.via is not None:
+        names = [*cluster.ids, *(each.id for each in cluster.relays), None]
+        document["via"] = [[names[number] for number in row] for row in cluster.via.tolist()]
+    return json.dumps(document)
+
+
+def dump_workload(workload: Workload, tokens: int | None = None) -> str:
+    """The text that parse_workload reads back; parse_tokens gives ``tokens``, those of a micro-batch."""
+    sizes = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
+    shape = ("stages", "replicas", "gradient_gigabytes", "activation_gigabytes")
+    document: dict[str, Any] = {
+        "layers": [
+            {key: getattr(layer, key) for key in sizes}
+            | ({} if layer.kept_bytes is None else {"kept_bytes": layer.kept_bytes})
+            | ({"working_bytes": layer.working_bytes} if layer.working_bytes else {})
+            for layer in workload.layers
+        ],
+        "micro_batches": workload.micro_batches,
+        "checkpointing": workload.checkpointing or "auto",
+        "optimizer_state": workload.optimizer_state or "auto",
+    }
+    document |= {ratio: getattr(workload, ratio) for ratio in (f"{part}_bytes_per_parameter_byte" for part in RATIOS)}
+    if tokens is not None:
+        document["tokens_per_micro_batch"] = tokens
+    if workload.paper is not None:
+        document["paper"] = {key: getattr(workload.paper, key) for key in shape}
+    return json.dumps(document)
