@@ -23,6 +23,7 @@ import grpc.aio
 import torch
 
 import dtfm
+from dtfm.node.data import coordinator_disk
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
@@ -257,6 +258,7 @@ class Session:
         if self._opening is not None:
             with long_part("asking the home router for a port"):
                 self._opened = await self._opening
+        coordinator_disk.lead_to(opened)
         self._key = opened.access.key
         self._own = await asyncio.to_thread(runs_it, opened.access.pin)
         self._outgoing = asyncio.Queue()

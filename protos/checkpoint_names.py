@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+MANIFEST = "manifest.json"
 NONCE_BYTES = 16
 
 _BUCKET = re.compile(r"bucket-([0-9]{5,9})(?:-[0-9a-f]{32})?\.safetensors")

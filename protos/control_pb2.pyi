@@ -912,3 +912,58 @@ class ForgiveReply(_message.Message):
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     sentence: str
     def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+
+class PutRequest(_message.Message):
+    __slots__ = ("path", "upload", "offset", "data", "last")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    upload: bytes
+    offset: int
+    data: bytes
+    last: bool
+    def __init__(self, path: _Optional[str] = ..., upload: _Optional[bytes] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class PutReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LookRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class LookReply(_message.Message):
+    __slots__ = ("entries",)
+    class Entry(_message.Message):
+        __slots__ = ("path", "size_bytes", "is_folder")
+        PATH_FIELD_NUMBER: _ClassVar[int]
+        SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+        IS_FOLDER_FIELD_NUMBER: _ClassVar[int]
+        path: str
+        size_bytes: int
+        is_folder: bool
+        def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_folder: _Optional[bool] = ...) -> None: ...
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[LookReply.Entry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[LookReply.Entry, _Mapping]]] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("path", "offset", "length")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    offset: int
+    length: int
+    def __init__(self, path: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class GetReply(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

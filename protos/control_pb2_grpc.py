@@ -186,9 +186,175 @@ class Coordinator:
             _registered_method=True)
 
 
-class ObserverStub:
+class DiskStub:
     """For people and their scripts: reads what the coordinator knows, and asks it to plan.
+    The coordinator's disk, for the checkpoints of a run that names no other storage. Paths are below its folder there.
     """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Put = channel.unary_unary(
+                '/dtfm.Disk/Put',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.PutRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.PutReply.FromString,
+                _registered_method=True)
+        self.Look = channel.unary_unary(
+                '/dtfm.Disk/Look',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.LookRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.LookReply.FromString,
+                _registered_method=True)
+        self.Get = channel.unary_unary(
+                '/dtfm.Disk/Get',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.GetRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.GetReply.FromString,
+                _registered_method=True)
+
+
+class DiskServicer:
+    """For people and their scripts: reads what the coordinator knows, and asks it to plan.
+    The coordinator's disk, for the checkpoints of a run that names no other storage. Paths are below its folder there.
+    """
+
+    def Put(self, request, context):
+        """Writes a piece of a new file. Any piece may be sent again; the file is there once the last one has come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Look(self, request, context):
+        """What is at a path: a file, or what a folder has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Get(self, request, context):
+        """Reads a piece of a file.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DiskServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Put': grpc.unary_unary_rpc_method_handler(
+                    servicer.Put,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.PutRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.PutReply.SerializeToString,
+            ),
+            'Look': grpc.unary_unary_rpc_method_handler(
+                    servicer.Look,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.LookRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.LookReply.SerializeToString,
+            ),
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.GetRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.GetReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'dtfm.Disk', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('dtfm.Disk', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Disk:
+    """For people and their scripts: reads what the coordinator knows, and asks it to plan.
+    The coordinator's disk, for the checkpoints of a run that names no other storage. Paths are below its folder there.
+    """
+
+    @staticmethod
+    def Put(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Disk/Put',
+            dtfm_dot_protos_dot_control__pb2.PutRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.PutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Look(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Disk/Look',
+            dtfm_dot_protos_dot_control__pb2.LookRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.LookReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Disk/Get',
+            dtfm_dot_protos_dot_control__pb2.GetRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.GetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ObserverStub:
+    """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
         """Constructor.
@@ -234,8 +400,7 @@ class ObserverStub:
 
 
 class ObserverServicer:
-    """For people and their scripts: reads what the coordinator knows, and asks it to plan.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def Members(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -331,8 +496,7 @@ def add_ObserverServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Observer:
-    """For people and their scripts: reads what the coordinator knows, and asks it to plan.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     @staticmethod
     def Members(request,

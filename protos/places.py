@@ -11,7 +11,11 @@ LOCAL = frozenset(("file", "local"))
 """On the disk of whoever reads it, where a file that is being written shows."""
 REMOTE = frozenset(("abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "http", "https", "oci", "oss", "r2", "s3", "s3a"))
 """The same wherever it is read. What these may read and write follows from the credentials that a process is given."""
-KNOWN = REMOTE | LOCAL | {"memory"}
+COORDINATOR = "coordinator"
+"""The disk of the run's coordinator, which nodes reach over their connection to it."""
+COORDINATORS_DISK = f"{COORDINATOR}://disk"
+"""Its URL for nodes."""
+KNOWN = REMOTE | LOCAL | {"memory", COORDINATOR}
 """What a run may name. Any other scheme could lead back to this machine's files, as fsspec's "dir" does, or to hosts that its
 user has keys for, as "sftp" does. "memory" is a process's own."""
 

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dtfm.coordinator.config.run_file_errors import RunFileError, describe_errors
 from dtfm.coordinator.config.run_file_tables import Checkpoint, Cluster, Data, Model, Network, Table, Train, Trust
 from dtfm.protos import plan_pb2
+from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
@@ -65,6 +66,18 @@ class RunFile(Table):
             )
         return trust
 
+    @property
+    def checkpoints(self) -> str:
+        """The URL of the folder for checkpoints, as the coordinator reaches it."""
+        if not self.keeps_checkpoints_itself:
+            return self.checkpoint.uri
+        return Path("dtfm-runs", self.name).resolve().as_uri()
+
+    @property
+    def keeps_checkpoints_itself(self) -> bool:
+        """Whether they are on the coordinator's own disk, and nodes reach them through it."""
+        return self.checkpoint.uri == f"{COORDINATOR}:"
+
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
         of_enums = {"precision", "schedule", "activation_checkpointing", "optimizer_state"}
@@ -92,7 +105,10 @@ class RunFile(Table):
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,
-            checkpoint=plan_pb2.Run.Checkpoint(**self.checkpoint.model_dump()),
+            checkpoint=plan_pb2.Run.Checkpoint(
+                **self.checkpoint.model_dump(exclude={"uri"}),
+                uri=COORDINATORS_DISK if self.keeps_checkpoints_itself else self.checkpoint.uri,
+            ),
             trust=plan_pb2.Run.Trust(mode=_TRUST_MODES[self.trust.mode], audit_rate=self.trust.audits),
         )
 

@@ -14,7 +14,7 @@ import fsspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from dtfm.installed import install_line
-from dtfm.protos.places import KNOWN, check_url, expanded
+from dtfm.protos.places import COORDINATOR, KNOWN, check_url, expanded
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
 ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64", "topk"]
@@ -429,11 +429,12 @@ class Checkpoint(Table):
     """Where and how often the model and the optimizer's state are written."""
 
     uri: str = Field(
-        default="file:./checkpoints",
+        default=f"{COORDINATOR}:",
         min_length=1,
         max_length=4096,
-        description="Folder for checkpoints, a path or a URL. The coordinator and all nodes must reach it. Kinds of URL, as "
-        f"fsspec has them: {', '.join(sorted(KNOWN))}; not wrapped into each other (::).",
+        description=f'Where checkpoints are written. "{COORDINATOR}:" is the folder dtfm-runs/NAME on the coordinator\'s disk: '
+        "nodes send it what they write. Else a path or a URL that the coordinator and all nodes reach. Kinds of URL, as fsspec "
+        f"has them: {', '.join(sorted(KNOWN))}; not wrapped into each other (::).",
     )
     every: int = Field(
         default=100,
@@ -452,6 +453,8 @@ class Checkpoint(Table):
     def _uri_reachable(cls, uri: str) -> str:
         check_url(uri)
         protocol, _, path = uri.partition(":") if re.match(r"[A-Za-z][\w+.-]*:", uri) else ("file", "", uri)
+        if protocol == COORDINATOR:
+            return f"{COORDINATOR}:"
         if protocol == "file":
             return expanded(path.removeprefix("//") or "/").resolve().as_uri()
         try:

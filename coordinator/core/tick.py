@@ -29,6 +29,7 @@ from dtfm.coordinator.core.transition import (
     Input,
     InviteAsked,
     ManifestDone,
+    PartArrived,
     Planned,
     PlanNow,
     Ready,
@@ -90,12 +91,14 @@ def _take_in(transition: Transition, event: Input) -> None:
             replanning.replan(transition, (event.ticket,))
         case Planned() if not over:
             replanning.planned(transition, event)
+        case PartArrived(step) if not over:
+            checkpoints.arrived(transition, step)
         case ManifestDone() if not over:
             checkpoints.manifest_done(transition, event)
         case TimePassed() if not over:
             membership.lapse(transition)
             _overdue(transition)
-        case Planned() | ManifestDone() | TimePassed():
+        case Planned() | ManifestDone() | PartArrived() | TimePassed():
             pass
 
 

@@ -72,6 +72,13 @@ class ManifestDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PartArrived:
+    """Part of the checkpoint of ``step`` has come to the coordinator's disk since the last time that this was said."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanNow:
     """Somebody asks for a new plan. The answer goes to ``ticket``."""
 
@@ -147,6 +154,7 @@ Input = (
     | Rejected
     | Planned
     | ManifestDone
+    | PartArrived
     | PlanNow
     | InviteAsked
     | EnrolAsked

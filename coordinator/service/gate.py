@@ -24,6 +24,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Join": frozenset({Role.NODE}),
+    "Put": frozenset({Role.NODE}),
+    "Look": frozenset({Role.NODE}),
+    "Get": frozenset({Role.NODE}),
     "Members": frozenset({Role.VIEWER, Role.OPERATOR}),
     "Events": frozenset({Role.VIEWER, Role.OPERATOR}),
     "PlanNow": frozenset({Role.OPERATOR}),

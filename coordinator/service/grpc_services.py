@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.transition import AnswerPlanNow
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record, StoreError
+from dtfm.coordinator.service.disk import Forbidden, MembersDisk
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.knocking import knock
 from dtfm.coordinator.service.streams import Streams
@@ -25,6 +26,7 @@ from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.candidates import Address
 from dtfm.protos.proof import LET_IN
 
+Done = TypeVar("Done")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -82,6 +84,39 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
             return await knock(request.enrolment.name, request.candidates, request.token, self._seen(context.peer()))
         except Refused as refused:
             await refuse(context, refused)
+
+
+class Files(control_pb2_grpc.DiskServicer):
+    """What members write and read on the coordinator's disk."""
+
+    def __init__(self, disk: MembersDisk, gate: Gate) -> None:
+        self._disk = disk
+        self._gate = gate
+
+    async def Put(self, request: wire.PutRequest, context: Context) -> wire.PutReply:
+        caller = await self._gate.admit(context, "Put")
+        await self._done(self._disk.put(request, caller), context)
+        return wire.PutReply()
+
+    async def Look(self, request: wire.LookRequest, context: Context) -> wire.LookReply:
+        caller = await self._gate.admit(context, "Look")
+        return wire.LookReply(entries=await self._done(self._disk.look(request.path, caller), context))
+
+    async def Get(self, request: wire.GetRequest, context: Context) -> wire.GetReply:
+        caller = await self._gate.admit(context, "Get")
+        return wire.GetReply(data=await self._done(self._disk.get(request, caller), context))
+
+    async def _done(self, work: Awaitable[Done], context: Context) -> Done:
+        """Its result. Ends the call if it fails."""
+        try:
+            return await work
+        except FileNotFoundError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except Forbidden as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except OSError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        raise AssertionError("abort returns never")
 
 
 class Observers(control_pb2_grpc.ObserverServicer):

@@ -29,9 +29,10 @@ from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.compiling import compile_scheduler
+from dtfm.coordinator.service.disk import MembersDisk
 from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
-from dtfm.coordinator.service.grpc_services import Joins, Observers, OtherMethods
+from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.planner import choose
 from dtfm.coordinator.service.repeated import Repeated
@@ -79,6 +80,7 @@ class Server:
         self._planning, self._manifests, self._tidying = (
             ThreadPoolExecutor(1, n) for n in ("plan", "manifest", "tidy")
         )
+        self._disk = MembersDisk(lambda: self.state, self._inputs.put_nowait)
         self._tickets = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,6 +112,7 @@ class Server:
         self._grpc = grpc.aio.server(options=coordinator_options())
         gate = Gate(self.pin, lambda: self.state.ledger, front)
         joins, observers = Joins(self._streams, self, gate, front.seen), Observers(self, gate)
+        control_pb2_grpc.add_DiskServicer_to_server(Files(self._disk, gate), self._grpc)  # type: ignore[no-untyped-call]
         control_pb2_grpc.add_CoordinatorServicer_to_server(joins, self._grpc)  # type: ignore[no-untyped-call]
         control_pb2_grpc.add_ObserverServicer_to_server(observers, self._grpc)  # type: ignore[no-untyped-call]
         self._grpc.add_generic_rpc_handlers((OtherMethods(front.called),))
@@ -159,7 +162,7 @@ class Server:
         for answer in self._answers.values():
             answer.cancel()
         await self._log.close()
-        for threads in (self._planning, self._manifests, self._tidying):
+        for threads in (self._planning, self._manifests, self._tidying, self._disk.thread):
             threads.shutdown(wait=False, cancel_futures=True)
         await self._grpc.stop(grace=0.5)
         await self._front.close()

@@ -87,19 +87,19 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event]) -> int:
 
 
 def _start(run: RunFile) -> list[ev.Event]:
-    if (folder := newest(run.checkpoint.uri)) is not None:
+    if (folder := newest(run.checkpoints)) is not None:
         raise ValueError(
-            f"checkpoint.uri = {run.checkpoint.uri!r} holds another run's checkpoints ({folder}); go on from them with "
-            f"--resume, or give another folder"
+            f"{run.checkpoints} holds another run's checkpoints ({folder}); go on from them with --resume, or give this run "
+            f"another name, or another checkpoint.uri"
         )
     return [ev.RunStarted(secrets.token_hex(8), run.model_dump(mode="json"))]
 
 
 def _from_checkpoint(store: Store, run: RunFile) -> list[ev.Event]:
-    folder = newest(run.checkpoint.uri)
+    folder = newest(run.checkpoints)
     if folder is None:
         raise ValueError(
-            f"there is nothing to resume: {store.url} is empty, and {run.checkpoint.uri} holds no whole checkpoint; leave "
+            f"there is nothing to resume: {store.url} is empty, and {run.checkpoints} holds no whole checkpoint; leave "
             f"--resume out to start"
         )
     manifest, digest = manifest_and_digest(folder)

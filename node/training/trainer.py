@@ -54,6 +54,7 @@ from dtfm.protos.control_pb2 import (
     StepFailed,
     StepProblem,
 )
+from dtfm.protos.places import COORDINATOR
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -368,7 +369,8 @@ class Trainer:
             log.error("generation %d could not be adopted: %s", placement.generation, problem)
             self._report(NodeMessage(plan_failed=plan_failed(placement.generation, problem)))
             return
-        if placement.first and placement.replicas[0] == placement.node:
+        itself = self._loaded.run.checkpoint.uri.startswith(COORDINATOR)  # it keeps no tokens for others
+        if placement.first and placement.replicas[0] == placement.node and not itself:
             self._data.publish(self._loaded.data, self._loaded.run.checkpoint.uri)
         log.info("compression: %s", generation.codecs)
         deliver_to(generation.receiver)

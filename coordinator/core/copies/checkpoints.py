@@ -8,11 +8,18 @@ from dataclasses import replace
 from dtfm.coordinator.core.state import Destination, Layers, SnapshotTally, State
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
 from dtfm.coordinator.log import events as ev
-from dtfm.protos.checkpoint_names import step_folder
+from dtfm.protos.checkpoint_names import MANIFEST, bucket_of, step_folder
 
 MOST_CHECKPOINTS = 4
 """The number of checkpoints under way. If another one begins, the oldest is given up."""
 
+
+MOST_MODEL_FILE_BYTES = 64 << 20
+"""A tokenizer's are the largest."""
+
+MOST_STATE_TIMES = 8
+"""A bucket's file has at most so many times the bytes of all parameters: they may be in bf16, and the file is in fp32, with two
+moments."""
 
 RETRY_LEASES = 2
 """The time after which the last checkpoint is tried again."""
@@ -45,13 +52,34 @@ def own_parts(
     return own
 
 
+def most_bytes(state: State, node: str, step: int, file: str) -> int:
+    """How large the node may make this file of the checkpoint of ``step``, where the coordinator keeps checkpoints itself; 0: it
+    may not write it."""
+    tally, described = state.safekeeping.snapshot(Destination.CHECKPOINT, step), state.ledger.described
+    if tally is None or described is None:
+        return 0
+    bucket = bucket_of(file)
+    if node not in tally.due_from.get(bucket or 0, ()):
+        return 0
+    if bucket is None:  # of the model: whoever writes the first bucket writes it
+        return MOST_MODEL_FILE_BYTES if file != MANIFEST and "bucket" not in file else 0
+    return int(MOST_STATE_TIMES * sum(layer.parameter_bytes for layer in described.workload.layers)) + (16 << 20)
+
+
+def arrived(transition: Transition, step: int) -> None:
+    """Part of a checkpoint has just come to the coordinator's disk: there is reason to wait for the rest."""
+    if (tally := transition.state.safekeeping.snapshot(Destination.CHECKPOINT, step)) is not None:
+        later = replace(tally, due=transition.now + transition.state.patience)
+        transition.set_safekeeping(transition.state.safekeeping.with_snapshot(later))
+
+
 def go_on(transition: Transition, tally: SnapshotTally, node: str, problem: str) -> None:
     """Once all buckets are written, by whichever nodes, the manifest makes the checkpoint whole."""
     described = transition.state.ledger.described
     assert described is not None
     if len(tally.parts) == described.buckets:
         transition.set_safekeeping(transition.state.safekeeping.with_snapshot(replace(tally, writers={})))
-        folder = step_folder(transition.state.run.checkpoint.uri, tally.step)
+        folder = step_folder(transition.state.run.checkpoints, tally.step)
         parts = tuple(tally.parts[bucket] for bucket in sorted(tally.parts))
         transition.commands.append(WriteManifest(tally.step, folder, parts))
     elif problem:
@@ -71,7 +99,7 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
         return
     safekeeping = transition.state.safekeeping.without_snapshot(tally)
     transition.set_safekeeping(replace(safekeeping, unfinished=safekeeping.unfinished - {done.step}))
-    folder = step_folder(transition.state.run.checkpoint.uri, done.step)
+    folder = step_folder(transition.state.run.checkpoints, done.step)
     transition.emit(ev.CheckpointWritten(done.step, folder, done.digest))
     if not tally.disputed:  # otherwise this one may be of no use, so the older ones stay
         tidy(transition)
@@ -80,18 +108,16 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
 def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
     """Deletes the checkpoints that the run does not keep, what there is of those that were given up, and those of ``undone``
     steps: whoever looks into the folder alone would take them for the newest."""
-    ledger, safekeeping, target = (
-        transition.state.ledger,
-        transition.state.safekeeping,
-        transition.state.run.checkpoint,
-    )
+    ledger, safekeeping, run = transition.state.ledger, transition.state.safekeeping, transition.state.run
     under_way = frozenset(each.step for each in safekeeping.snapshots if each.destination is Destination.CHECKPOINT)
     given_up = frozenset({*safekeeping.unfinished, *undone}) - under_way
     newest = ledger.copies.checkpoint_step
     if not newest and not undone:
         return
     transition.set_safekeeping(replace(safekeeping, unfinished=under_way))
-    transition.commands.append(TidyCheckpoints(target.uri, ledger.run_id, newest, target.keep, under_way, given_up))
+    transition.commands.append(
+        TidyCheckpoints(run.checkpoints, ledger.run_id, newest, run.checkpoint.keep, under_way, given_up)
+    )
 
 
 def give_up(transition: Transition, tally: SnapshotTally, reason: str, by: Collection[str] = ()) -> None:

@@ -18,6 +18,8 @@ from dtfm.coordinator.core.validation.files import check_own_layers, check_parts
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.checkpoint_names import step_folder
+from dtfm.protos.places import COORDINATORS_DISK
 
 
 def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotDestination:
@@ -135,8 +137,9 @@ def source(state: State) -> wire.SnapshotSource:
             return wire.SnapshotSource(parts=parts, states=_states(ledger))
     if (checkpoint := ledger.copies.checkpoints.get(ledger.training.step)) is None:
         return wire.SnapshotSource()
-    manifest = bytes.fromhex(checkpoint.manifest)
-    return wire.SnapshotSource(folder=checkpoint.folder, manifest=manifest, states=_states(ledger))
+    itself = state.run.keeps_checkpoints_itself
+    folder = step_folder(COORDINATORS_DISK, ledger.training.step) if itself else checkpoint.folder
+    return wire.SnapshotSource(folder=folder, manifest=bytes.fromhex(checkpoint.manifest), states=_states(ledger))
 
 
 def _without(tally: SnapshotTally, node: str) -> SnapshotTally:

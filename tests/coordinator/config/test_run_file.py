@@ -36,7 +36,7 @@ def test_every_key_is_described() -> None:
 
 def test_a_local_checkpoint_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert read("").checkpoint.uri == (tmp_path / "checkpoints").as_uri()
+    assert read('name = "stories"').checkpoints == (tmp_path / "dtfm-runs/stories").as_uri()
     assert read('[checkpoint]\nuri = "some/where"').checkpoint.uri == (tmp_path / "some/where").as_uri()
     assert read('[checkpoint]\nuri = "file:///elsewhere/"').checkpoint.uri == "file:///elsewhere"
     assert read('[checkpoint]\nuri = "memory://x/"').checkpoint.uri == "memory://x"

@@ -1,0 +1,150 @@
+"""The coordinator's own disk, for runs that name no other storage: nodes put the files of checkpoints there, and read them back.
+
+A file is written beside its place, and moved there when it is whole. Who may write which file, and how large it may be, the
+core says (core/copies/checkpoints.py): no member can fill the disk, or write what another one is to write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from dtfm.coordinator.core.copies.checkpoints import most_bytes
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.transition import Input, PartArrived
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.checkpoint_names import step_of
+
+ROOM_BYTES = 1 << 30
+"""What is left free of the disk, for the log and for others."""
+
+MOST_PIECE_BYTES = 1 << 20
+
+UPLOAD_BYTES = 16
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
+
+
+class Forbidden(ValueError):
+    """The caller may not write or read there."""
+
+
+class Disk:
+    """Files below ``root``. All methods wait for the disk, and raise OSError."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, request: wire.PutRequest, most_bytes: int) -> None:
+        """Writes a piece. ``most_bytes``: how large the caller may make the file; 0: it may not write it. Raises Forbidden."""
+        place = self._place(request.path)
+        size = request.offset + len(request.data)
+        if size > most_bytes:
+            raise Forbidden(f"{request.path}: this node may write {most_bytes} bytes there now, not {size}")
+        if len(request.data) > MOST_PIECE_BYTES or len(request.upload) != UPLOAD_BYTES:
+            raise Forbidden(
+                f"{request.path}: a piece has at most {MOST_PIECE_BYTES} bytes, and an upload's number {UPLOAD_BYTES}"
+            )
+        part = place.with_name(f"{place.name}.{request.upload.hex()}.part")
+        if request.last:
+            self._finish(part, place, request.offset)
+            return
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._check_room(len(request.data))
+        file = os.open(part, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(file, request.data, request.offset)
+        finally:
+            os.close(file)
+
+    def look(self, path: str) -> list[wire.LookReply.Entry]:
+        """What is at a path. Raises FileNotFoundError and Forbidden."""
+        place = self._place(path, folder=True)
+        found = [each for each in sorted(place.iterdir()) if each.suffix != ".part"] if place.is_dir() else [place]
+        return [
+            wire.LookReply.Entry(
+                path=str(each.relative_to(self._root)), size_bytes=each.stat().st_size, is_folder=each.is_dir()
+            )
+            for each in found
+        ]
+
+    def get(self, path: str, offset: int, length: int) -> bytes:
+        """A piece of a file. Raises FileNotFoundError and Forbidden."""
+        with self._place(path).open("rb") as file:
+            file.seek(offset)
+            return file.read(min(length, MOST_PIECE_BYTES))
+
+    def _place(self, path: str, *, folder: bool = False) -> Path:
+        """Raises Forbidden unless it is a file's of a checkpoint, or with ``folder`` a checkpoint's."""
+        step, _, name = path.partition("/")
+        if step_of(step) is None or not (_NAME.fullmatch(name) or (folder and not name)):
+            raise Forbidden(f"{path[:100]!r} is no file of a checkpoint")
+        return self._root / step / name
+
+    def _finish(self, part: Path, place: Path, size: int) -> None:
+        if not part.exists() and place.exists() and place.stat().st_size == size:
+            return  # it was said before
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        if part.stat().st_size != size:
+            raise OSError(f"{place.name} has {part.stat().st_size} bytes of {size}; write it once more")
+        part.replace(place)
+
+    def _check_room(self, size: int) -> None:
+        free = shutil.disk_usage(self._root).free
+        if free - size < ROOM_BYTES:
+            raise OSError(
+                f"the coordinator's disk has {free / 2**30:.1f} GiB left at {self._root}, and {ROOM_BYTES / 2**30:.0f} GiB stay "
+                "free; make room there, or name another place with checkpoint.uri"
+            )
+
+
+Done = TypeVar("Done")
+
+
+class MembersDisk:
+    """What members may do with the Disk now, in a ``thread`` of its own. ``state`` returns the present one, and ``tell`` takes
+    what the core should know."""
+
+    def __init__(self, state: Callable[[], State], tell: Callable[[Input], None]) -> None:
+        self._state = state
+        self._tell = tell
+        self._told: dict[int, float] = {}
+        run = state().run
+        root = Path(url2pathname(urlsplit(run.checkpoints).path)) if run.keeps_checkpoints_itself else None
+        self._disk = None if root is None else Disk(root)
+        self.thread = ThreadPoolExecutor(1, "disk")
+
+    async def put(self, request: wire.PutRequest, by: str) -> None:
+        """Raises Forbidden and OSError."""
+        folder, _, file = request.path.partition("/")
+        step = step_of(folder) or 0
+        most = most_bytes(self._state(), by, step, file)
+        await self._do(by, lambda disk: disk.put(request, most))
+        now = time.monotonic()
+        if now > self._told.get(step, 0.0) + self._state().lease:
+            self._told = {step: now}
+            self._tell(PartArrived(step))
+
+    async def look(self, path: str, by: str) -> list[wire.LookReply.Entry]:
+        """Raises Forbidden and OSError."""
+        return await self._do(by, lambda disk: disk.look(path))
+
+    async def get(self, request: wire.GetRequest, by: str) -> bytes:
+        """Raises Forbidden and OSError."""
+        return await self._do(by, lambda disk: disk.get(request.path, request.offset, request.length))
+
+    async def _do(self, by: str, work: Callable[[Disk], Done]) -> Done:
+        disk = self._disk
+        if by not in self._state().ledger.members or disk is None:
+            raise Forbidden(f"{by} is no member now, or checkpoints are elsewhere")
+        return await asyncio.get_running_loop().run_in_executor(self.thread, lambda: work(disk))

@@ -1,0 +1,134 @@
+"""What members may do with the coordinator's disk: `service/disk.py`, and `most_bytes` of the core, which says how much."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.copies.checkpoints import most_bytes
+from dtfm.coordinator.core.state import Destination
+from dtfm.coordinator.service.disk import MOST_PIECE_BYTES, Disk, Forbidden, MembersDisk
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.checkpoint_names import bucket_file
+from tests.coordinator.script import LEASE, World, fresh_state, training
+
+FILE = f"step-00000002/{bucket_file(0, 'ab' * 16)}"
+UPLOAD, ANOTHER = bytes(16), bytes([1]) * 16
+
+
+def put(path: str = FILE, data: bytes = b"", upload: bytes = UPLOAD, **changes: Any) -> wire.PutRequest:
+    return wire.PutRequest(path=path, data=data, upload=upload, **changes)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "run")
+
+
+def files(disk: Disk, folder: str = "step-00000002") -> list[tuple[str, int]]:
+    return [(entry.path, entry.size_bytes) for entry in disk.look(folder)]
+
+
+def test_a_file_is_there_once_all_of_it_has_come_in_any_order_and_any_number_of_times(disk: Disk) -> None:
+    for data, offset in ((b"world", 6), (b"hello ", 0), (b"world", 6)):
+        disk.put(put(data=data, offset=offset), most_bytes=100)
+        assert files(disk) == []
+    for _ in range(2):  # the answer to the first may have been lost
+        disk.put(put(offset=11, last=True), most_bytes=100)
+        assert files(disk) == [(FILE, 11)]
+    assert disk.get(FILE, 0, 100) == b"hello world"
+    assert disk.get(FILE, 6, 3) == b"wor"
+
+
+def test_a_file_of_which_something_is_missing_does_not_become_whole(disk: Disk) -> None:
+    disk.put(put(data=b"hello"), most_bytes=100)
+    with pytest.raises(OSError, match="has 5 bytes of 11"):
+        disk.put(put(offset=11, last=True), most_bytes=100)
+    assert files(disk) == []
+
+
+def test_two_attempts_do_not_mix(disk: Disk) -> None:
+    disk.put(put(data=b"one"), most_bytes=100)
+    disk.put(put(data=b"another", upload=ANOTHER), most_bytes=100)
+    disk.put(put(offset=3, last=True), most_bytes=100)
+    assert disk.get(FILE, 0, 100) == b"one"
+
+
+@pytest.mark.parametrize(
+    ("request_", "most"),
+    [
+        (put(data=b"x" * 11), 10),
+        (put(data=b"x", offset=10), 10),
+        (put(data=b"x", offset=2**63), 10),
+        (put(data=b"x"), 0),
+        (put(data=bytes(MOST_PIECE_BYTES + 1)), 1 << 30),
+        (put(data=b"x", upload=b"short"), 10),
+    ],
+)
+def test_nobody_writes_more_than_it_may(disk: Disk, request_: wire.PutRequest, most: int) -> None:
+    with pytest.raises(Forbidden):
+        disk.put(request_, most)
+
+
+@given(st.text(max_size=40) | st.sampled_from(["../x", "step-00000002/../../x", "/etc/passwd", "step-00000002/a/b"]))
+def test_nobody_reaches_anything_else(tmp_path_factory: pytest.TempPathFactory, path: str) -> None:
+    disk = Disk(tmp_path_factory.getbasetemp() / "run")
+    for step in (path, f"step-00000002/{path}"):
+        if "/" in path or "\0" in path or step == path:
+            with pytest.raises(Forbidden):
+                disk.put(put(step, b"x"), 10)
+            with pytest.raises(Forbidden):
+                disk.get(step, 0, 1)
+
+
+def test_a_disk_that_is_nearly_full_takes_nothing_and_says_how_much_is_left(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 29))
+    with pytest.raises(OSError, match=r"has 0.5 GiB left at .*make room there, or name another place"):
+        disk.put(put(data=b"x"), 10)
+
+
+def checkpoint_under_way() -> World:
+    """Of step 2: a writes the buckets 0 and 1, and b 2 and 3."""
+    world = training()
+    world.step()
+    world.step()
+    return world
+
+
+def test_who_is_to_write_a_bucket_may_write_its_file_and_nobody_else() -> None:
+    state = checkpoint_under_way().state
+    assert {node for node in "ab" if most_bytes(state, node, 2, bucket_file(0, "ab" * 16))} == {"a"}
+    assert {node for node in "ab" if most_bytes(state, node, 2, bucket_file(3, "ab" * 16))} == {"b"}
+    assert {node for node in "ab" if most_bytes(state, node, 2, "config.json")} == {"a"}, "it writes the first bucket"
+    for file in ("manifest.json", "bucket-00000.safetensors.part", bucket_file(99, "ab" * 16)):
+        assert most_bytes(state, "a", 2, file) == 0
+    assert most_bytes(state, "a", 1, bucket_file(0, "ab" * 16)) == 0, "no checkpoint of that step is under way"
+
+
+def test_while_parts_come_the_coordinator_waits_for_the_rest() -> None:
+    world = checkpoint_under_way()
+    for _ in range(3):
+        world.wait(60 * LEASE, beating="ab")
+        world.feed(t.PartArrived(2))
+    assert world.state.safekeeping.snapshot(Destination.CHECKPOINT, 2) is not None
+    world.wait(110 * LEASE, beating="ab")
+    assert world.state.safekeeping.snapshot(Destination.CHECKPOINT, 2) is None
+
+
+async def test_strangers_and_runs_with_other_storage_have_nothing_there() -> None:
+    world, told = checkpoint_under_way(), list[t.Input]()
+    elsewhere = MembersDisk(lambda: world.state, told.append)
+    with pytest.raises(Forbidden):
+        await elsewhere.put(put(data=b"x"), "a")
+    own = MembersDisk(lambda: fresh_state(checkpoint={"uri": "coordinator:"}), told.append)
+    with pytest.raises(Forbidden):
+        await own.get(wire.GetRequest(path=FILE), "a")
+    assert told == []
