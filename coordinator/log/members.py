@@ -173,8 +173,8 @@ class DeviceDrifted:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShown:
-    """In an open run, by the coordinator's clock, the node's share of steps took at least so many ``flops`` (FLOP/s) to be done
-    in time. So more of what it claims counts from now on (core/trust/claims.py)."""
+    """In an open run, a node has shown its speed: a device of fewer ``flops`` (FLOP/s) would not have done its share of recent
+    steps in time, by the coordinator's clock. More of what it claims counts from now on (core/trust/claims.py)."""
 
     node: str
     flops: float

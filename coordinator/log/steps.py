@@ -64,8 +64,9 @@ class StepCommitted:
 
 @dataclass(frozen=True, slots=True)
 class GradientsClipped:
-    """In an open run, replicas found the gradients of others too large for ``step``, and clipped them before they added them up.
-    ``times``: by who did it, then by whose they were, how many times over the bound the worst piece was, at most 1e9."""
+    """In an open run, replicas found the gradients of others too large in ``step``, and clipped them before they added them up.
+    ``times[one][other]``: the largest piece of the ``other``'s gradients that ``one`` clipped, in multiples of the bound, at most
+    1e9."""
 
     step: int
     generation: int

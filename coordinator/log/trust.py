@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
 WITNESSES = 2
-"""Parties that have to find a stranger's work right before it is proven, where so many could."""
+"""The number of parties that must find a stranger's work right before it is proven. Where only one could, one is enough."""
 
 MOST_WITNESSES = 8
 """The number of them that are remembered, the last ones."""
@@ -44,7 +44,7 @@ def party_named(key_or_name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Audits:
-    """What audits of a party's work came to."""
+    """The results of the audits of a party's work."""
 
     clean: int = 0
     """How often in a row its work was found right."""
@@ -231,7 +231,7 @@ class NodeForgiven:
     event: Literal["node_forgiven"] = "node_forgiven"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        """Whom an operator forgives begins anew, as one who is suspected. Who was cleared is what it was before."""
+        """A node that an operator forgives begins anew, and is suspected at first. One that was cleared is what it was before."""
         trust, of = ledger.trust, (self.node, self.key)
         ended = {who: why for who, why in trust.quarantined.items() if who in of}
         fresh = replace(trust, quarantined={who: why for who, why in trust.quarantined.items() if who not in of})
@@ -252,7 +252,7 @@ class Trust:
     worked: Mapping[str, int] = field(default_factory=dict)
     """By node, in how many committed steps it took part; in the order in which they first came."""
     audits: Mapping[str, Audits] = field(default_factory=dict)
-    """By party, what came of the audits of its work."""
+    """By party, the results of the audits of its work."""
     began: Mapping[str, int] = field(default_factory=dict)
     """By party, the last step before its work."""
     quarantined: Mapping[str, NodeQuarantined] = field(default_factory=dict)

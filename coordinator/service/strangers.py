@@ -37,8 +37,8 @@ class Limits:
 
     @classmethod
     def within(cls, files: int) -> Limits:
-        """For a process that may have so many files open: a connection takes three, of which strangers have three eighths, half
-        of them from origins of members, and members a half. The rest is the coordinator's own."""
+        """For a process that may have that number of ``files`` open. Each connection takes three. Strangers get three eighths of
+        all files, half of these for origins of members; members get a half; the rest is the coordinator's own."""
         usual = cls()
         most = min(usual.open, files // 16)
         return cls(open=most, open_of_one=min(usual.open_of_one, most), members=min(usual.members, files // 6))

@@ -181,7 +181,7 @@ class Streams:
             outgoing.put(message)
 
     def logged(self, said: t.Greeted | t.Heard | t.StreamClosed, events: int) -> None:
-        """What was said on a stream has put so many events into the log."""
+        """Charges the stream's party for the ``events`` that went into the log because of what it said."""
         if (pays := self._pays.get(said.stream)) is not None:
             pays.draw(time.monotonic(), events)
             if isinstance(said, t.StreamClosed):

@@ -23,8 +23,8 @@ def shards(elements: int, members: int) -> list[tuple[int, int]]:
 def pieces(elements: int, members: int) -> tuple[tuple[int, int], ...]:
     """The shards cut into half-open ranges of at most PIECE_ELEMENTS.
 
-    The first piece of each shard comes first, then the second of each, and so on: member i % members sums piece i. Where a
-    shard has fewer pieces than the longest one, the remaining ranges are empty.
+    First comes the first piece of each shard, then the second of each, and so on: member i % members sums piece i. A shard with
+    fewer pieces than the longest one is filled up with empty ranges.
     """
     divided = shards(elements, members)
     rounds = max(1, max(-(-(stop - start) // PIECE_ELEMENTS) for start, stop in divided))

@@ -20,7 +20,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Checkpointing, Keeping
 
 WORTH = 1.1
-"""What a member has shown is logged if so many times more of its claim counts for it."""
+"""What a member has shown is logged if it makes that many times more of its claim count."""
 
 
 @dataclass(frozen=True, slots=True)

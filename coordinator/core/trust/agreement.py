@@ -60,10 +60,9 @@ def state_differs(pairs: list[Pair], step: int, of: str, *, went_on: bool = True
 
 
 def dissent(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, View], bool] = operator.eq) -> list[Pair]:
-    """Nodes say what should be the same, each its view. Returns the pairs that contradict each other: each whose view is not
-    that of
-    most parties, with some of these. Empty: it is the same, or there is a view with which all agree, though not all agree with
-    each other (``agree`` may allow for rounding)."""
+    """The pairs that contradict each other, where all ``views`` should be the same: each node whose view is not that of most
+    parties, with some of these. Empty: they are the same, or there is one with which all agree, though not all agree with each
+    other (``agree`` may allow for rounding)."""
     first = next(iter(views.values()), None)
     if first is None or all(agree(first, other) for other in views.values()):
         return []

@@ -26,7 +26,8 @@ MOST_PASSED = 100_000
 """Tensors that a node may name in a vote, each way."""
 
 PIECE_BYTES = 1 << 21
-"""The least bytes of parameters in a piece that is not a shard's last one: it has so many elements (node/model/pieces.py)."""
+"""The least size of a piece, in bytes of parameters, but for the last one of a shard: it has as many elements
+(node/model/pieces.py), of at least one byte."""
 
 
 def read_passed(vote: wire.StepReady, plan: Plan, node: str, described: Described) -> Passed:
