@@ -22,6 +22,12 @@ def step_of(folder: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def marker_file(run_id: str, node: str = "") -> str:
+    """The empty file by which the coordinator, or a node, marks the folder of a run's checkpoints, so that it is seen whether all
+    reach the same one."""
+    return f"run-{run_id}-{node}" if node else f"run-{run_id}"
+
+
 def bucket_file(bucket: int, nonce: str) -> str:
     """The name of a bucket's file; its node draws the ``nonce`` (hex, NONCE_BYTES) for it. So nobody writes other content under a
     name that a manifest has, where the storage lets nobody overwrite."""

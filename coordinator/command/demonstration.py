@@ -17,6 +17,7 @@ from dtfm.coordinator.command.child_processes import Child, Children
 from dtfm.coordinator.command.exporting import export_checkpoint
 from dtfm.coordinator.config.run_file import RunFile, parse_run, read_table
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.manifest import mark
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import node_invitation
@@ -95,6 +96,7 @@ async def _train(demo: Settings) -> int:
     console = Console(stderr=demo.json_lines, soft_wrap=True)
     with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
         state, events = open_run(store, demo.run, resume=False)
+        mark(state.run.checkpoints, state.ledger.run_id)
         server = Server(state, store, authority_key(authority_file(demo.store_url, "")))
         server.addresses = (f"127.0.0.1:{await server.bind('127.0.0.1', 0)}",)
         made, secret = node_invitation(time.time(), demo.nodes, "the demo's nodes")

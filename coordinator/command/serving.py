@@ -14,6 +14,7 @@ from pathlib import Path
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
 from dtfm.coordinator.log.events import Revoked
+from dtfm.coordinator.log.manifest import mark
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
 from dtfm.coordinator.service.announcing import announcing
@@ -68,6 +69,7 @@ async def _serve(
 ) -> int:
     old = None if paths.invitation is None else _written_before(paths.invitation)
     state, events = open_run(store, run, resume=resume)
+    mark(state.run.checkpoints, state.ledger.run_id)
     begun = len(events)
     key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
     server = Server(state, store, key)

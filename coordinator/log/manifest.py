@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from dtfm.coordinator.log.events import SnapshotPart
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES, layout_of_file
-from dtfm.protos.checkpoint_names import bucket_file, bucket_of, step_folder, step_of
+from dtfm.protos.checkpoint_names import bucket_file, bucket_of, marker_file, step_folder, step_of
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 << 20
@@ -113,6 +113,20 @@ def manifest_and_digest(folder: str) -> tuple[Manifest, str]:
     if any(bucket_of(b.file) is None for b in buckets):
         raise CheckpointError(f"{folder}/manifest.json names files outside the checkpoint; it is not one of ours")
     return manifest, blake3(text).hexdigest()
+
+
+def mark(uri: str, run_id: str) -> None:
+    """Marks the folder for checkpoints as the run's, so that nodes see whether they reach the same one. Raises CheckpointError if
+    it cannot be written."""
+    try:
+        filesystem, path = fsspec.url_to_fs(uri)
+        filesystem.makedirs(path, exist_ok=True)
+        filesystem.pipe_file(f"{path.rstrip('/')}/{marker_file(run_id)}", b"")
+    except Exception as error:  # a storage's driver may raise anything
+        raise CheckpointError(
+            f"checkpoints cannot be written to {uri}: {type(error).__name__}: {error}; make that possible, or name another place "
+            "with checkpoint.uri"
+        ) from None
 
 
 def tidy(

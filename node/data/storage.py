@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -10,7 +12,10 @@ from types import TracebackType
 
 import fsspec
 
-from dtfm.protos.places import LOCAL
+from dtfm.protos.checkpoint_names import marker_file
+from dtfm.protos.places import COORDINATOR, LOCAL
+
+log = logging.getLogger(__name__)
 
 PIECE_BYTES = 4 << 20
 """Bytes of a large file that are in memory at a time."""
@@ -70,6 +75,33 @@ class NewFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.discard()
+
+
+def check_place(folder: str, run_id: str, node: str) -> None:
+    """Raises ValueError unless ``folder`` is where the coordinator keeps the run's checkpoints, and can be written here. Trouble
+    that may pass is only logged."""
+    if folder.startswith(("memory:", COORDINATOR)):
+        return
+    try:
+        fs, path = fsspec.core.url_to_fs(folder)
+        fs.invalidate_cache()
+        if not fs.exists(f"{path.rstrip('/')}/{marker_file(run_id)}"):
+            raise ValueError(
+                f"checkpoint.uri = {folder} is not the same place on this machine as on the coordinator's: it lacks the file "
+                f"{marker_file(run_id)}, which the coordinator has written. Mount that place here too, or leave checkpoint.uri "
+                "out of the run file: then checkpoints go to the coordinator's disk"
+            )
+        write(folder, marker_file(run_id, node), b"")
+    except (PermissionError, ImportError) as error:
+        raise ValueError(f"checkpoint.uri = {folder} cannot be used from this machine: {_said(error)}") from None
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.ENOSPC, errno.EACCES):
+            raise ValueError(f"checkpoint.uri = {folder} cannot be written from this machine: {_said(error)}") from None
+        log.warning("checkpoint.uri = %s cannot be reached now: %s", folder, _said(error))
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def write(folder: str, name: str, content: bytes | memoryview) -> None:

@@ -13,6 +13,7 @@ import torch
 from dtfm.kernels.digest import prepare as prepare_digests
 from dtfm.node.data.allowed import check_places
 from dtfm.node.data.dataset import Agreed, load_data
+from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.model.load import load_model
@@ -55,6 +56,7 @@ class Preparation:
             Closed: called off.
         """
         check_places(run, allowed)
+        check_place(run.checkpoint.uri, run.id, self._equipment.node)
         device = self._equipment.device
         if compute_dtype(run) is torch.bfloat16:
             check_bf16(device)

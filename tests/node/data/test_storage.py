@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import fsspec
@@ -10,7 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from dtfm.node.data.storage import PIECE_BYTES, NewFile, read_pieces
+from dtfm.coordinator.log.manifest import CheckpointError, mark
+from dtfm.node.data.storage import PIECE_BYTES, NewFile, check_place, read_pieces
 
 CONTENT = b"letters" * (PIECE_BYTES // 4)
 
@@ -74,3 +78,44 @@ def test_an_unfinished_upload_is_aborted() -> None:
     assert (len(Upload.made), len(Upload.aborted)) == (1, 1)
     assert Upload.made[0].endswith("whole")
     assert Upload.aborted[0].endswith("half")
+
+
+def test_a_folder_without_the_coordinators_mark_is_not_the_same_place(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not the same place on this machine .* lacks the file run-ab"):
+        check_place(tmp_path.as_uri(), "ab", "a node")
+    mark(tmp_path.as_uri(), "ab")
+    check_place(tmp_path.as_uri(), "ab", "a node")
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    mark(tmp_path.as_uri(), "ab")
+    monkeypatch.setattr("builtins.open", raising(OSError(code, os.strerror(code)), open))
+    with pytest.raises(ValueError, match=rf"cannot be .* from this machine: .*{os.strerror(code)}"):
+        check_place(tmp_path.as_uri(), "ab", "a node")
+
+
+def test_trouble_that_may_pass_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark(tmp_path.as_uri(), "ab")
+    monkeypatch.setattr("builtins.open", raising(TimeoutError("no answer"), open))
+    check_place(tmp_path.as_uri(), "ab", "a node")
+    assert "cannot be reached now: TimeoutError: no answer" in caplog.text
+
+
+def test_where_the_coordinator_cannot_write_the_run_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"cannot be written to .*name another place with checkpoint.uri"):
+        mark((tmp_path / "file").as_uri(), "ab")
+
+
+def raising(error: OSError, real: Any) -> Any:
+    """In place of ``open``: whatever is to be written raises ``error``."""
+
+    def fails(path: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if "w" in mode:
+            raise error
+        return real(path, mode, *rest, **more)
+
+    return fails

@@ -1,0 +1,37 @@
+"""Storage that a node does not share with the coordinator is found before step 1."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launch import Cluster
+from tests.cluster.runs import GPT2, run_file
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_machine_that_lacks_the_coordinators_folder_is_told_so_and_the_others_train(tmp_path: Path) -> None:
+    """The stranger's machine has another folder at that path, as in a mount namespace of its own."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "other").mkdir()
+    shared = f'uri = "{tmp_path}/shared"\n'
+    mount = f"mount --bind {tmp_path}/other {tmp_path}/shared && exec "
+
+    def place(name: str, command: list[str]) -> list[str]:
+        if name != "stranger":
+            return command
+        quoted = " ".join(f"'{part}'" for part in command)
+        return ["unshare", "--mount", "sh", "-c", mount + quoted]
+
+    text = run_file(model=GPT2, stages=[1, 1], steps=4) + shared
+    with Cluster(tmp_path, text, place=place, fresh=["stranger"]) as cluster:
+        stranger = cluster.add("stranger")
+        assert stranger.wait(60) == 2
+        assert "is not the same place on this machine as on the coordinator's" in stranger.errors
+        assert "leave checkpoint.uri out of the run file" in stranger.errors
+        for name in "ab":
+            cluster.add(name)
+        assert cluster.finish() == 0
+    assert (tmp_path / "shared/step-00000004/manifest.json").exists()
