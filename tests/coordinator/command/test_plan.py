@@ -70,7 +70,7 @@ def test_a_short_search_shows_no_progress(
 def test_compiling_is_announced(
     files: tuple[str, ...], impatient: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("dtfm.scheduler.warm_up.warm_up", lambda: time.sleep(0.1))
+    monkeypatch.setattr("dtfm.coordinator.command.planning.warm_up", lambda: time.sleep(0.1))
     assert run(monkeypatch, *files, "--json") == 0
     assert capsys.readouterr().err.count("Compiling the scheduler, once ...") == 1
 
@@ -85,7 +85,7 @@ def test_all_cores_search_unless_told_otherwise(
         asked.append(options["threads"])
         return schedule(*arguments, **options)
 
-    monkeypatch.setattr("dtfm.scheduler.schedule.schedule", spy)
+    monkeypatch.setattr("dtfm.coordinator.command.planning.schedule", spy)
     assert run(monkeypatch, *files, *option) == 0
     assert asked == [threads]
 
@@ -106,7 +106,7 @@ def test_after_ctrl_c_the_best_plan_so_far_is_printed(
 
         return schedule(*arguments, **{**options, "improved": improved})
 
-    monkeypatch.setattr("dtfm.scheduler.schedule.schedule", interrupted)
+    monkeypatch.setattr("dtfm.coordinator.command.planning.schedule", interrupted)
     assert run(monkeypatch, *files[:-2], *deadline, "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["plan"]["stages"]

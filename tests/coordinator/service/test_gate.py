@@ -45,16 +45,18 @@ async def events(channel: grpc.aio.Channel, metadata: Metadata) -> None:
         pass
 
 
-def unary(method: str, request: object) -> Call:
+def unary(method: str, request: object, stub: Callable[..., Any] = control_pb2_grpc.ObserverStub) -> Call:
     async def call(channel: grpc.aio.Channel, metadata: Metadata) -> object:
-        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
-        return await getattr(stub, method)(request, metadata=metadata)
+        return await getattr(stub(channel), method)(request, metadata=metadata)
 
     return call
 
 
 CALLS: dict[str, Call] = {
     "Join": join,
+    "Put": unary("Put", wire.PutRequest(), control_pb2_grpc.DiskStub),
+    "Look": unary("Look", wire.LookRequest(), control_pb2_grpc.DiskStub),
+    "Get": unary("Get", wire.GetRequest(), control_pb2_grpc.DiskStub),
     "Members": unary("Members", wire.MembersRequest()),
     "Events": events,
     "PlanNow": unary("PlanNow", wire.PlanNowRequest()),
@@ -71,9 +73,12 @@ async def refusal(served: Served, call: Call, metadata: Metadata) -> str:
         try:
             await asyncio.wait_for(call(channel, metadata), 20)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                return ""  # what was asked cannot be
             refused = refusal_in(error)
+            if refused is None and error.code() in (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.PERMISSION_DENIED,
+            ):
+                return ""  # what was asked cannot be
             return refused.reason if refused is not None else str(error)
     return ""
 

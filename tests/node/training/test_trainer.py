@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.messages import plan_message
+from dtfm.coordinator.log.manifest import mark
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
@@ -95,7 +96,9 @@ class Node:
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
+    storage = f'uri = "{tmp_path}/checkpoints"\n'
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE) + storage)
+    mark(f"{tmp_path}/checkpoints", "test")
     node = Node(tmp_path / "snapshots")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
     assert (await node.reports.get()).prepared.flops > 0  # the run's layers were timed
