@@ -49,8 +49,6 @@ stages = [1, 1]
 lease = 5
 [train]
 steps = 10
-[checkpoint]
-uri = "/checkpoints"
 """
 
 
@@ -134,9 +132,9 @@ def test_an_image_is_small_and_its_process_is_not_root(docker: Engine, target: s
         "no shell is process 1"
     )
     assert config["Healthcheck"]["Test"] == ["CMD", "python3", "-P", "-m", "dtfm.protos.health"]
-    look = "id -u; stat -c %U /var/lib/dtfm /var/cache/dtfm /run/dtfm /checkpoints /invitation; ls -A /var/lib/dtfm"
+    look = "id -u; stat -c %U /var/lib/dtfm /var/cache/dtfm /run/dtfm /invitation; ls -A /var/lib/dtfm"
     seen = docker.docker("run", "--rm", "--entrypoint", "sh", f"dtfm-{target}", "-c", look).split()
-    assert seen == ["1000", *["dtfm"] * 5]
+    assert seen == ["1000", *["dtfm"] * 4]
 
 
 def test_the_coordinator_s_image_waits_for_no_compiler(docker: Engine) -> None:
