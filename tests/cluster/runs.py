@@ -48,9 +48,10 @@ def run_file(
     checkpoint_every: int = 0,
     compression: str = "off",
     lease: float = 5.0,
+    storage: str = "checkpoints",
 ) -> str:
     """A run with steps of 20 samples in micro-batches of 2. ``stages``: the number of replicas of each stage; the run starts
-    when all of them are there."""
+    when all of them are there. ``storage``: of its checkpoints; by default a folder beside the run file."""
     return f"""
 name = "test"
 seed = 7
@@ -73,6 +74,7 @@ nodes = {sum(stages)}
 stages = {stages}
 lease = {lease!r}
 [checkpoint]
+uri = "{storage}"
 every = {checkpoint_every}
 """
 

@@ -17,12 +17,19 @@ from tests.cluster.runs import GPT2, held_out_loss, losses_alone, run_file
 
 
 def steps_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "dtfm-runs/test").iterdir())
+    return sorted(path.name for path in (folder / "dtfm-runs/test").glob("step-*"))
 
 
 def without_storage(steps: int, every: int = 0, precision: str = "fp64") -> str:
     """The run file's default."""
-    return run_file(model=GPT2, stages=[1, 1], steps=steps, checkpoint_every=every, precision=precision)
+    return run_file(
+        model=GPT2,
+        stages=[1, 1],
+        steps=steps,
+        checkpoint_every=every,
+        precision=precision,
+        storage="coordinator:",
+    )
 
 
 def test_the_state_comes_to_the_coordinators_disk_and_loads_in_transformers(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ def test_a_machine_that_lacks_the_coordinators_folder_is_told_so_and_the_others_
     """The stranger's machine has another folder at that path, as in a mount namespace of its own."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "other").mkdir()
-    shared = f'uri = "{tmp_path}/shared"\n'
     mount = f"mount --bind {tmp_path}/other {tmp_path}/shared && exec "
 
     def place(name: str, command: list[str]) -> list[str]:
@@ -25,7 +24,7 @@ def test_a_machine_that_lacks_the_coordinators_folder_is_told_so_and_the_others_
         quoted = " ".join(f"'{part}'" for part in command)
         return ["unshare", "--mount", "sh", "-c", mount + quoted]
 
-    text = run_file(model=GPT2, stages=[1, 1], steps=4) + shared
+    text = run_file(model=GPT2, stages=[1, 1], steps=4, storage=f"{tmp_path}/shared")
     with Cluster(tmp_path, text, place=place, fresh=["stranger"]) as cluster:
         stranger = cluster.add("stranger")
         assert stranger.wait(60) == 2

@@ -34,7 +34,9 @@ def test_the_model_comes_home(tmp_path: Path) -> None:
             own = f"mount -t tmpfs none {runs} && exec {shlex.join(command)}"  # nothing of the coordinator's
             return net.inside(name, ["unshare", "--mount", "sh", "-c", own])
 
-        toml = run_file(model=GPT2, stages=[1, 1], steps=30, checkpoint_every=10, precision="fp32")
+        toml = run_file(
+            model=GPT2, stages=[1, 1], steps=30, checkpoint_every=10, precision="fp32", storage="coordinator:"
+        )
         where = f"{address}:7400"
         with Cluster(tmp_path, toml, address=where, place=place, invited=True, fresh="abc") as cluster:
             for name in "abc":

@@ -96,8 +96,7 @@ class Node:
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
-    storage = f'uri = "{tmp_path}/checkpoints"\n'
-    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE) + storage)
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
     mark(f"{tmp_path}/checkpoints", "test")
     node = Node(tmp_path / "snapshots")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
