@@ -83,7 +83,7 @@ BETWEEN = pytest.mark.soak
         "accuses",
     ],
 )
-@pytest.mark.parametrize("names", [(*HONEST[:2], LIAR), (LIAR, *HONEST[:2])])
+@pytest.mark.parametrize("names", [(*HONEST[:2], LIAR), pytest.param((LIAR, *HONEST[:2]), marks=pytest.mark.soak)])
 def test_of_three_replicas_two_go_on_without_the_one_that_lies(
     tmp_path: Path, twist: str, names: tuple[str, ...]
 ) -> None:

@@ -22,13 +22,13 @@ def test_a_run_does_not_read_or_write_files_of_a_stranger(tmp_path: Path) -> Non
         assert f"start the node with --allow-data '{secret}'" in wary.errors
         left = cluster.wait_for("node_left")
         assert "--allow-data" in left["reason"]
-        assert not checkpoints.exists()
+        assert not list(checkpoints.glob("*-v"))
         cluster.add("w", environment={"DTFM_ALLOW_DATA": f"{secret} {checkpoints}"})
         assert cluster.finish() == 0
 
 
 def test_the_line_to_paste_says_what_the_run_names(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("[data]\nsource = '/data/a b/*.txt'\n[checkpoint]\nuri = '/shared'\n")
+    (tmp_path / "run.toml").write_text(f"[data]\nsource = '/data/a b/*.txt'\n[checkpoint]\nuri = '{tmp_path}/shared'\n")
     command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", "run.toml", "--listen", "127.0.0.1:0"]
     environment = {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -37,4 +37,4 @@ def test_the_line_to_paste_says_what_the_run_names(tmp_path: Path) -> None:
             line = next(line for line in process.stdout if "dtfm-node join dtfm1" in line)
         finally:
             process.terminate()
-    assert line.rstrip().endswith(" --allow-data '/data/a b/*.txt' --allow-data /shared")
+    assert line.rstrip().endswith(f" --allow-data '/data/a b/*.txt' --allow-data {tmp_path}/shared")
