@@ -46,7 +46,7 @@ def test_the_state_comes_to_the_coordinators_disk_and_loads_in_transformers(tmp_
 
 
 def test_after_all_nodes_have_died_the_run_goes_on_from_there(tmp_path: Path) -> None:
-    with Cluster(tmp_path, without_storage(steps=60, every=10), nodes="ab", invited=True) as cluster:
+    with Cluster(tmp_path, without_storage(steps=200, every=20), nodes="ab", invited=True) as cluster:
         cluster.wait_for("checkpoint_written", where=lambda e: e["step"] == 20)
         for node in cluster.nodes.values():  # nothing of the run is left in memory
             node.send(signal.SIGKILL)
