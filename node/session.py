@@ -35,6 +35,7 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.generation_setup import Equipment
+from dtfm.node.training.status import Status
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.peer_server import PeerServer
@@ -155,6 +156,10 @@ class Session:
         self._server = PeerServer(equipment.store, give_way, self._snapshots.disk, holder, equipment.kept)
         self._ways = Ways(settings.node, holder)
         self._dialler: Dialler | None = None  # None until the first welcome
+        only_relays = settings.relay == Hello.ONLY
+        self._status = Status(
+            settings.node, "relays for others" if only_relays else "no part in the plan, ready to step in"
+        )
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
@@ -200,6 +205,10 @@ class Session:
 
     def _health(self) -> tuple[bool, str]:
         return health(self._settings.coordinator, self._problem, admitted=self._identity is not None)
+
+    def status_line(self) -> str:
+        """How the run and this node's part in it fare, as one line; empty before anything is known."""
+        return self._status.line(self._problem) if self._exit is None else self._status.last_line()
 
     def leave(self, reason: str) -> None:
         """Works on until this node's part is handed over, then makes ``run`` return 0."""
@@ -316,6 +325,7 @@ class Session:
                 welcome = message.welcome
                 self._lease = welcome.run.lease_seconds
                 self._problem = ""
+                self._status.welcomed(welcome)
                 dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.revoke(welcome.revoked)
                 self._server.quarantine(welcome.quarantined)
@@ -343,15 +353,20 @@ class Session:
                 self._start(self._reach(message.reach))
             case "ways":
                 self._ways.follow(message.ways)
+            case "status":
+                self._status.told(message.status)
             case "assignment":
+                self._status.assigned(message.assignment.plan)
                 self._trainer.adopt(message.assignment, self._server.deliver_to)
             case "standby":
+                self._status.stands_by(message.standby)
                 self._start(self._trainer.stand_by(message.standby))
             case "keep_snapshots":
                 self._start(self._snapshots.keep(message.keep_snapshots))
             case "begin":
                 self._trainer.begin(message.begin)
             case "commit":
+                self._status.committed(message.commit)
                 self._trainer.conclude(message.commit)
             case "audit":
                 self._trainer.audit(message.audit)

@@ -17,7 +17,7 @@ from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.plan import adoption, drift, replanning
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
-from dtfm.coordinator.core.step import beginning, commits, evaluation, overdue, pause, votes
+from dtfm.coordinator.core.step import beginning, commits, evaluation, overdue, pause, telling, votes
 from dtfm.coordinator.core.transition import (
     AnswerPlanNow,
     EnrolAsked,
@@ -55,6 +55,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
     _apply_rules(transition, event)
     quarantine.tell_peers(transition)
     earning.tell(transition)
+    telling.tell_changes(transition)
     return transition.state, transition.ready
 
 

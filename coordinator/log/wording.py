@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 
 from dtfm.scheduler.model.chains import heaviest_routes
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
@@ -14,6 +16,11 @@ MOST_NAMED = 8
 
 MOST_ROUTES = 3
 """Number of routes that are shown of a plan."""
+
+_IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?!\.?\d)")
+_IPV6 = re.compile(
+    r"(?:(?<![0-9A-Za-z])|(?<=%5B))\[?([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,}(?<![:.]))(?:%\w+)?\]?(?::\d+)?"
+)
 
 AS_GOOD = 1.005
 """Up to this gap nothing that counts can be gained."""
@@ -86,3 +93,17 @@ def name_nodes(nodes: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
     more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
     return ", ".join(nodes[:MOST_NAMED]) + more
+
+
+def without_addresses(text: str) -> str:
+    """The text with "(address)" in place of each IP address and the port that follows it, for those who may not know where
+    members are."""
+    return _IPV6.sub(_hide, _IPV4.sub("(address)", text))
+
+
+def _hide(found: re.Match[str]) -> str:
+    try:
+        ip_address(found[1])  # a time of day looks like one, too
+    except ValueError:
+        return found[0]
+    return "(address)"

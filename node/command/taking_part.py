@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtfm.node.command.status_line import status_line
 from dtfm.node.data.allowed import read_allowed
 from dtfm.node.host.cache_folder import cache
 from dtfm.node.network.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
@@ -99,4 +100,5 @@ async def take_part(settings: Settings, device: Device, *, supervised: bool = Fa
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, signal.Signals(number).name)
-    return await session.run()
+    async with status_line(session.status_line):
+        return await session.run()

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
@@ -30,7 +29,6 @@ from dtfm.node.training.auditing import Asked, Auditing
 from dtfm.node.training.failure import peer_of, plan_failed, problem_of, sentence_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
-from dtfm.node.training.pipeline import Outcome
 from dtfm.node.training.preparation import Preparation
 from dtfm.node.training.vote import vote_on
 from dtfm.node.transport.receiver import Receiver
@@ -59,9 +57,6 @@ from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-
-LOG_SECONDS = 10.0
-"""Least seconds between two log lines about steps."""
 
 STOP_SECONDS = 10.0
 """Most seconds to wait for the thread when the node stops."""
@@ -102,7 +97,6 @@ class Trainer:
         self._committed_in = 0  # the generation whose commit made the held state; 0: none did
         self._digests = StateDigests()
         self._data = Holding()
-        self._logged = 0.0
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
         self._thread.start()
 
@@ -427,19 +421,15 @@ class Trainer:
         outcome, squared_norm = generation.train(step)
         self._store.vote(generation.number)
         self._voted = step
-        self._log(step, outcome)
+        log.debug(
+            "step %d: %.2f s computing, %.2f s waiting for peers", step, outcome.compute_seconds, outcome.wait_seconds
+        )
         with span(Activity.VOTE, step):
             ready = vote_on(generation, step, outcome, squared_norm, self._digests.of_stage(generation.stage.buckets))
             if by_bucket:
                 ready.states.extend(self._digests.of(generation.stage.buckets.values()))
             self._auditing.begin(generation, step)
             self._report(NodeMessage(step_ready=ready))
-
-    def _log(self, step: int, outcome: Outcome) -> None:
-        if time.monotonic() - self._logged > LOG_SECONDS:
-            self._logged = time.monotonic()
-            computing, waiting = outcome.compute_seconds, outcome.wait_seconds
-            log.info("step %d: %.2f s computing, %.2f s waiting for peers", step, computing, waiting)
 
     def _conclude(self, commit: Commit) -> None:
         """Applies a committed step, does what the coordinator wants done before the next one, then trains that."""

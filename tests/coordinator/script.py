@@ -130,8 +130,9 @@ class World:
     """A coordinator and its nodes.
 
     ``log`` holds the events as the store would have them; ``said`` the messages that went out, by the stream's number, which
-    ``streams`` has for each node; ``certified`` the nodes that got a certificate; ``wanted`` the questions
-    that the planner has not answered yet; ``granted`` and ``refusals`` the answers about who may do what, by ticket.
+    ``streams`` has for each node; ``told`` those that say how the run fares, which are not in ``said``;
+    ``certified`` the nodes that got a certificate; ``wanted`` the questions that the planner has not answered yet; ``granted``
+    and ``refusals`` the answers about who may do what, by ticket.
     """
 
     def __init__(self, state: State | None = None, planner: Callable[[Iterable[str]], Plan | str] = two_stages) -> None:
@@ -154,6 +155,7 @@ class World:
         self.refusals: dict[int, Refused] = {}
         self.granted: dict[int, t.Granted] = {}
         self.said: dict[int, list[wire.CoordinatorMessage]] = {}
+        self.told: dict[int, list[wire.RunStatus]] = {}
         self.streams: dict[str, int] = {}
         self._next_stream = 0
 
@@ -166,6 +168,8 @@ class World:
             match command:
                 case t.Send() if self.automatic_dialling and command.message.WhichOneof("message") == "reach":
                     sent.append(command)
+                case t.Send() if command.message.WhichOneof("message") == "status":
+                    self.told.setdefault(command.stream, []).append(command.message.status)
                 case t.Send():
                     self.said.setdefault(command.stream, []).append(command.message)
                     sent.append(command)

@@ -12,6 +12,7 @@ from dtfm.coordinator.core.members.quarantine import refusal_of
 from dtfm.coordinator.core.reach import links, ways
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Admission, Contender, Session, State
+from dtfm.coordinator.core.step import telling
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello
@@ -91,6 +92,8 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         heartbeat_seconds=state.heartbeat,
         revoked=sorted(transition.state.ledger.access.revoked),
         quarantined=transition.state.ledger.quarantined_names,
+        status=telling.status(transition.state),
+        worked_steps=transition.state.ledger.trust.worked[hello.node],
     )
     if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
         welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)

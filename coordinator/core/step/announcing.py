@@ -7,7 +7,7 @@ import math
 from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.plan.replanning import leaver_is_stuck
-from dtfm.coordinator.core.step import evaluation
+from dtfm.coordinator.core.step import evaluation, telling
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.suspicion import waited_in_vain
@@ -29,6 +29,7 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
         snapshot=snapshot.begin(transition, step, checkpoint=last or stuck or _is_due(step, run.checkpoint.every)),
         pause=last or stuck or switch,
         not_writing=sorted(set(plan.nodes) & transition.state.safekeeping.not_writing),
+        status=telling.status(transition.state),
     )
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
     if evaluate:

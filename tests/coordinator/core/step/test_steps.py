@@ -34,7 +34,8 @@ def test_a_commit_carries_the_whole_models_norm_and_mean_loss() -> None:
     assert committed.loss == 0.5
     assert committed.gradient_norm == 2.0  # two stages, 2.0 squared each
     assert committed.seconds == 2.0
-    commit = wire.Commit(generation=1, step=1, gradient_norm=2.0)
+    fares = wire.RunStatus(step=1, steps=3, generation=1, loss=0.5, tokens=128, seconds=2.0)
+    commit = wire.Commit(generation=1, step=1, gradient_norm=2.0, status=fares)
     assert world.last_to("a", "commit") == world.last_to("b", "commit") == commit
 
 

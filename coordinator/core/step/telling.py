@@ -1,0 +1,58 @@
+"""What members are told of the run, for the people who lend their devices: how far it is, how fast, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dtfm.coordinator.core.phases import Gathering, Pausing, Switching
+from dtfm.coordinator.core.refusal import name_some, shorten
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.log.wording import MOST_NAMED, without_addresses
+from dtfm.protos import control_pb2 as wire
+
+
+def status(state: State) -> wire.RunStatus:
+    """How the run fares now."""
+    training = state.ledger.training
+    told = wire.RunStatus(
+        step=training.step,
+        steps=state.run.train.steps,
+        generation=training.generation,
+        waiting=shorten(without_addresses(awaited(state))),
+    )
+    if (last := training.last) is not None:
+        told.loss, told.tokens, told.seconds = last.loss, last.tokens, 0.0 if last.resumed else last.seconds
+    return told
+
+
+def awaited(state: State) -> str:
+    """What training waits for, and why; empty: it goes on."""
+    match state.phase:
+        case Gathering(reason=reason, said=said):
+            return ": ".join(filter(None, (reason, "a plan is being made" if state.planner.asked else said)))
+        case Switching(awaiting=nodes):
+            who = name_some(nodes) if len(nodes) <= MOST_NAMED else "most of its nodes"
+            return f"plan {state.ledger.training.generation} begins when these have the state of their layers: {who}"
+        case Pausing():
+            return "all nodes apply the last step, before the next plan or the end"
+        case _:
+            return ""
+
+
+def tell(transition: Transition, nodes: Iterable[str]) -> None:
+    """Tells these nodes how the run fares."""
+    transition.send(nodes, wire.CoordinatorMessage(status=status(transition.state)))
+
+
+def tell_changes(transition: Transition) -> None:
+    """At the end of a tick: tells all members when what is waited for has changed, and after a commit those outside the plan."""
+    before, state = transition.before, transition.state
+    if state.stopped:
+        return
+    sessions, training = state.members.sessions, state.ledger.training
+    stays = state.phase is before.phase and state.planner is before.planner
+    if not stays and awaited(state) != awaited(before):
+        tell(transition, sessions)
+    elif training.step != before.ledger.training.step:
+        tell(transition, sessions.keys() - set(training.plan.nodes if training.plan is not None else ()))

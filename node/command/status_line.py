@@ -1,0 +1,65 @@
+"""Shows a line that changes: in its place on a terminal, else now and then as a line of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+EVERY_SECONDS = 10.0
+"""Seconds between two lines."""
+SAME_SECONDS = 60.0
+"""Seconds until a line is repeated that has not changed."""
+REFRESH_SECONDS = 1.0
+"""The same, on a terminal."""
+
+
+@asynccontextmanager
+async def status_line(line: Callable[[], str]) -> AsyncIterator[None]:
+    """A context in which standard output shows what ``line`` returns, unless that is empty; and at the end, once more."""
+    showing = asyncio.create_task(_live(line) if sys.stdout.isatty() else _lines(line))
+    try:
+        yield
+    finally:
+        showing.cancel()
+        with suppress(asyncio.CancelledError):
+            await showing
+
+
+async def _lines(line: Callable[[], str]) -> None:
+    said, at = "", time.monotonic()
+    try:
+        while True:
+            now = line()
+            if now and (now != said or time.monotonic() - at >= SAME_SECONDS):
+                said, at = now, time.monotonic()
+                print(said, flush=True)
+            await asyncio.sleep(EVERY_SECONDS)
+    finally:
+        if (last := line()) != said:
+            print(last, flush=True)
+
+
+async def _live(line: Callable[[], str]) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    streams = (each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler))
+    handlers = [each for each in streams if each.stream is sys.stderr]
+    try:
+        with Live(console=Console(), auto_refresh=False) as live:  # what else is printed goes above the line
+            for handler in handlers:
+                handler.setStream(sys.stderr)
+            try:
+                while True:
+                    live.update(Text(line()), refresh=True)
+                    await asyncio.sleep(REFRESH_SECONDS)
+            finally:
+                live.update(Text(line()))
+    finally:
+        for handler in handlers:
+            handler.setStream(sys.stderr)

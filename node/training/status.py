@@ -1,0 +1,87 @@
+"""What the person who lends this device sees: how the run fares, this node's share of it, and what is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+
+from dtfm.protos.control_pb2 import Commit, RunStatus, Standby, Welcome
+from dtfm.protos.plan_pb2 import Plan
+
+RECENT_STEPS = 20
+"""The number of steps over which speed is averaged."""
+
+
+class Status:
+    """Fed with what the coordinator says; ``line`` makes one line of it. ``without_share``: what this node is while it has no
+    part in the plan."""
+
+    def __init__(self, node: str, without_share: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._node = node
+        self._without_share = without_share
+        self._clock = clock
+        self._run = RunStatus()
+        self._heard = 0.0  # when the last step was committed, by the clock
+        self._speeds: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)  # tokens and seconds, of whole steps
+        self._generation = -1  # of the plan in which `_share` is this node's; -1: none yet
+        self._share = ""
+        self._load = 0  # micro-batches of this node in each step
+        self._copy = ""  # what it keeps as a standby
+        self._micro_batches = 0  # computed by this process, of committed steps
+        self._worked = 0  # committed steps in which this node took part, in all of its processes
+
+    def welcomed(self, welcome: Welcome) -> None:
+        self._worked = welcome.worked_steps
+        self.told(welcome.status)
+
+    def told(self, run: RunStatus) -> None:
+        if run.step != self._run.step:
+            self._heard = self._clock()
+            if run.seconds > 0:
+                self._speeds.append((run.tokens, run.seconds))
+        self._run = run
+
+    def committed(self, commit: Commit) -> None:
+        if commit.generation == self._generation:
+            self._worked += 1
+            self._micro_batches += self._load
+        self.told(commit.status)
+
+    def assigned(self, plan: Plan) -> None:
+        for stage in plan.stages:
+            if self._node in stage.replicas:
+                self._load = stage.loads[list(stage.replicas).index(self._node)]
+                layers = f"layers {stage.first_layer}-{stage.past_last_layer - 1} of {plan.stages[-1].past_last_layer}"
+                self._share = f"{self._load} of {sum(stage.loads)} micro-batches, {layers}"
+                self._generation, self._copy = plan.generation, ""
+
+    def stands_by(self, standby: Standby) -> None:
+        first, past_last = standby.first_layer, standby.past_last_layer
+        self._copy = f"copies layers {first}-{past_last - 1}, to step in at once" if past_last else ""
+
+    def line(self, problem: str = "") -> str:
+        """The line, without its end; empty before anything is known. ``problem``: why the coordinator is not heard."""
+        run = self._run
+        if not run.steps:
+            return ""
+        parts = [f"step {run.step:,} of {run.steps:,}"]
+        if run.HasField("loss"):
+            parts.append(f"loss {run.loss:.4f}")
+        if waiting := f"the coordinator does not answer: {problem}" if problem else run.waiting:
+            parts.append(f"waiting: {waiting}")
+        elif self._speeds:
+            tokens, seconds = (sum(column) for column in zip(*self._speeds, strict=True))
+            left = (run.steps - run.step) * seconds / len(self._speeds) - (self._clock() - self._heard)
+            parts += [f"{tokens / seconds:,.0f} tokens/s", f"{timedelta(seconds=round(max(left, 0)))} left"]
+        share = self._share if run.generation == self._generation else self._copy or self._without_share
+        return f"{', '.join(parts)} | this node: {share}; {self._done}"
+
+    def last_line(self) -> str:
+        """What is left to say once this node ends."""
+        return f"This node took part: {self._done}" if self._run.steps else ""
+
+    @property
+    def _done(self) -> str:
+        return f"{self._worked:,} steps done ({self._micro_batches:,} micro-batches since it started)"
