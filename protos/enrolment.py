@@ -72,11 +72,13 @@ class Opened:
 class Entry:
     """The way to a coordinator. ``open`` may be called any number of times."""
 
-    def __init__(self, where: str, roles: Sequence[Role], name: str) -> None:
+    def __init__(self, where: str, roles: Sequence[Role], name: str, *, or_as_member: bool = False) -> None:
         """``where``: an invitation, a file with one, HOST:PORT, or empty for what was used last. ``roles``: one of them is
-        needed. ``name``: under which to be enrolled. Raises ValueError."""
+        needed. ``name``: under which to be enrolled. ``or_as_member``: where this user has none of these roles, the key of a
+        node of this user's will do. Raises ValueError."""
         self._place = _read_place(where)
         self._roles = tuple(roles)
+        self._or_as = (Role.NODE,) * or_as_member
         self._name = name
         self._used: Access | None = None  # by the last `open`
         self._begun: asyncio.Task[Opened] | None = None
@@ -196,6 +198,8 @@ class Entry:
         try:
             return await self._enrol(Opened(address, authority, (*before, fresh)[0]), invitation, timeout)
         except NotAdmitted as refused:
+            if members := _enrolled(self._or_as, invitation.pin):
+                return members[0]  # it was pasted from the line that made this machine a member
             if Role.NODE in self._roles or not before or refused.reason != "NAME_TAKEN":
                 raise
             # What was remembered is revoked. People's names are drawn, so another will do.
@@ -220,7 +224,8 @@ class Entry:
     def _known(self, pin: bytes) -> Access | None:
         if self._used is not None and self._used.pin == pin:
             return self._used
-        return next(iter(_enrolled(self._roles, pin, self._name if Role.NODE in self._roles else "")), None)
+        mine = _enrolled(self._roles, pin, self._name if Role.NODE in self._roles else "")
+        return next(iter(mine or _enrolled(self._or_as, pin)), None)
 
     def _key_here(self, pin: bytes) -> bytes | None:
         """The key by which the coordinator knows other nodes of this user's on this machine: it is this one's too."""
@@ -229,7 +234,8 @@ class Entry:
         return next((access.key for access in _enrolled([Role.NODE], pin)), None)
 
     def _newest(self) -> Access | None:
-        return next(iter(_enrolled([*self._roles, *[Role.OPERATOR] * (Role.NODE in self._roles)])), None)
+        others = self._or_as or (Role.OPERATOR,) * (Role.NODE in self._roles)
+        return next(iter(_enrolled([*self._roles, *others])), None)
 
 
 def _read_place(where: str) -> Invitation | str:

@@ -73,7 +73,7 @@ async def ask(
 
 
 async def _open(where: str, roles: Sequence[Role]) -> Opened:
-    entry = Entry(where, roles, _drawn_name())
+    entry = Entry(where, roles, _drawn_name(), or_as_member=roles == LOOKING)
     try:
         return await entry.open(DEFAULT_LEASE)
     except ConnectionError:

@@ -27,8 +27,8 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Put": frozenset({Role.NODE}),
     "Look": frozenset({Role.NODE}),
     "Get": frozenset({Role.NODE}),
-    "Members": frozenset({Role.VIEWER, Role.OPERATOR}),
-    "Events": frozenset({Role.VIEWER, Role.OPERATOR}),
+    "Members": frozenset({Role.NODE, Role.VIEWER, Role.OPERATOR}),
+    "Events": frozenset({Role.NODE, Role.VIEWER, Role.OPERATOR}),
     "PlanNow": frozenset({Role.OPERATOR}),
     "Invite": frozenset({Role.OPERATOR}),
     "Revoke": frozenset({Role.OPERATOR}),
@@ -112,6 +112,11 @@ class Gate:
                 wire.ROLE,
                 f"{method} is for the role {roles}, and {name} is a {holder.role}; ask for an invitation with --role",
             )
+
+    def sees_addresses(self, name: str) -> bool:
+        """Whether this caller may know where members are."""
+        holder = self._ledger().access.names.get(name)
+        return holder is not None and holder.role != Role.NODE
 
     def _check(self, token: str, key: bytes) -> None:
         try:

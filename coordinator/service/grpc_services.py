@@ -21,7 +21,7 @@ from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.knocking import knock
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.published import published
+from dtfm.coordinator.view.published import for_members, published
 from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.candidates import Address
 from dtfm.protos.proof import LET_IN
@@ -125,8 +125,8 @@ class Observers(control_pb2_grpc.ObserverServicer):
         self._gate = gate
 
     async def Members(self, _request: wire.MembersRequest, context: Context) -> wire.MembersReply:
-        await self._gate.admit(context, "Members")
-        documents = member_documents(self._asked.ledger)
+        caller = await self._gate.admit(context, "Members")
+        documents = [self._shown(document, caller) for document in member_documents(self._asked.ledger)]
         return wire.MembersReply(members_json=[json.dumps(document) for document in documents])
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> AsyncIterator[wire.EventRecord]:
@@ -134,12 +134,15 @@ class Observers(control_pb2_grpc.ObserverServicer):
         try:
             async for record in self._asked.records(request.after, request.follow):
                 self._gate.check_role(caller, "Events")  # it may have been revoked since
-                shown = published(record).to_json()
+                shown = self._shown(published(record).to_json(), caller)
                 yield wire.EventRecord(sequence=record.sequence, event_json=json.dumps(shown))
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Refused as refused:
             await refuse(context, refused)
+
+    def _shown(self, document: dict[str, Any], caller: str) -> dict[str, Any]:
+        return document if self._gate.sees_addresses(caller) else for_members(document)
 
     async def PlanNow(self, _request: wire.PlanNowRequest, context: Context) -> wire.PlanNowReply:
         await self._gate.admit(context, "PlanNow")

@@ -1,11 +1,13 @@
-"""What of an event is shown outside the coordinator's store."""
+"""What of events and members is shown outside the coordinator's store."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dtfm.coordinator.log.events import NodeJoined, StandbyPromoted
 from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.wording import without_addresses
 
 
 def published(record: Record) -> Record:
@@ -14,3 +16,15 @@ def published(record: Record) -> Record:
         case NodeJoined() | StandbyPromoted():
             return replace(record, event=replace(record.event, incarnation=""))
     return record
+
+
+def for_members(document: Any) -> Any:
+    """The JSON value without IP addresses: a node's key shows how the run fares, and not where the others are."""
+    match document:
+        case dict():
+            return {key: [] if key == "candidates" else for_members(value) for key, value in document.items()}
+        case list():
+            return [for_members(value) for value in document]
+        case str():
+            return without_addresses(document)
+    return document

@@ -225,6 +225,23 @@ async def test_who_was_revoked_and_is_invited_again_gets_another_name(served: Se
     assert again.access.name == "bob-2"
 
 
+@pytest.mark.parametrize("way", ["nothing", "the address", "the pasted line"])
+async def test_on_a_members_machine_the_nodes_key_will_do_to_look(served: Served, way: str) -> None:
+    invitation = await invited(served, Role.NODE)
+    node = await enter(invitation, NODE, "rented")
+    where = {"nothing": "", "the address": served.address, "the pasted line": invitation}[way]
+    looking = await Entry(where, LOOKING, "bob", or_as_member=True).open(10)
+    assert looking.access == node.access
+    assert "bob" not in served.server.ledger.access.names
+
+
+async def test_who_may_look_does_so_under_that_key_on_a_members_machine_too(served: Served) -> None:
+    await enter(await invited(served, Role.VIEWER), LOOKING, "bob")
+    await enter(await invited(served, Role.NODE), NODE, "rented")
+    opened = await Entry("", LOOKING, "again", or_as_member=True).open(10)
+    assert opened.access.name == "bob"
+
+
 async def test_who_was_let_in_is_not_led_elsewhere_by_who_answers_at_the_address_later(served: Served) -> None:
     await enter(served.invitation, NODE)
     entry = Entry(served.address, NODE, "a")

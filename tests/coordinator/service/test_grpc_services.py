@@ -10,7 +10,9 @@ import pytest
 
 from dtfm.coordinator.command.client import LOOKING, ask, records
 from dtfm.coordinator.log import events as ev
-from dtfm.protos import control_pb2 as wire
+from dtfm.coordinator.view.published import for_members
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from tests.coordinator.every_event import EVERY_EVENT
 from tests.coordinator.serving import serving, train
 
 
@@ -38,6 +40,26 @@ async def test_incarnations_are_not_published(tmp_path: Path) -> None:
         seen = [record async for record in records(served.address, "", follow=False)]
         assert "abcdef" not in str([record.to_json() for record in seen])
         assert "abcdef" not in str((await members(served.address)).members_json)
+
+
+async def test_a_nodes_key_shows_how_the_run_fares_and_nobodys_address(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, served.node("a"), served.channel() as channel:
+        await served.until(lambda: any(isinstance(event, ev.NodeReady) for event in served.events))
+        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
+        metadata = await served.enrolled("lender")
+        shown = [
+            json.loads(text) for text in (await stub.Members(wire.MembersRequest(), metadata=metadata)).members_json
+        ]
+        assert [(member["node"], member["status"]) for member in shown] == [("a", "idle")]
+        told = [json.loads(each.event_json) async for each in stub.Events(wire.EventsRequest(), metadata=metadata)]
+        assert [event["event"] for event in told] == [event.event for event in served.events]
+        assert "10.0.0.1" in str(served.events)
+        assert "10.0.0.1" not in str((shown, told))
+
+
+@pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: event.event)
+def test_an_event_without_addresses_is_an_event_still(event: ev.Event) -> None:
+    assert ev.from_json(for_members(ev.to_json(event))).narrate()
 
 
 async def test_following_shows_new_events_and_ends_with_the_run(tmp_path: Path) -> None:
