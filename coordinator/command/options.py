@@ -41,14 +41,18 @@ RunFilePath = Annotated[
     Path | None,
     typer.Argument(metavar="[RUN.toml]", help="The run file (docs/run-file.md). Default: every key's default."),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard error.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard error; print every event.")]
 
 
-def print_record(record: Record, *, json_lines: bool) -> None:
+def print_record(record: Record, *, json_lines: bool, all_events: bool = True) -> None:
+    """``all_events``: those as well of which no person must know."""
     if json_lines:
         from dtfm.coordinator.view.published import published
 
         print(json.dumps(published(record).to_json()), flush=True)
-    else:
+        return
+    from dtfm.coordinator.view.for_people import is_for_people
+
+    if all_events or is_for_people(record.event):
         at = time.strftime("%H:%M:%S", time.localtime(record.time))
         print(f"{at}  {record.event.narrate()}", flush=True)

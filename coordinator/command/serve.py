@@ -67,9 +67,9 @@ def serve(
 ) -> None:
     """Coordinates one run until it is over.
 
-    Prints an invitation for nodes, then every event. The user who runs it is an operator: the other commands, and nodes on this
-    machine, need no invitation. Exit codes: 0 the run finished, 1 it failed or was stopped, 2 bad
-    input.
+    Prints an invitation for nodes, then every tenth step and what else a person must know. The user who runs it is an operator:
+    the other commands, and nodes on this machine, need no invitation. Exit codes: 0 the run finished, 1 it failed or was
+    stopped, 2 bad input.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -80,4 +80,4 @@ def serve(
         from dtfm.coordinator.command.serving import Paths, serve_run
     goes_on = None if start_or_resume else resume
     paths = Paths(authority, invitation_file, health)
-    raise typer.Exit(serve_run(store, run_file, goes_on, listen, advertise or [], paths, announce, json_lines))
+    raise typer.Exit(serve_run(store, run_file, goes_on, listen, advertise or [], paths, announce, json_lines, verbose))

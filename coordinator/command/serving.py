@@ -48,12 +48,13 @@ def serve_run(
     paths: Paths,
     announce: bool,
     json_lines: bool,
+    verbose: bool,
 ) -> int:
     """Serves until the run is over, and returns the exit code. ``resume``: see open_run. Raises ValueError."""
     host, port = read_address(listen)
     run = read_run_file(run_file) if run_file is not None or resume is False else None
     with Store(store, write=True) as opened:
-        return asyncio.run(_serve(opened, run, resume, host, port, advertised, paths, announce, json_lines))
+        return asyncio.run(_serve(opened, run, resume, host, port, advertised, paths, announce, json_lines, verbose))
 
 
 async def _serve(
@@ -66,6 +67,7 @@ async def _serve(
     paths: Paths,
     announce: bool,
     json_lines: bool,
+    verbose: bool,
 ) -> int:
     old = None if paths.invitation is None else _written_before(paths.invitation)
     state, events = open_run(store, run, resume=resume)
@@ -73,7 +75,7 @@ async def _serve(
     begun = len(events)
     key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
     server = Server(state, store, key)
-    server.on_event(lambda record: print_record(record, json_lines=json_lines))
+    server.on_event(lambda record: print_record(record, json_lines=json_lines, all_events=verbose))
     port = await server.bind(host, port)
     server.addresses = public_addresses(host, port, advertised)
     # Before the first call can come, so that a node on this machine finds the key that it looks for.

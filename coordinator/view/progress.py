@@ -11,11 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.view.for_people import is_for_people
 
 LINES = 10
 """Number of lines about steps that a whole run prints without a terminal."""
 
-_QUIET = (ev.NodeReady, ev.LinksMeasured, ev.RunStarted, ev.PlanStarted, ev.RunFinished, ev.RunFailed)
+_SAID_OTHERWISE = (ev.RunStarted, ev.RunFinished, ev.RunFailed)
 
 
 class RunProgress:
@@ -50,7 +51,7 @@ class RunProgress:
     def show(self, event: ev.Event) -> None:
         if isinstance(event, ev.StepCommitted):
             self._show_step(event)
-        elif not isinstance(event, _QUIET):
+        elif is_for_people(event) and not isinstance(event, _SAID_OTHERWISE):
             self._console.print(event.narrate(), markup=False, highlight=False)
 
     def _show_step(self, event: ev.StepCommitted) -> None:

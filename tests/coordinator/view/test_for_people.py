@@ -1,0 +1,76 @@
+"""Which events a person must know of."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from dtfm.coordinator.command.options import print_record
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.view.for_people import is_for_people
+from dtfm.coordinator.view.progress import RunProgress
+from tests.coordinator.every_event import EVERY_EVENT
+
+
+def committed(step: int) -> ev.StepCommitted:
+    return ev.StepCommitted(step, 1, 2.5, 8192, 0.5, 1.25, 32, {}, {})
+
+
+def test_what_changes_the_run_is_told_and_its_bookkeeping_is_not() -> None:
+    told = {event.event for event in EVERY_EVENT if is_for_people(event)}
+    assert {event.event for event in EVERY_EVENT} - told == {
+        "codecs_chosen",
+        "data_confirmed",
+        "device_shown",
+        "device_timed",
+        "enrolled",
+        "gradients_clipped",
+        "node_ready",
+        "plan_started",
+        "snapshot_written",
+        "state_agreed",
+        "suspected",
+        "ways_chosen",
+        "work_audited",
+    }
+
+
+def test_of_steps_the_first_and_every_tenth_are_told() -> None:
+    assert [step for step in range(1, 32) if is_for_people(committed(step))] == [1, 10, 20, 30]
+
+
+def test_measured_links_are_told_if_something_is_wrong_or_has_changed() -> None:
+    good, bad = ev.Link("a", "b", 0.001, 1e9), ev.Link("b", "a", 0.0, 0.0, "no route")
+    assert not is_for_people(ev.LinksMeasured("a", (good,)))
+    assert is_for_people(ev.LinksMeasured("a", (good, bad)))
+    assert is_for_people(ev.LinksMeasured("a", (good,), reason="it has become slower"))
+
+
+def test_who_is_let_in_to_direct_the_run_is_told() -> None:
+    assert is_for_people(ev.Enrolled("bob", "operator", "MFkw", "0123456789ab"))
+
+
+def test_a_record_is_printed_to_people_if_they_must_know_it_or_want_all(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet, loud = Record(1, 0.0, ev.NodeReady("a")), Record(2, 0.0, ev.NodeLeft("a", "why"))
+    for record in (quiet, loud):
+        print_record(record, json_lines=False, all_events=False)
+    assert len(read(capsys)) == 1
+    for record in (quiet, loud):
+        print_record(record, json_lines=False)
+        print_record(record, json_lines=True, all_events=False)
+    assert len(read(capsys)) == 4
+
+
+def read(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_demos_progress_leaves_out_the_same() -> None:
+    output = StringIO()
+    with RunProgress(Console(file=output), 3) as progress:
+        for event in (ev.NodeReady("a"), ev.StateAgreed(1, ()), ev.NodeLeft("a", "why")):
+            progress.show(event)
+    assert output.getvalue() == "a left: why\n"
