@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,30 +60,34 @@ def events(
 
 
 def watch(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
-    """Shows a live view of the run until it is over. Ctrl-C ends the view, not the run."""
+    """Shows a live view of the run until it is over. Ctrl-C ends the view, not the run.
+
+    Into a pipe or a file it prints a line for each tenth step, and for what else a person must know.
+    """
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watch(where, store, json_lines))
 
 
 async def _watch(where: str, store: str, json_lines: bool) -> None:
-    if json_lines:
-        await _events(where, store, 0, True, json_lines, [])
+    from dtfm.coordinator.command.client import records
+
+    if json_lines or not sys.stdout.isatty():
+        async for record in records(where, store, follow=not store):
+            print_record(record, json_lines=json_lines, all_events=False)
         return
     from rich.console import Console
     from rich.live import Live
 
-    from dtfm.coordinator.command.client import records
     from dtfm.coordinator.view.watch import View, render
 
-    view = View()
-    console = Console()
-    live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(view))
-    # A terminal shows the log so far at once and then follows it; anything else gets the final state alone.
-    with live if console.is_terminal and not store else contextlib.nullcontext():
+    view, console = View(), Console()
+    live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(view, console, time.time()))
+    # The log so far is shown at once, and then followed; of a store, the final state alone.
+    with live if not store else contextlib.nullcontext():
         async for record in records(where, store, follow=not store):
             view.add(record)
-    if not console.is_terminal or store:
-        console.print(render(view))
+    if store:
+        console.print(render(view, console))
 
 
 async def _members(where: str, store: str) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import islice
 
-from rich.console import Group, RenderableType
-from rich.panel import Panel
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -20,11 +20,13 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.standing import earned
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.log.wording import describe_routes, describe_seconds
+from dtfm.coordinator.view.for_people import is_for_people
 from dtfm.coordinator.view.members import status
 
 RECENT_STEPS = 20
 """Number of steps that tokens/s is averaged over."""
-RECENT_EVENTS = 7
+RECENT_EVENTS = 10
+LEAST_EVENT_ROWS = 3
 MOST_NODES = 10
 MOST_LINKS = 4
 MOST_QUARANTINED = 4
@@ -42,10 +44,15 @@ class View:
     recent: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
     expected: str = ""
     """What a step of the plan is expected to take, and what no plan can beat."""
+    began: float = 0.0
+    committed: float = 0.0
+    last: float = 0.0
+    """When the run began, when its last step was committed, and when the last record was written, in seconds since 1970."""
 
     def add(self, record: Record) -> None:
         before = self.ledger.training.plan
         self.ledger = record.event.apply(self.ledger)
+        self.last, self.began = record.time, self.began or record.time
         if isinstance(record.event, ev.PlanAdopted):
             said = describe_seconds(record.event.predicted_seconds, record.event.lower_bound_seconds)
             again = before is not None and before.stages == record.event.plan.stages  # it was not planned anew
@@ -53,42 +60,66 @@ class View:
         if isinstance(record.event, ev.StepCommitted):
             self.steps.append(record.event)
             self.losses.append(record.event.loss)
-        elif not isinstance(record.event, ev.NodeReady | ev.PlanStarted):
+            self.committed = record.time
+        elif is_for_people(record.event):
             self.recent.append(record)
 
     @property
     def tokens_per_second(self) -> float | None:
         """The mean over the last steps that ran without interruption; None before the first."""
-        whole = [step for step in self.steps if step.tokens_per_second is not None]
+        whole = self._whole
         return sum(step.tokens for step in whole) / sum(step.seconds for step in whole) if whole else None
 
+    def times(self, now: float) -> str:
+        """How long the run has gone on and, by the speed of its last steps, will go on."""
+        if self.ledger.outcome is not None:
+            return f"{_clock(self.last - self.began)} elapsed"
+        elapsed, whole = f"{_clock(now - self.began)} elapsed", self._whole
+        if not whole:
+            return elapsed
+        mean = sum(step.seconds for step in whole) / len(whole)
+        left = (self.run_steps - self.ledger.training.step) * mean - (now - self.committed)
+        return f"{elapsed}, {_clock(max(left, 0.0))} left"
 
-def render(view: View) -> RenderableType:
-    """One screen: 100 columns, and 30 rows when there are few nodes."""
-    side = Table.grid(expand=True, padding=(0, 1))
-    side.add_column(ratio=5)
-    side.add_column(ratio=4)
-    side.add_row(_nodes(view.ledger), Group(_grid(view.ledger, view.expected), _links(view.ledger)))
-    return Group(_head(view), side, _events(view.recent))
+    @property
+    def run_steps(self) -> int:
+        """The number of steps that the run has; 0 before it begins."""
+        return int(self.ledger.run.get("train", {}).get("steps", 0))
+
+    @property
+    def _whole(self) -> list[ev.StepCommitted]:
+        return [step for step in self.steps if step.tokens_per_second is not None]
 
 
-def _head(view: View) -> RenderableType:
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def render(view: View, console: Console, now: float | None = None) -> RenderableType:
+    """One screen of the console; 80 columns and 24 rows do for few nodes. ``now``: seconds since 1970; by default, when the last
+    record was written."""
     ledger = view.ledger
-    steps = int(ledger.run.get("train", {}).get("steps", 0))
-    rate = view.tokens_per_second
+    upper = Group(
+        _head(view, view.last if now is None else now), _nodes(ledger), _grid(ledger, view.expected), _links(ledger)
+    )
+    rows = console.height - 2 - len(console.render_lines(upper))  # without the title, and the cursor's
+    return Group(upper, _events(view.recent, console, max(rows, LEAST_EVENT_ROWS)))
+
+
+def _head(view: View, now: float) -> RenderableType:
+    ledger = view.ledger
+    steps, rate = view.run_steps, view.tokens_per_second
     line = Text.assemble(
         (str(ledger.run.get("name", "no run yet")), "bold"),
-        f"  step {ledger.training.step}/{steps}",
-        f"  plan {ledger.training.generation}",
+        f"  step {ledger.training.step:,} of {steps:,}",
         f"  loss {ledger.training.last.loss:.4f}" if ledger.training.last else "",
         f"  {rate:,.0f} tokens/s" if rate is not None else "",
-        f"  held out {ledger.evaluated.loss:.4f} (frequencies {ledger.evaluated.unigram_entropy:.4f})"
-        if ledger.evaluated
-        else "",
     )
     bar = Table.grid(expand=True)  # a bar alone does not end its line
     bar.add_row(ProgressBar(total=max(steps, 1), completed=ledger.training.step))
-    body: list[RenderableType] = [line, bar]
+    body: list[RenderableType] = [line, bar, Text(f"plan {ledger.training.generation}  {view.times(now)}")]
+    if (told := ledger.evaluated) is not None:
+        body.append(Text(f"held out {told.loss:.4f} (frequencies {told.unigram_entropy:.4f})"))
     if len(view.losses) > 1:
         body.append(Text("loss " + sparkline(view.losses), style="dim"))
     if ledger.outcome is not None:
@@ -96,7 +127,7 @@ def _head(view: View) -> RenderableType:
         body.append(
             Text(("finished: " if ledger.outcome.completed else "failed: ") + ledger.outcome.reason, style=style)
         )
-    return Panel(Group(*body), title="dtfm", title_align="left")
+    return Group(*body)
 
 
 def sparkline(values: Sequence[float] | deque[float]) -> str:
@@ -107,7 +138,7 @@ def sparkline(values: Sequence[float] | deque[float]) -> str:
 
 
 def _nodes(ledger: Ledger) -> RenderableType:
-    table = Table(title="Nodes", title_justify="left", expand=True)
+    table = Table(box=None)
     for name, justify in (
         ("node", "left"),
         ("does", "left"),
@@ -115,7 +146,7 @@ def _nodes(ledger: Ledger) -> RenderableType:
         ("GiB", "right"),
         ("busy", "right"),
     ):
-        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
         stage = ledger.training.plan.stage_of(node) if ledger.training.plan else None
         does = f"stage {stage}" if stage is not None else status(ledger, node)
@@ -145,22 +176,23 @@ def _busy(ledger: Ledger, node: str) -> str:
 
 
 def _grid(ledger: Ledger, expected: str) -> RenderableType:
-    title = f"Stages: {expected}" if expected else "Stages x replicas"
-    table = Table(title=title, title_justify="left", expand=True, show_header=False)
+    table = Table(box=None)
+    table.add_column("stages")
+    table.add_column(expected or "replicas", overflow="fold")
     for index, stage in enumerate(ledger.training.plan.stages if ledger.training.plan else ()):
         names = ", ".join(stage.replicas[:6]) + (f" +{len(stage.replicas) - 6}" if len(stage.replicas) > 6 else "")
         table.add_row(f"{index}: layers {stage.layers[0]}-{stage.layers[1] - 1}", Text(names, style=_style(index)))
     if ledger.training.plan is None:
         table.add_row("no plan yet", "")
     elif len(ledger.training.plan.stages) > 1:
-        table.add_row("heaviest routes", Text(describe_routes(ledger.training.plan), overflow="ellipsis", no_wrap=True))
+        table.add_row("heaviest routes", Text(describe_routes(ledger.training.plan)))
     return table
 
 
 def _links(ledger: Ledger) -> RenderableType:
     """The slowest links of the plan; before there is a plan, of all links."""
-    table = Table(title="Slowest links", title_justify="left", expand=True)
-    table.add_column("from → to", no_wrap=True, overflow="ellipsis")
+    table = Table(box=None)
+    table.add_column("slowest links", overflow="fold")
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("Mbit/s", justify="right", no_wrap=True)
     table.add_column("way", no_wrap=True)
@@ -175,9 +207,15 @@ def _links(ledger: Ledger) -> RenderableType:
     return table
 
 
-def _events(recent: deque[Record]) -> RenderableType:
-    lines = [Text(record.event.narrate(), no_wrap=True, overflow="ellipsis") for record in recent]
-    return Panel(Group(*lines), title="Events", title_align="left")
+def _events(recent: deque[Record], console: Console, rows: int) -> RenderableType:
+    """The last events for which there is room, but at least one."""
+    shown: list[Text] = []
+    for record in reversed(recent):
+        lines = Text(record.event.narrate()).wrap(console, console.width)
+        if shown and len(shown) + len(lines) > rows:
+            break
+        shown = [*lines, *shown]
+    return Group(Text("events", style="bold"), *shown)
 
 
 def _style(stage: int | None) -> str:

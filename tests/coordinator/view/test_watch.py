@@ -2,45 +2,83 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from rich.console import Console
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.watch import View, render, sparkline
 from dtfm.scheduler.model.plan import Plan, Stage
-from tests.coordinator.script import aborted_after_twenty_steps
+from tests.coordinator.script import LONG, World, aborted_after_twenty_steps, training
 
 
-def test_the_view_fits_a_terminal_of_100_by_30() -> None:
-    view = View()
-    for record in aborted_after_twenty_steps().records:
-        view.add(record)
-    console = Console(width=100, height=30)
+def screen(view: View, width: int = 80, height: int = 24, now: float | None = None) -> list[str]:
+    """The lines that a terminal of this size shows."""
+    console = Console(width=width, height=height)
     with console.capture() as shown:
-        console.print(render(view))
-    lines = shown.get().splitlines()
-    assert len(lines) <= 30
-    assert max(len(line) for line in lines) <= 100
+        console.print(render(view, console, now))
+    return shown.get().splitlines()
+
+
+def view_of(world: World) -> View:
+    view = View()
+    for record in world.records:
+        view.add(record)
+    return view
+
+
+def test_the_view_fits_a_terminal_of_80_by_24_and_nothing_is_cut() -> None:
+    lines = screen(view_of(aborted_after_twenty_steps()))
+    assert len(lines) < 24, "the cursor is below"
+    assert max(len(line) for line in lines) <= 80
     text = "\n".join(lines)
     for expected in (
-        "step 20/30",
-        "loss 0.5000",
-        "128 tokens/s",
+        "step 20 of 30  loss 0.5000  128 tokens/s",
         "held out 2.0000",
-        "a, b",
-        "c, d",
-        "heaviest routes",
-        "b -> d 4 micro-batches",
-        "step 21 was aborted",
+        "0: layers 0-1    a, b",
+        "1: layers 2-3    c, d",
+        "heaviest routes  b -> d 4 micro-batches",
+        "step 21 was aborted: NON_FINITE on a: scripted",
+        "scripted: the same plan again",
     ):
         assert expected in text, expected
+    assert "…" not in text
+
+
+def test_names_and_sentences_that_are_long_are_wrapped_and_the_newest_events_stay() -> None:
+    names = [f"a-rented-machine-far-away-with-a-name-as-long-as-they-come-{number}-cuda0"[:64] for number in range(4)]
+    world = training(*names, **LONG)
+    for node in names[:2]:
+        world.lose(node, "its connection broke, " * 8)
+    lines = screen(view_of(world))
+    assert max(len(line) for line in lines) <= 80
+    assert "…" not in "".join(lines)
+    assert world.records[-1].event.narrate().split()[-1] in lines[-1]
+
+
+def test_the_view_says_how_long_the_run_has_gone_on_and_will() -> None:
+    world = training("a", "b", train={"steps": 3002})
+    for _ in range(2):
+        world.now += 2.0
+        world.step()
+    view = View()
+    for record in world.whole_log:
+        view.add(Record(1, 1000.0 + 3600.0 * isinstance(record, ev.StepCommitted), record))
+    seconds = view.steps[-1].seconds
+
+    def times(now: float) -> str:
+        return next(line for line in screen(view, now=now) if "elapsed" in line)
+
+    left = timedelta(seconds=round(3000 * seconds))
+    assert times(4600.0) == f"plan 1  1:00:00 elapsed, {left} left"
+    assert times(4660.0) == f"plan 1  1:01:00 elapsed, {left - timedelta(seconds=60)} left"
+    view.add(Record(1, 4700.0, ev.RunFinished(3002, "all 3002 steps are done")))
+    assert times(9999.0) == "plan 1  1:01:40 elapsed"
 
 
 def test_the_view_can_be_shown_before_anything_has_happened() -> None:
-    console = Console(width=100, height=30)
-    with console.capture() as shown:
-        console.print(render(View()))
-    assert "no run yet" in shown.get()
+    assert "no run yet" in screen(View())[0]
 
 
 def test_a_sparkline_goes_from_the_smallest_to_the_largest() -> None:
@@ -52,15 +90,13 @@ def test_the_view_says_what_a_step_is_expected_to_take_and_what_no_plan_can_beat
     stages = (Stage((0, 2), ("a",), (8,)),)
 
     def title(*adopted: tuple[float | None, float | None]) -> str:
-        view, console = View(), Console(width=100, height=30)
+        view = View()
         for number, (predicted, bound) in enumerate(adopted, start=1):
             plan = Plan(number, stages, ())
             view.add(Record(number, 0.0, ev.PlanAdopted(number, plan, "why", 0, predicted, bound)))
-        with console.capture() as shown:
-            console.print(render(view))
-        return next(line for line in shown.get().splitlines() if "Stages" in line)
+        return " ".join(next(line for line in screen(view) if "stages" in line).split())
 
-    assert "Stages: 12.3 s a step, at best 8.12 s" in title((12.3, 8.12))
-    assert "Stages: 12.3 s a step, at best 8.12 s" in title((12.3, 8.12), (None, None))  # the same plan again
-    assert "Stages: 12.3 s a step  " in title((12.3, None))
-    assert "Stages x replicas" in title((None, None))  # logs of before
+    assert title((12.3, 8.12)) == "stages 12.3 s a step, at best 8.12 s"
+    assert title((12.3, 8.12), (None, None)) == "stages 12.3 s a step, at best 8.12 s"  # the same plan again
+    assert title((12.3, None)) == "stages 12.3 s a step"
+    assert title((None, None)) == "stages replicas"

@@ -55,7 +55,7 @@ def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
         view.add(record)
     console = Console(width=100, height=30)
     with console.capture() as shown:
-        console.print(render(view))
+        console.print(render(view, console))
     lines = shown.get().splitlines()
     for sent, codec in (("b → c", "i8b256"), ("c → b", "raw16"), ("a → b", "off")):
         assert [codec in line for line in lines if sent in line] == [True]

@@ -33,7 +33,7 @@ def test_members_and_watch_show_what_a_stranger_has_earned() -> None:
     for record in world.records:
         view.add(record)
     with (console := Console(width=120)).capture() as captured:
-        console.print(render(view))
+        console.print(render(view, console))
     assert "stage 0, proven" in captured.get()
     assert "a is proven: 3 audits in a row, the last at step 1" in captured.get()
 
