@@ -96,9 +96,9 @@ def name_nodes(nodes: Sequence[str]) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """The text with "(address)" in place of each IP address and the port that follows it, for those who may not know where
+    """The text with "(address hidden)" in place of each IP address and the port that follows it, for those who may not know where
     members are."""
-    return _IPV6.sub(_hide, _IPV4.sub("(address)", text))
+    return _IPV6.sub(_hide, _IPV4.sub("(address hidden)", text))
 
 
 def _hide(found: re.Match[str]) -> str:
@@ -106,4 +106,4 @@ def _hide(found: re.Match[str]) -> str:
         ip_address(found[1])  # a time of day looks like one, too
     except ValueError:
         return found[0]
-    return "(address)"
+    return "(address hidden)"

@@ -62,17 +62,17 @@ def test_members_are_told_why_it_waits_and_nobodys_address() -> None:
     world.step()
     world.lose("b", "failed to connect to ipv4:10.1.2.3:7000, and [2001:db8::7]:7001")
     (reason,) = {status.waiting for status in told(world, "a")[-1:]}
-    assert "b left (failed to connect to ipv4:(address), and (address))" in reason
+    assert "b left (failed to connect to ipv4:(address hidden), and (address hidden))" in reason
     assert "1 of 2 nodes are ready" in reason
 
 
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        ("ipv4:10.1.2.3:7000: refused", "ipv4:(address): refused"),
-        ("at 10.1.2.3.", "at (address)."),
-        ("ipv6:%5B2001:db8::7%5D:7000", "ipv6:%5B(address)"),
-        ("at 2001:db8::7: refused, [fe80::1%eth0]:7", "at (address): refused, (address)"),
+        ("ipv4:10.1.2.3:7000: refused", "ipv4:(address hidden): refused"),
+        ("at 10.1.2.3.", "at (address hidden)."),
+        ("ipv6:%5B2001:db8::7%5D:7000", "ipv6:%5B(address hidden)"),
+        ("at 2001:db8::7: refused, [fe80::1%eth0]:7", "at (address hidden): refused, (address hidden)"),
         ("step 3 at 12:47:07: 2.5 of 1.2.3", "step 3 at 12:47:07: 2.5 of 1.2.3"),
     ],
 )
