@@ -73,6 +73,16 @@ def test_events_print_one_json_object_per_line(
     assert {"node", "reason"} <= joined.keys()
 
 
+def test_into_a_pipe_watch_prints_what_a_person_must_know_a_line_each(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "watch", "--store", store) == 0
+    lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith("run demo started")
+    assert lines[-1].startswith("step 1: loss 0.5000")
+    assert not any("is ready" in line for line in lines)
+
+
 @pytest.mark.parametrize("command", ["events", "members", "watch", "check"])
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_commands_read_a_store_without_a_coordinator(

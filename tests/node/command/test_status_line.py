@@ -62,6 +62,7 @@ async def test_on_a_terminal_it_is_rewritten_in_its_place_below_what_else_is_pri
     os.close(inside)
     before, _, after = written.partition("something happened\r\n")
     assert "step 0" in before
+    assert before.endswith("\x1b[2K"), "the line is erased first"
     assert before.count("\n") == 0, "all in one line, which what happened takes over"
     assert after.endswith("\r\n\x1b[?25h")
     assert after.count("\n") == 1

@@ -55,7 +55,7 @@ def test_a_step_whose_whole_time_is_not_known_says_nothing_of_speed() -> None:
     status = Status("b", "idle", Clock())
     status.told(fares(200))
     status.told(fares(201, tokens=10**9, seconds=0.0))
-    assert "500 tokens/s" in status.line()
+    assert ", 500 tokens/s" in status.line()
 
 
 def test_what_is_waited_for_stands_in_place_of_the_speed() -> None:
