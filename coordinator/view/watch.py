@@ -139,14 +139,8 @@ def sparkline(values: Sequence[float] | deque[float]) -> str:
 
 def _nodes(ledger: Ledger) -> RenderableType:
     table = Table(box=None)
-    for name, justify in (
-        ("node", "left"),
-        ("does", "left"),
-        ("GFLOP/s", "right"),
-        ("GiB", "right"),
-        ("busy", "right"),
-    ):
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for name in ("node", "does", "GFLOP/s", "GiB", "busy"):
+        table.add_column(name, justify="left" if name in ("node", "does") else "right", overflow="fold")
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
         stage = ledger.training.plan.stage_of(node) if ledger.training.plan else None
         does = f"stage {stage}" if stage is not None else status(ledger, node)

@@ -13,8 +13,7 @@ EVERY_SECONDS = 10.0
 """Seconds between two lines."""
 SAME_SECONDS = 60.0
 """Seconds until a line is repeated that has not changed."""
-REFRESH_SECONDS = 1.0
-"""The same, on a terminal."""
+REFRESH_SECONDS = 1.0  # on a terminal
 
 
 @asynccontextmanager

@@ -58,7 +58,9 @@ async def test_on_a_terminal_it_is_rewritten_in_its_place_below_what_else_is_pri
             logging.getLogger().warning("something happened")
         assert handler.stream is terminal
         logging.getLogger().removeHandler(handler)
-        written = os.read(inside, 1 << 16).decode()
+        written = ""
+        while "\x1b[?25h" not in written:  # the cursor is back
+            written += os.read(inside, 1 << 16).decode()
     os.close(inside)
     before, _, after = written.partition("something happened\r\n")
     assert "step 0" in before
