@@ -94,7 +94,7 @@ async def _train(demo: Settings) -> int:
     """Trains, shows progress, exports the model and samples from it. Returns the exit code."""
     console = Console(stderr=demo.json_lines, soft_wrap=True)
     with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
-        state, events = open_run(store, demo.run, resume=False)
+        state, events = open_run(store, demo.run)
         server = Server(state, store, authority_key(authority_file(demo.store_url, "")))
         server.addresses = (f"127.0.0.1:{await server.bind('127.0.0.1', 0)}",)
         made, secret = node_invitation(time.time(), demo.nodes, "the demo's nodes")

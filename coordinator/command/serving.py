@@ -13,14 +13,15 @@ from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
-from dtfm.coordinator.log.events import Revoked
+from dtfm.coordinator.log.events import Listens, Revoked
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.server import Server
-from dtfm.coordinator.service.startup import open_run, serve_until_over
+from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
+from dtfm.protos import DEFAULT_ADDRESS
 from dtfm.protos.connection import read_address
 from dtfm.protos.health import answering
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
@@ -41,39 +42,46 @@ class Paths:
 def serve_run(
     store: str,
     run_file: Path | None,
-    resume: bool | None,
+    new: bool,
     listen: str,
     advertised: list[str],
     paths: Paths,
     announce: bool,
     json_lines: bool,
 ) -> int:
-    """Serves until the run is over, and returns the exit code. ``resume``: see open_run. Raises ValueError."""
-    host, port = read_address(listen)
-    run = read_run_file(run_file) if run_file is not None or resume is False else None
+    """Serves until the run is over, and returns the exit code. ``new``: see start_over. ``listen`` and ``advertised``, if they
+    are empty, are as the store remembers. Raises ValueError."""
+    if listen:
+        read_address(listen)
+    run = read_run_file(run_file) if run_file is not None or new else None
+    for aside in start_over(store, run) if new and run is not None else ():
+        print(f"What was there is {aside} now.", file=sys.stderr)
     with Store(store, write=True) as opened:
-        return asyncio.run(_serve(opened, run, resume, host, port, advertised, paths, announce, json_lines))
+        return asyncio.run(_serve(opened, run, listen, advertised, paths, announce, json_lines))
 
 
 async def _serve(
     store: Store,
     run: RunFile | None,
-    resume: bool | None,
-    host: str,
-    port: int,
+    listen: str,
     advertised: list[str],
     paths: Paths,
     announce: bool,
     json_lines: bool,
 ) -> int:
     old = None if paths.invitation is None else _written_before(paths.invitation)
-    state, events = open_run(store, run, resume=resume)
+    state, events = open_run(store, run)
+    known = state.ledger.listens
+    host, port = read_address(listen or (known.address if known else DEFAULT_ADDRESS))
+    advertised = advertised or list(known.advertised if known else ())
     begun = len(events)
     key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
     server = Server(state, store, key)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
     port = await server.bind(host, port)
     server.addresses = public_addresses(host, port, advertised)
+    listens = Listens(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", tuple(advertised))
+    events += [listens] if listens != known else []
     # Before the first call can come, so that a node on this machine finds the key that it looks for.
     events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
     text = ""

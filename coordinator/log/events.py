@@ -46,6 +46,7 @@ from dtfm.coordinator.log.run import (
     DataConfirmed as DataConfirmed,
     Described as Described,
     DescriptionDropped as DescriptionDropped,
+    Listens as Listens,
     RunDescribed as RunDescribed,
     RunFailed as RunFailed,
     RunFinished as RunFinished,
@@ -78,6 +79,7 @@ from dtfm.coordinator.log.trust import (
 Event = (
     RunStarted
     | RunResumed
+    | Listens
     | NodeJoined
     | NodeRefused
     | NodeReady

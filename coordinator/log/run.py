@@ -91,6 +91,21 @@ class RunResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Listens:
+    """Where the coordinator listens (HOST:PORT), and what its operator has advertised: a later process does the same."""
+
+    address: str
+    advertised: tuple[str, ...]
+    event: Literal["listens"] = "listens"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, listens=self)
+
+    def narrate(self) -> str:
+        return f"the coordinator listens on {self.address}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunDescribed:
     """``node``: who described it."""
 

@@ -231,8 +231,10 @@ class Cluster:
             assert not self.of("node_quarantined")
 
     def start_coordinator(self, *options: str) -> None:
-        """Starts the coordinator. A later call, after the first one has ended, uses the same store and address."""
-        command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file), "--listen", self.address]
+        """Starts the coordinator. A later call, after the first one has ended, uses the same store and
+        address. Without an ``address``, the store remembers one."""
+        command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file)]
+        command += ["--listen", self.address] if self.address else []
         command += ["--store", self.store, "--json", "--verbose", *options]
         begun = len(self.events)
         self.coordinator = self._process(COORDINATOR, command, on_line=self._heard)

@@ -88,9 +88,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(folder: Path, run: RunFile | None = None, *, resume: bool = False) -> AsyncIterator[Served]:
+async def serving(folder: Path, run: RunFile | None = None) -> AsyncIterator[Served]:
     with Store(store_url(folder), write=True) as store:
-        state, events = open_run(store, run or run_in(folder), resume=resume)
+        state, events = open_run(store, run or run_in(folder))
         key = authority_key(authority_file(store.url, ""))
         server = Server(state, store, key)
         port = await server.bind("127.0.0.1", 0)
