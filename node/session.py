@@ -81,7 +81,9 @@ class Settings:
     through this node. With ``open_port`` it asks the home router to open its port.
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
-    which the node exits. ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
+    which the node exits, until it is let in: then the run says how long.
+
+    ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
     import_allowed and check_places). With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is
     the folder for its part in snapshots on disks, ``tokens`` the one in which this machine's nodes share the data that they have
     read, and ``health`` the one in which this one answers how it is (see answering).
@@ -135,6 +137,7 @@ class Session:
         self._key = b""  # of the name, from the first connection on
         self._own = False  # whether this user runs the coordinator
         self._lease = DEFAULT_LEASE  # until the first welcome
+        self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._peer_lost)
         report = _on_loop(loop, self._send)
@@ -221,12 +224,15 @@ class Session:
                 continue
             if answered:
                 silent_since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
-            left = self._settings.give_up_after - (time.monotonic() - silent_since)
+            left = self._patience - (time.monotonic() - silent_since)
             if left <= 0:
+                longer = (
+                    "[cluster] wait_for_coordinator in the run file" if self._identity else "--give-up-after SECONDS"
+                )
                 print(
-                    f"Gave up after {self._settings.give_up_after:.0f} s without the coordinator at "
+                    f"Gave up after {self._patience:.0f} s without the coordinator at "
                     f"{self._settings.coordinator}: {problem}. Is it running there, and is that port open? "
-                    "(--give-up-after SECONDS waits longer)",
+                    f"({longer} waits longer)",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -315,6 +321,7 @@ class Session:
             case "welcome":
                 welcome = message.welcome
                 self._lease = welcome.run.lease_seconds
+                self._patience = welcome.wait_for_coordinator_seconds or self._patience
                 self._problem = ""
                 dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.revoke(welcome.revoked)

@@ -192,7 +192,7 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "heartbeat_seconds", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined")
+    __slots__ = ("run", "heartbeat_seconds", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined", "wait_for_coordinator_seconds")
     RUN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class Welcome(_message.Message):
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FOR_COORDINATOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     run: _plan_pb2.Run
     heartbeat_seconds: float
     authority: bytes
@@ -209,7 +210,8 @@ class Welcome(_message.Message):
     data_fingerprint: bytes
     unigram_entropy: float
     quarantined: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ...) -> None: ...
+    wait_for_coordinator_seconds: float
+    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ..., wait_for_coordinator_seconds: _Optional[float] = ...) -> None: ...
 
 class Certificate(_message.Message):
     __slots__ = ("certificate",)

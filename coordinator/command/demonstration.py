@@ -124,12 +124,13 @@ async def _train(demo: Settings) -> int:
                 console.print(f"{child.node} ended with exit code {code}; the end of {child.log}:", style="red")
                 console.print(child.tail(), markup=False, highlight=False)
                 if server.state.ledger.training.generation == 0 or not left:
-                    server.ask_to_stop(f"{child.node} ended with exit code {code}", dismiss=True)
+                    server.ask_to_stop(f"{child.node} ended with exit code {code}")
 
             for number in range(1, demo.nodes + 1):
                 await children.start(f"node-{number}", when_gone)
             code = await serve_until_over(server, [*events, made])
-            await children.finish(demo.run.cluster.lease)
+            if server.state.ledger.outcome is not None:  # otherwise they would wait for the next coordinator
+                await children.finish(demo.run.cluster.lease)
     ledger = server.state.ledger
     if code == 0:
         await _conclude(demo, console, ledger.copies.checkpoints[ledger.training.step].folder, ledger.evaluated)

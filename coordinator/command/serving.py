@@ -98,7 +98,15 @@ async def _serve(
     _tell(state.run, host, port, text, paths.invitation, json_lines=json_lines)
     announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
     async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
-        return await serve_until_over(server, events)
+        code = await serve_until_over(server, events)
+    if server.ledger.outcome is None:
+        minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
+        print(
+            f"The coordinator has stopped after step {step}. Nodes keep what they have, and wait {minutes:g} minutes for it "
+            f"to come back: the same command goes on with the run.",
+            file=sys.stderr,
+        )
+    return code
 
 
 def _written_before(file: Path) -> Invitation | None:

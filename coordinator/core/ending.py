@@ -19,16 +19,14 @@ def fail(transition: Transition, reason: str) -> None:
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
 
 
-def stop(transition: Transition, reason: str, dismiss: bool) -> None:
-    """On request. Work after the last checkpoint is not lost while nodes keep it in memory: those that are not dismissed wait
-    for the next coordinator process."""
+def stop(transition: Transition, reason: str) -> None:
+    """This process ends, on request. Nodes keep what they have, and wait for the next process."""
     if transition.state.stopped:
         return
     transition.emit(ev.CoordinatorStopped(reason))
-    if not dismiss:
-        sessions = transition.state.members.sessions
-        transition.commands.extend(HangUp(session.stream) for session in sessions.values())
-        transition.set_members(replace(transition.state.members, sessions={}))
+    sessions = transition.state.members.sessions
+    transition.commands.extend(HangUp(session.stream) for session in sessions.values())
+    transition.set_members(replace(transition.state.members, sessions={}))
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
 
 

@@ -72,7 +72,7 @@ def _take_in(transition: Transition, event: Input) -> None:
         case Rejected():
             membership.rejected(transition, event.stream, Refused(wire.MALFORMED, event.sentence))
         case StopAsked():
-            stop(transition, event.reason, event.dismiss)
+            stop(transition, event.reason)
         case InviteAsked():
             invitations.invite(transition, event)
         case EnrolAsked():

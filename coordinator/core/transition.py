@@ -141,10 +141,9 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """``dismiss``: the nodes stop too; otherwise they wait for the next coordinator process."""
+    """This process is to end."""
 
     reason: str
-    dismiss: bool
 
 
 Input = (

@@ -167,10 +167,10 @@ class Server:
         await self._grpc.stop(grace=0.5)
         await self._front.close()
 
-    def ask_to_stop(self, reason: str, *, dismiss: bool) -> None:
-        """``dismiss``: the nodes are told to stop too; otherwise they return once a coordinator answers again."""
+    def ask_to_stop(self, reason: str) -> None:
+        """Makes ``run`` return. The nodes return once a coordinator answers again."""
         self._told_to_stop.set()
-        self._inputs.put_nowait(t.StopAsked(reason, dismiss))
+        self._inputs.put_nowait(t.StopAsked(reason))
 
     def on_event(self, listener: Callable[[Record], None]) -> None:
         """Calls ``listener`` with every event from now on, once it is in the log."""
@@ -369,10 +369,7 @@ class Server:
         until = self._clock() + self.state.lease
         while self._streams.any_open and self._clock() < until:
             with contextlib.suppress(TimeoutError):
-                event = await asyncio.wait_for(self._inputs.get(), max(0.0, until - self._clock()))
-                if isinstance(event, t.StopAsked):
-                    return  # asked twice: at once
-                await self._handle(event)
+                await self._handle(await asyncio.wait_for(self._inputs.get(), max(0.0, until - self._clock())))
         for session in list(self.state.members.sessions.values()):
             await self._handle(t.StreamClosed(session.stream, "the run is over"))
 

@@ -36,6 +36,9 @@ CHANGEABLE = (
 )
 """Keys that may change when a run is resumed: they do not change what is learned."""
 
+REASONS = {signal.SIGINT: "it was interrupted (Ctrl-C)", signal.SIGTERM: "it was terminated (SIGTERM)"}
+"""By signal, why the coordinator stops."""
+
 
 def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
     """The state to start with, and the events that start it, which the caller writes once it listens. The run in the store goes
@@ -93,20 +96,26 @@ def start_over(store_url: str, run: RunFile) -> list[str]:
 
 
 async def serve_until_over(server: Server, events: Sequence[ev.Event]) -> int:
-    """Runs a server that listens until its run is over or a signal comes; returns the exit code. ``events`` go into the log
-    first."""
-    loop = asyncio.get_running_loop()
-    # Ctrl-C ends the nodes too. SIGTERM, as service managers send it, leaves them waiting for the next process.
-    loop.add_signal_handler(signal.SIGINT, lambda: server.ask_to_stop("it was interrupted (Ctrl-C)", dismiss=True))
-    loop.add_signal_handler(signal.SIGTERM, lambda: server.ask_to_stop("it was terminated (SIGTERM)", dismiss=False))
+    """Runs a server that listens until its run is over or a signal comes; returns the exit code. A second signal ends the
+    process at once: the log is whole at every moment. ``events`` go into the log first."""
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal(reason: str) -> None:
+        if asked.is_set():
+            os._exit(130)
+        asked.set()
+        server.ask_to_stop(reason)
+
+    for number, reason in REASONS.items():
+        loop.add_signal_handler(number, on_signal, reason)
     try:
         return await server.run(events)
     except Deaf as died:
         print(f"dtfm-coordinator: {died}; a new process goes on with the run (the same command)", file=sys.stderr)
         return 1
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in REASONS:
+            loop.remove_signal_handler(number)
 
 
 def _start(run: RunFile) -> list[ev.Event]:

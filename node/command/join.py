@@ -82,7 +82,12 @@ def join(
     ] = "",
     threads: Annotated[int, _machine(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
     give_up_after: Annotated[
-        float, _end(min=0, help="Exit with 1 after this many seconds without a coordinator.")
+        float,
+        _end(
+            min=0,
+            help="Exit with 1 after this many seconds without a coordinator. Once it was let in, the run says how long "
+            "(an hour, by default).",
+        ),
     ] = 300.0,
     allow_module: Annotated[
         list[str] | None,

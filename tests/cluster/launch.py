@@ -315,11 +315,16 @@ class Cluster:
         )
 
     def finish(self, timeout: float = 100) -> int:
-        """Waits for the coordinator and the nodes to end by themselves; returns the coordinator's exit code."""
+        """Waits for the coordinator to end; returns its exit code. The nodes have then ended by themselves, or are ended if the
+        run is not over: they would wait for the next coordinator."""
         assert self.coordinator is not None
         code = self.coordinator.wait(timeout)
+        is_over = any(self.of(event) for event in ("run_finished", "run_failed"))
         for process in self.nodes.values():
-            process.wait(20)
+            if is_over:
+                process.wait(20)
+            else:
+                process.close()
         return code
 
     def of(self, event: str) -> list[Event]:

@@ -91,6 +91,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         heartbeat_seconds=state.heartbeat,
         revoked=sorted(transition.state.ledger.access.revoked),
         quarantined=transition.state.ledger.quarantined_names,
+        wait_for_coordinator_seconds=state.run.cluster.wait_for_coordinator,
     )
     if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
         welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)

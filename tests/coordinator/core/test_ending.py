@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -45,14 +43,13 @@ def test_a_run_that_no_nodes_could_train_fails() -> None:
     assert world.exit_code == 1
 
 
-@pytest.mark.parametrize("dismiss", [True, False])
-def test_a_stop_is_logged_and_dismisses_the_nodes_if_asked_to(dismiss: bool) -> None:
+def test_a_coordinator_that_stops_dismisses_nobody() -> None:
     world = training()
-    world.feed(t.StopAsked("Ctrl-C", dismiss))
+    world.feed(t.StopAsked("Ctrl-C"))
     assert world.log[-1] == ev.CoordinatorStopped("Ctrl-C")
     assert world.exit_code == 1
-    assert ("finish" in world.kinds_to("a")) == dismiss
-    assert (world.streams["a"] in world.hung_up) != dismiss
+    assert "finish" not in world.kinds_to("a")
+    assert world.streams["a"] in world.hung_up
     world.hear("a", heartbeat=wire.Heartbeat())
     world.greet("c")
     world.lose("b")
