@@ -369,9 +369,9 @@ class Session:
                 self._trainer.call_off(message.abort.reason)
             case "finish":
                 finish = message.finish
-                stream = sys.stdout if finish.completed else sys.stderr
-                print(finish.reason or "The run is complete.", file=stream, flush=True)
-                self._exit = 0 if finish.completed or self._leaving.is_set() else 1
+                good = finish.completed or finish.stopped
+                print(finish.reason or "The run is complete.", file=sys.stdout if good else sys.stderr, flush=True)
+                self._exit = 0 if good or self._leaving.is_set() else 1
                 if finish.completed:
                     self._snapshots.remove()
             case _:

@@ -757,12 +757,14 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("completed", "reason")
+    __slots__ = ("completed", "reason", "stopped")
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     completed: bool
     reason: str
-    def __init__(self, completed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    stopped: bool
+    def __init__(self, completed: _Optional[bool] = ..., reason: _Optional[str] = ..., stopped: _Optional[bool] = ...) -> None: ...
 
 class MembersRequest(_message.Message):
     __slots__ = ()
@@ -910,6 +912,28 @@ class ForgiveRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class ForgiveReply(_message.Message):
+    __slots__ = ("sentence",)
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+
+class SteerRequest(_message.Message):
+    __slots__ = ("wish",)
+    class Wish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PAUSE: _ClassVar[SteerRequest.Wish]
+        CONTINUE: _ClassVar[SteerRequest.Wish]
+        STOP: _ClassVar[SteerRequest.Wish]
+        STOP_NOW: _ClassVar[SteerRequest.Wish]
+    PAUSE: SteerRequest.Wish
+    CONTINUE: SteerRequest.Wish
+    STOP: SteerRequest.Wish
+    STOP_NOW: SteerRequest.Wish
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    wish: SteerRequest.Wish
+    def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ...) -> None: ...
+
+class SteerReply(_message.Message):
     __slots__ = ("sentence",)
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     sentence: str

@@ -99,11 +99,11 @@ async def _serve(
     announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
     async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
         code = await serve_until_over(server, events)
-    if server.ledger.outcome is None:
+    if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
         print(
             f"The coordinator has stopped after step {step}. Nodes keep what they have, and wait {minutes:g} minutes for it "
-            f"to come back: the same command goes on with the run.",
+            "to come back: the same command goes on with the run. To send them home, let it go on, and: dtfm-coordinator stop",
             file=sys.stderr,
         )
     return code

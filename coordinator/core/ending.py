@@ -1,4 +1,4 @@
-"""How a run ends: finished, failed, or stopped, to be resumed later."""
+"""How a run ends: finished, failed, or stopped, so that a later process goes on with it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,25 @@ def finish(transition: Transition, reason: str) -> None:
 def fail(transition: Transition, reason: str) -> None:
     transition.emit(ev.RunFailed(transition.state.ledger.training.step, reason))
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
+
+
+def conclude(transition: Transition) -> None:
+    """No step follows, and the state of the last one is in a checkpoint."""
+    ledger, hold = transition.state.ledger, transition.state.ledger.hold
+    step = ledger.training.step
+    if step < transition.state.run.train.steps and hold is not None:
+        put_down(transition, hold.by)
+    else:
+        finish(transition, f"all {step} steps are trained; the checkpoint is {ledger.copies.checkpoints[step].folder}")
+
+
+def put_down(transition: Transition, by: str) -> None:
+    """An operator stops the run: everybody goes home, and another process goes on with it."""
+    step, kept = transition.state.ledger.training.step, transition.state.ledger.copies.checkpoint_step
+    safe = "" if kept == step else f", of which the newest checkpoint is that of step {kept}"
+    reason = f"{by} stopped the run after step {step}{safe}; the same `dtfm-coordinator serve` goes on with it"
+    transition.emit(ev.RunStopped(step, reason))
+    _say_goodbye(transition, wire.Finish(stopped=True, reason=reason), 0)
 
 
 def stop(transition: Transition, reason: str) -> None:

@@ -47,11 +47,14 @@ from dtfm.coordinator.log.run import (
     Described as Described,
     DescriptionDropped as DescriptionDropped,
     Listens as Listens,
+    RunContinued as RunContinued,
     RunDescribed as RunDescribed,
     RunFailed as RunFailed,
     RunFinished as RunFinished,
+    RunPaused as RunPaused,
     RunResumed as RunResumed,
     RunStarted as RunStarted,
+    RunStopped as RunStopped,
     Waiting as Waiting,
 )
 from dtfm.coordinator.log.steps import (
@@ -117,6 +120,9 @@ Event = (
     | StandingChanged
     | Suspected
     | NodeForgiven
+    | RunPaused
+    | RunContinued
+    | RunStopped
     | RunFinished
     | RunFailed
     | CoordinatorStopped

@@ -219,6 +219,11 @@ class Server:
         reply: wire.ForgiveReply = await self._ask(lambda ticket: t.ForgiveAsked(ticket, node, by))
         return reply
 
+    async def steer(self, wish: wire.SteerRequest.Wish, by: str) -> wire.SteerReply:
+        """Raises Refused."""
+        reply: wire.SteerReply = await self._ask(lambda ticket: t.SteerAsked(ticket, wish, by))
+        return reply
+
     def invitation(self, id: str, secret: bytes) -> str:
         """The text to hand out."""
         return str(Invitation(self.addresses, self.pin, id, secret))

@@ -91,6 +91,8 @@ def _head(view: View) -> RenderableType:
     body: list[RenderableType] = [line, bar]
     if len(view.losses) > 1:
         body.append(Text("loss " + sparkline(view.losses), style="dim"))
+    if ledger.hold is not None:
+        body.append(Text(ledger.hold.narrate(), style="bold yellow"))
     if ledger.outcome is not None:
         style = "bold green" if ledger.outcome.completed else "bold red"
         body.append(

@@ -319,7 +319,7 @@ class Cluster:
         run is not over: they would wait for the next coordinator."""
         assert self.coordinator is not None
         code = self.coordinator.wait(timeout)
-        is_over = any(self.of(event) for event in ("run_finished", "run_failed"))
+        is_over = any(self.of(event) for event in ("run_finished", "run_failed", "run_stopped"))
         for process in self.nodes.values():
             if is_over:
                 process.wait(20)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.launch import Cluster
+from tests.cluster.exact import assert_exact
+from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, losses_alone, run_file
 
 STEPS = 40
@@ -32,6 +36,50 @@ def test_the_nodes_come_back_and_no_step_is_trained_twice(tmp_path: Path, number
     committed = [e for e in cluster.log() if e["event"] == "step_committed"]
     assert [e["step"] for e in committed] == list(range(1, STEPS + 1))
     assert [e["loss"] for e in committed] == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
+
+
+def command(cluster: Cluster, *words: str) -> dict[str, Any]:
+    """What an operator's command on this machine says."""
+    said: list[bytes] = []
+    line = [sys.executable, "-m", "dtfm.coordinator.cli", *words, cluster.address, "--json"]
+    process = Process(line, cluster.folder, on_line=said.append)
+    assert process.wait(30) == 0, process.errors
+    return dict(json.loads(said[0]))
+
+
+def test_a_paused_run_stays_paused_over_a_crash_and_a_stopped_one_goes_on_after_its_last_step(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=STEPS), nodes="ab") as cluster:
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 3)
+        assert "paused the run" in command(cluster, "pause")["sentence"]
+        at = len(cluster.of("step_committed"))
+        waiting = cluster.wait_for("waiting", where=lambda e: "paused the run" in e["reason"])
+        whole = cluster.wait_for("checkpoint_written")
+        assert at <= whole["step"] <= at + 1, "the step in hand"
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(20)
+        begun = len(cluster.events)
+        cluster.start_coordinator()
+        for name in "ab":
+            cluster.wait_for("node_ready", where=lambda e, name=name: e["node"] == name, after=begun)  # type: ignore[misc]
+        assert cluster.wait_for("waiting", after=begun)["reason"] in waiting["reason"]
+        assert command(cluster, "continue")["sentence"] == "the run goes on"
+        cluster.wait_for("step_committed", after=begun)
+        assert command(cluster, "stop")["asked"] == "stop"
+        assert cluster.finish() == 0
+        assert {node.wait(20) for node in cluster.nodes.values()} == {0}
+        stopped = cluster.of("run_stopped")[0]
+        assert cluster.of("checkpoint_written")[-1]["step"] == stopped["step"]
+        assert cluster.of("step_committed")[-1]["step"] == stopped["step"]
+
+        cluster.start_coordinator()
+        for name in "ab":
+            cluster.add(name)
+        cluster.wait_for("run_finished")
+        assert cluster.finish() == 0
+    assert not cluster.of("rolled_back")
+    assert [e["step"] for e in cluster.log() if e["event"] == "step_committed"] == list(range(1, STEPS + 1))
+    assert_exact(cluster)
 
 
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
