@@ -59,6 +59,14 @@ def serve(
             help="The folder for a socket on which this process answers how it is: `python -m dtfm.protos.health` asks."
         ),
     ] = None,
+    exit_when_over: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-over",
+            help="End with the run, for scripts and containers. Otherwise a run that is complete is served on, and nodes that "
+            "come back are told, until Ctrl-C.",
+        ),
+    ] = False,
     announce: Annotated[
         bool, typer.Option(help="Tell the local network of this run (zeroconf), unless it listens on loopback alone.")
     ] = True,
@@ -68,8 +76,8 @@ def serve(
     """Coordinates one run until it is over: starts it, or goes on with what the store holds.
 
     Prints an invitation for nodes, then every event. The user who runs it is an operator: the other commands, and nodes on this
-    machine, need no invitation. Exit codes: 0 the run finished, 1 it failed or was stopped, 2 bad
-    input.
+    machine, need no invitation. Exit codes: 0 the run is complete, or `dtfm-coordinator stop` ended it; 1 it failed, or this
+    process was interrupted before; 2 bad input.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -77,4 +85,6 @@ def serve(
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.serving import Paths, serve_run
     paths = Paths(authority, invitation_file, health)
-    raise typer.Exit(serve_run(store, run_file, new, listen, advertise or [], paths, announce, json_lines))
+    raise typer.Exit(
+        serve_run(store, run_file, new, listen, advertise or [], paths, announce, json_lines, not exit_when_over)
+    )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
-from dtfm.coordinator.log.events import Listens, Revoked
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.log.events import Listens, Revoked, RunFinished
+from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
@@ -48,16 +48,17 @@ def serve_run(
     paths: Paths,
     announce: bool,
     json_lines: bool,
+    stays: bool,
 ) -> int:
-    """Serves until the run is over, and returns the exit code. ``new``: see start_over. ``listen`` and ``advertised``, if they
-    are empty, are as the store remembers. Raises ValueError."""
+    """Serves the run, and returns the exit code. ``new``: see start_over. ``listen`` and ``advertised``, if they are empty, are
+    as the store remembers. ``stays``: see serve_until_over. Raises ValueError."""
     if listen:
         read_address(listen)
     run = read_run_file(run_file) if run_file is not None or new else None
     for aside in start_over(store, run) if new and run is not None else ():
         print(f"What was there is {aside} now.", file=sys.stderr)
     with Store(store, write=True) as opened:
-        return asyncio.run(_serve(opened, run, listen, advertised, paths, announce, json_lines))
+        return asyncio.run(_serve(opened, run, listen, advertised, paths, announce, json_lines, stays))
 
 
 async def _serve(
@@ -68,6 +69,7 @@ async def _serve(
     paths: Paths,
     announce: bool,
     json_lines: bool,
+    stays: bool,
 ) -> int:
     old = None if paths.invitation is None else _written_before(paths.invitation)
     state, events = open_run(store, run)
@@ -78,6 +80,8 @@ async def _serve(
     key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
     server = Server(state, store, key)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
+    if stays and not json_lines:
+        server.on_event(_tell_end)
     port = await server.bind(host, port)
     server.addresses = public_addresses(host, port, advertised)
     listens = Listens(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", tuple(advertised))
@@ -86,7 +90,8 @@ async def _serve(
     events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
     text = ""
     stale = paths.invitation is not None and not (old is not None and _leads_here(paths.invitation, old, server))
-    if (first := first_invitation(state.ledger, time.time(), another=stale)) is not None:
+    over = state.ledger.outcome.reason if state.ledger.outcome is not None else ""
+    if not over and (first := first_invitation(state.ledger, time.time(), another=stale)) is not None:
         events.append(first[0])
         text = server.invitation(first[0].invitation, first[1])
         if paths.invitation is not None:
@@ -95,10 +100,10 @@ async def _serve(
                 events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
     server.begin_with(events[begun:])
     await server.start()
-    _tell(state.run, host, port, text, paths.invitation, json_lines=json_lines)
+    _tell(state.run, host, port, text, paths.invitation, over, json_lines=json_lines)
     announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
     async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
-        code = await serve_until_over(server, events)
+        code = await serve_until_over(server, events, stays=stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
         print(
@@ -144,7 +149,14 @@ def _health(server: Server) -> tuple[bool, str]:
     return True, f"run {ledger.run.get('name')!r}, step {ledger.training.step}, {len(ledger.members)} members"
 
 
-def _tell(run: RunFile, host: str, port: int, invitation: str, file: Path | None, *, json_lines: bool) -> None:
+def _tell_end(record: Record) -> None:
+    if isinstance(record.event, RunFinished):
+        print("The coordinator stays, and tells nodes that come back; Ctrl-C ends it.", flush=True)
+
+
+def _tell(
+    run: RunFile, host: str, port: int, invitation: str, file: Path | None, over: str, *, json_lines: bool
+) -> None:
     if file is not None:
         invitation = ""
     places = local_places(run.data.source, run.message("").data.tokenizer, run.model.pretrained, run.checkpoint.uri)
@@ -153,13 +165,15 @@ def _tell(run: RunFile, host: str, port: int, invitation: str, file: Path | None
         print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
         return
     print(f"Run {run.name!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
-    if file is not None:
+    if file is not None and not over:
         print(f"To take part, on each machine: dtfm-node join{allow}, with the invitation in {file}.")
     elif invitation:
         print(f"To take part, on each machine (up to {FIRST_USES}, within {FIRST_SECONDS / 86400:.0f} days):")
         print(f"    dtfm-node join {invitation}{allow}")
         if allow:
             print("  (the run names these files of each machine, and only its operator can allow that)")
+    elif over:
+        print(f"The run is over: {over}. Nodes that come back are told. --new starts another run.")
     else:
         print("Nodes that were here come back by themselves. To let others in: dtfm-coordinator invite")
     if host in LOOPBACK:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.transition import AnswerPlanNow, HangUp, Stop, Transition
+from dtfm.coordinator.core.transition import AnswerPlanNow, HangUp, Send, Stop, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
@@ -47,6 +47,14 @@ def stop(transition: Transition, reason: str) -> None:
     transition.commands.extend(HangUp(session.stream) for session in sessions.values())
     transition.set_members(replace(transition.state.members, sessions={}))
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
+
+
+def tell_end(transition: Transition, stream: int) -> None:
+    """A node that was away when the run ended hears how."""
+    outcome, step = transition.state.ledger.outcome, transition.state.ledger.training.step
+    assert outcome is not None
+    finish = wire.Finish(completed=outcome.completed, reason=f"The run is over, step {step}: {outcome.reason}")
+    transition.commands += [Send(stream, wire.CoordinatorMessage(finish=finish)), HangUp(stream)]
 
 
 def _say_goodbye(transition: Transition, message: wire.Finish, exit_code: int) -> None:

@@ -55,10 +55,6 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
             f"the store {store.url} holds run {ledger.run.get('name')!r} (step {ledger.training.step}), and the run file is of "
             f"run {run.name!r}; give {run.name!r} a store of its own with --store, or put the other one aside with --new"
         )
-    elif ledger.outcome is not None and ledger.outcome.completed:
-        raise ValueError(
-            f"the run in {store.url} is over: {ledger.outcome.reason}; --new starts another, or give a new store with --store"
-        )
     else:
         before = parse_run(ledger.run, store.url)
         now = run or before
@@ -75,6 +71,7 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
         ledger=ledger,
         phase=Gathering(time.monotonic(), ""),
         secret=secrets.token_bytes(32),
+        stopped=ledger.outcome is not None,
     )
     return state, events
 
@@ -95,9 +92,10 @@ def start_over(store_url: str, run: RunFile) -> list[str]:
         return [*aside, store.put_aside()] if store.last else aside
 
 
-async def serve_until_over(server: Server, events: Sequence[ev.Event]) -> int:
+async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays: bool = False) -> int:
     """Runs a server that listens until its run is over or a signal comes; returns the exit code. A second signal ends the
-    process at once: the log is whole at every moment. ``events`` go into the log first."""
+    process at once: the log is whole at every moment. ``events`` go into the log first. ``stays``: a run that is complete
+    is served until a signal comes."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
 
     def on_signal(reason: str) -> None:
@@ -109,7 +107,7 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event]) -> int:
     for number, reason in REASONS.items():
         loop.add_signal_handler(number, on_signal, reason)
     try:
-        return await server.run(events)
+        return await server.run(events, stays=stays)
     except Deaf as died:
         print(f"dtfm-coordinator: {died}; a new process goes on with the run (the same command)", file=sys.stderr)
         return 1

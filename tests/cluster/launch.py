@@ -230,12 +230,12 @@ class Cluster:
         elif not self._liars:
             assert not self.of("node_quarantined")
 
-    def start_coordinator(self, *options: str) -> None:
+    def start_coordinator(self, *options: str, exits: bool = True) -> None:
         """Starts the coordinator. A later call, after the first one has ended, uses the same store and
-        address. Without an ``address``, the store remembers one."""
+        address. Without an ``address``, the store remembers one. ``exits``: it ends with the run."""
         command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file)]
         command += ["--listen", self.address] if self.address else []
-        command += ["--store", self.store, "--json", "--verbose", *options]
+        command += ["--store", self.store, "--json", "--verbose", *(["--exit-when-over"] if exits else []), *options]
         begun = len(self.events)
         self.coordinator = self._process(COORDINATOR, command, on_line=self._heard)
         listening = self.wait_for("listening", after=begun)

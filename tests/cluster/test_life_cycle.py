@@ -82,6 +82,28 @@ def test_a_paused_run_stays_paused_over_a_crash_and_a_stopped_one_goes_on_after_
     assert_exact(cluster)
 
 
+def test_after_the_end_the_coordinator_stays_and_sends_home_who_comes_back(tmp_path: Path) -> None:
+    text = run_file(model=GPT2, stages=[1, 1], steps=4)
+    with Cluster(tmp_path, text, start=False) as cluster:
+        cluster.start_coordinator(exits=False)
+        following = Process(
+            [sys.executable, "-m", "dtfm.coordinator.cli", "events", cluster.address, "--follow"], tmp_path
+        )
+        for name in "ab":
+            cluster.add(name)
+        cluster.wait_for("run_finished")
+        assert {node.wait(20) for node in cluster.nodes.values()} == {0}
+        assert following.wait(20) == 0, "no event follows"
+        assert cluster.add("a").wait(30) == 0
+        assert cluster.coordinator is not None
+        for again in (False, True):
+            cluster.coordinator.send(signal.SIGINT)
+            assert cluster.coordinator.wait(20) == 0
+            cluster.start_coordinator(exits=again)
+            assert cluster.add("b").wait(30) == 0 if not again else cluster.coordinator.wait(20) == 0
+        assert len(cluster.of("step_committed")) == 4
+
+
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1], steps=5000, lease=60), nodes="a") as cluster:
         cluster.wait_for("step_committed")

@@ -88,7 +88,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(folder: Path, run: RunFile | None = None) -> AsyncIterator[Served]:
+async def serving(folder: Path, run: RunFile | None = None, *, stays: bool = False) -> AsyncIterator[Served]:
     with Store(store_url(folder), write=True) as store:
         state, events = open_run(store, run or run_in(folder))
         key = authority_key(authority_file(store.url, ""))
@@ -100,7 +100,7 @@ async def serving(folder: Path, run: RunFile | None = None) -> AsyncIterator[Ser
         server.begin_with(first)
         events += first
         await server.start()
-        task = asyncio.create_task(server.run(events))
+        task = asyncio.create_task(server.run(events, stays=stays))
         try:
             invitation = Invitation(server.addresses, server.pin, made.invitation, secret)
             yield Served(server, store, port, task, invitation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import World, refusal_of, training
+from tests.coordinator.script import World, training
 
 
 def test_a_run_trains_evaluates_checkpoints_and_finishes() -> None:
@@ -58,8 +58,11 @@ def test_a_coordinator_that_stops_dismisses_nobody() -> None:
     assert set(world.names()[stopped + 1 :]) <= {"node_left"}
 
 
-def test_a_finished_run_admits_nobody() -> None:
+def test_who_comes_after_the_end_is_told_of_it() -> None:
     world = training()
     world.finish_run()
-    refusal = refusal_of(world, world.greet("c"))
-    assert refusal.reason == wire.RUN_OVER
+    stream = world.greet("c")
+    assert stream in world.hung_up
+    told = world.said[stream][-1].finish
+    assert told.completed
+    assert told.reason.startswith("The run is over, step 3: all 3 steps are trained")

@@ -117,6 +117,8 @@ def test_a_checkpoint_that_fails_is_tried_again_before_the_run_stops() -> None:
 def test_a_paused_run_stops_at_once_if_its_state_is_safe_already() -> None:
     world = paused()
     world.save()
+    for node in "ab":  # nothing is needed of them
+        world.lose(node)
     steer(world, SteerRequest.STOP)
     assert world.exit_code == 0
     assert [event.step for event in world.events(ev.RunStopped)] == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,12 @@ async def test_a_run_resumed_from_its_log_goes_on_from_its_checkpoint(tmp_path: 
         assert await train(served, served.node("a"), served.node("b")) == 0
         committed = [event for event in served.events if isinstance(event, ev.StepCommitted)]
         assert [(event.step, event.loss) for event in committed] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
-    with pytest.raises(ValueError, match="is over"):
-        async with serving(tmp_path):
-            pass
+    async with serving(tmp_path, stays=True) as served, served.node("a") as late:
+        await asyncio.wait_for(late.over.wait(), 10)
+        assert late.finish is not None
+        assert late.finish.reason.startswith("The run is over, step 3: ")
+        served.server.ask_to_stop("Ctrl-C")
+        assert await asyncio.wait_for(served.task, 10) == 0
 
 
 async def test_a_run_without_its_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
