@@ -34,6 +34,7 @@ from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.training.failure import exit_code, sentence_of
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.lent import Holder
@@ -70,6 +71,8 @@ Argument = TypeVar("Argument")
 FIRST_PAUSE_SECONDS = 0.5
 """Seconds before the second attempt to connect; later pauses double."""
 LONGEST_PAUSE_SECONDS = 15.0
+TEMPORARY = ("BUSY", "FULL")
+"""Refusals that nobody has to do anything about: a node that is started again later may be let in."""
 IDLE_BEATS = 40
 """Heartbeats between two timings of an idle node's device: it may have been slow, and recovered."""
 
@@ -387,7 +390,7 @@ class Session:
 
     def _refused(self, reason: str, sentence: str) -> None:
         print(f"This node was not let in: {reason}: {sentence}", file=sys.stderr, flush=True)
-        self._exit = 1 if reason == "RUN_OVER" else 2
+        self._exit = 1 if reason in TEMPORARY else 2
 
     async def _probe(self, probe: Probe) -> None:
         assert self._dialler is not None  # probes are asked of welcomed nodes only
@@ -425,10 +428,10 @@ class Session:
     def _send(self, message: NodeMessage) -> None:
         self._outgoing.put_nowait(message)
 
-    def _fail(self, mistake: str) -> None:
-        print(mistake, file=sys.stderr, flush=True)
-        self._exit = 2
-        self._send(NodeMessage(goodbye=Goodbye(reason=mistake[:1000])))
+    def _fail(self, error: Exception) -> None:
+        print(sentence := sentence_of(error), file=sys.stderr, flush=True)
+        self._exit = exit_code(error)
+        self._send(NodeMessage(goodbye=Goodbye(reason=sentence)))
 
     def _peer_lost(self, peer: str, generation: int, why: str) -> None:
         where = self._trainer.at
