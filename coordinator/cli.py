@@ -13,6 +13,7 @@ from dtfm.coordinator.command.invite import expel, forgive, invite, revoke
 from dtfm.coordinator.command.observe import events, members, watch
 from dtfm.coordinator.command.plan import plan, plan_now
 from dtfm.coordinator.command.serve import serve
+from dtfm.coordinator.command.steer import go_on, pause, stop
 from dtfm.installed import Version
 
 app = typer.Typer(
@@ -29,8 +30,24 @@ def options(version: Version = False) -> None: ...
 
 # Every option of `serve` can come from the environment, as containers need it: DTFM_LISTEN for --listen.
 app.command(context_settings={"auto_envvar_prefix": "DTFM"})(serve)
-for command in (demo, invite, revoke, expel, forgive, members, events, watch, plan_now, plan, export, check):
+for command in (
+    demo,
+    pause,
+    stop,
+    invite,
+    revoke,
+    expel,
+    forgive,
+    members,
+    events,
+    watch,
+    plan_now,
+    plan,
+    export,
+    check,
+):
     app.command()(command)
+app.command("continue")(go_on)
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.training.failure import exit_code, sentence_of
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.status import Status
 from dtfm.node.training.trainer import Trainer
@@ -71,6 +72,8 @@ Argument = TypeVar("Argument")
 FIRST_PAUSE_SECONDS = 0.5
 """Seconds before the second attempt to connect; later pauses double."""
 LONGEST_PAUSE_SECONDS = 15.0
+TEMPORARY = ("BUSY", "FULL")
+"""Refusals that nobody has to do anything about: a node that is started again later may be let in."""
 IDLE_BEATS = 40
 """Heartbeats between two timings of an idle node's device: it may have been slow, and recovered."""
 
@@ -82,7 +85,9 @@ class Settings:
     through this node. With ``open_port`` it asks the home router to open its port.
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
-    which the node exits. ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
+    which the node exits, until it is let in: then the run says how long.
+
+    ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
     import_allowed and check_places). With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is
     the folder for its part in snapshots on disks, ``tokens`` the one in which this machine's nodes share the data that they have
     read, and ``health`` the one in which this one answers how it is (see answering).
@@ -136,6 +141,7 @@ class Session:
         self._key = b""  # of the name, from the first connection on
         self._own = False  # whether this user runs the coordinator
         self._lease = DEFAULT_LEASE  # until the first welcome
+        self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._peer_lost)
         report = _on_loop(loop, self._send)
@@ -230,12 +236,15 @@ class Session:
                 continue
             if answered:
                 silent_since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
-            left = self._settings.give_up_after - (time.monotonic() - silent_since)
+            left = self._patience - (time.monotonic() - silent_since)
             if left <= 0:
+                longer = (
+                    "[cluster] wait_for_coordinator in the run file" if self._identity else "--give-up-after SECONDS"
+                )
                 print(
-                    f"Gave up after {self._settings.give_up_after:.0f} s without the coordinator at "
+                    f"Gave up after {self._patience:.0f} s without the coordinator at "
                     f"{self._settings.coordinator}: {problem}. Is it running there, and is that port open? "
-                    "(--give-up-after SECONDS waits longer)",
+                    f"({longer} waits longer)",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -324,6 +333,7 @@ class Session:
             case "welcome":
                 welcome = message.welcome
                 self._lease = welcome.run.lease_seconds
+                self._patience = welcome.wait_for_coordinator_seconds or self._patience
                 self._problem = ""
                 self._status.welcomed(welcome)
                 dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
@@ -377,9 +387,9 @@ class Session:
                 self._trainer.call_off(message.abort.reason)
             case "finish":
                 finish = message.finish
-                stream = sys.stdout if finish.completed else sys.stderr
-                print(finish.reason or "The run is complete.", file=stream, flush=True)
-                self._exit = 0 if finish.completed or self._leaving.is_set() else 1
+                good = finish.completed or finish.stopped
+                print(finish.reason or "The run is complete.", file=sys.stdout if good else sys.stderr, flush=True)
+                self._exit = 0 if good or self._leaving.is_set() else 1
                 if finish.completed:
                     self._snapshots.remove()
             case _:
@@ -395,7 +405,7 @@ class Session:
 
     def _refused(self, reason: str, sentence: str) -> None:
         print(f"This node was not let in: {reason}: {sentence}", file=sys.stderr, flush=True)
-        self._exit = 1 if reason == "RUN_OVER" else 2
+        self._exit = 1 if reason in TEMPORARY else 2
 
     async def _probe(self, probe: Probe) -> None:
         assert self._dialler is not None  # probes are asked of welcomed nodes only
@@ -433,10 +443,10 @@ class Session:
     def _send(self, message: NodeMessage) -> None:
         self._outgoing.put_nowait(message)
 
-    def _fail(self, mistake: str) -> None:
-        print(mistake, file=sys.stderr, flush=True)
-        self._exit = 2
-        self._send(NodeMessage(goodbye=Goodbye(reason=mistake[:1000])))
+    def _fail(self, error: Exception) -> None:
+        print(sentence := sentence_of(error), file=sys.stderr, flush=True)
+        self._exit = exit_code(error)
+        self._send(NodeMessage(goodbye=Goodbye(reason=sentence)))
 
     def _peer_lost(self, peer: str, generation: int, why: str) -> None:
         where = self._trainer.at

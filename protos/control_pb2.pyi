@@ -194,7 +194,7 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "heartbeat_seconds", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined", "worked_steps", "status")
+    __slots__ = ("run", "heartbeat_seconds", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined", "worked_steps", "status", "wait_for_coordinator_seconds")
     RUN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,7 @@ class Welcome(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     WORKED_STEPS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FOR_COORDINATOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     run: _plan_pb2.Run
     heartbeat_seconds: float
     authority: bytes
@@ -215,7 +216,8 @@ class Welcome(_message.Message):
     quarantined: _containers.RepeatedScalarFieldContainer[str]
     worked_steps: int
     status: RunStatus
-    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ..., worked_steps: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+    wait_for_coordinator_seconds: float
+    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ..., worked_steps: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., wait_for_coordinator_seconds: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("step", "steps", "generation", "loss", "tokens", "seconds", "waiting")
@@ -781,12 +783,14 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("completed", "reason")
+    __slots__ = ("completed", "reason", "stopped")
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     completed: bool
     reason: str
-    def __init__(self, completed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    stopped: bool
+    def __init__(self, completed: _Optional[bool] = ..., reason: _Optional[str] = ..., stopped: _Optional[bool] = ...) -> None: ...
 
 class MembersRequest(_message.Message):
     __slots__ = ()
@@ -934,6 +938,28 @@ class ForgiveRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class ForgiveReply(_message.Message):
+    __slots__ = ("sentence",)
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+
+class SteerRequest(_message.Message):
+    __slots__ = ("wish",)
+    class Wish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PAUSE: _ClassVar[SteerRequest.Wish]
+        CONTINUE: _ClassVar[SteerRequest.Wish]
+        STOP: _ClassVar[SteerRequest.Wish]
+        STOP_NOW: _ClassVar[SteerRequest.Wish]
+    PAUSE: SteerRequest.Wish
+    CONTINUE: SteerRequest.Wish
+    STOP: SteerRequest.Wish
+    STOP_NOW: SteerRequest.Wish
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    wish: SteerRequest.Wish
+    def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ...) -> None: ...
+
+class SteerReply(_message.Message):
     __slots__ = ("sentence",)
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     sentence: str

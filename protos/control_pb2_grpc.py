@@ -397,6 +397,11 @@ class ObserverStub:
                 request_serializer=dtfm_dot_protos_dot_control__pb2.ForgiveRequest.SerializeToString,
                 response_deserializer=dtfm_dot_protos_dot_control__pb2.ForgiveReply.FromString,
                 _registered_method=True)
+        self.Steer = channel.unary_unary(
+                '/dtfm.Observer/Steer',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.SteerRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.SteerReply.FromString,
+                _registered_method=True)
 
 
 class ObserverServicer:
@@ -449,6 +454,13 @@ class ObserverServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Steer(self, request, context):
+        """Pauses the run, goes on with it, or stops it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ObserverServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -486,6 +498,11 @@ def add_ObserverServicer_to_server(servicer, server):
                     servicer.Forgive,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.ForgiveRequest.FromString,
                     response_serializer=dtfm_dot_protos_dot_control__pb2.ForgiveReply.SerializeToString,
+            ),
+            'Steer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Steer,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.SteerRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.SteerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -677,6 +694,33 @@ class Observer:
             '/dtfm.Observer/Forgive',
             dtfm_dot_protos_dot_control__pb2.ForgiveRequest.SerializeToString,
             dtfm_dot_protos_dot_control__pb2.ForgiveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Steer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Observer/Steer',
+            dtfm_dot_protos_dot_control__pb2.SteerRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.SteerReply.FromString,
             options,
             channel_credentials,
             insecure,

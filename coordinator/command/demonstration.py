@@ -95,7 +95,7 @@ async def _train(demo: Settings) -> int:
     """Trains, shows progress, exports the model and samples from it. Returns the exit code."""
     console = Console(stderr=demo.json_lines, soft_wrap=True)
     with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
-        state, events = open_run(store, demo.run, resume=False)
+        state, events = open_run(store, demo.run)
         mark(state.run.checkpoints, state.ledger.run_id)
         server = Server(state, store, authority_key(authority_file(demo.store_url, "")))
         server.addresses = (f"127.0.0.1:{await server.bind('127.0.0.1', 0)}",)
@@ -126,12 +126,13 @@ async def _train(demo: Settings) -> int:
                 console.print(f"{child.node} ended with exit code {code}; the end of {child.log}:", style="red")
                 console.print(child.tail(), markup=False, highlight=False)
                 if server.state.ledger.training.generation == 0 or not left:
-                    server.ask_to_stop(f"{child.node} ended with exit code {code}", dismiss=True)
+                    server.ask_to_stop(f"{child.node} ended with exit code {code}")
 
             for number in range(1, demo.nodes + 1):
                 await children.start(f"node-{number}", when_gone)
             code = await serve_until_over(server, [*events, made])
-            await children.finish(demo.run.cluster.lease)
+            if server.state.ledger.outcome is not None:  # otherwise they would wait for the next coordinator
+                await children.finish(demo.run.cluster.lease)
     ledger = server.state.ledger
     if code == 0:
         await _conclude(demo, console, ledger.copies.checkpoints[ledger.training.step].folder, ledger.evaluated)

@@ -17,19 +17,19 @@ def serve(
     run_file: RunFilePath = None,
     listen: Annotated[
         str,
-        typer.Option(help="HOST:PORT to listen on. 0.0.0.0:7400 lets other machines join; port 0 picks a free port."),
-    ] = DEFAULT_ADDRESS,
+        typer.Option(
+            help="HOST:PORT to listen on. 0.0.0.0:7400 lets other machines join; port 0 picks a free port. Default: where the "
+            f"run in the store was served last, else {DEFAULT_ADDRESS}."
+        ),
+    ] = "",
     store: Annotated[
         str, store_option("The event log (an SQLite file, or a SQLAlchemy URL), created when missing.")
     ] = DEFAULT_STORE,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the store, or else from the newest checkpoint.")
-    ] = False,
-    start_or_resume: Annotated[
+    new: Annotated[
         bool,
         typer.Option(
-            "--start-or-resume",
-            help="Go on if the store holds a run, else start one: for containers and services, whose command stays the same.",
+            "--new",
+            help="Start over: an SQLite store that holds a run, and the run's checkpoints on this disk, get other names first.",
         ),
     ] = False,
     authority: Annotated[
@@ -43,7 +43,7 @@ def serve(
         list[str] | None,
         typer.Option(
             help="HOST[:PORT] at which others reach this coordinator, for invitations (may be given several times). Default: "
-            "the addresses of this machine's interfaces."
+            "what the store remembers, else the addresses of this machine's interfaces."
         ),
     ] = None,
     invitation_file: Annotated[
@@ -59,25 +59,31 @@ def serve(
             help="The folder for a socket on which this process answers how it is: `python -m dtfm.protos.health` asks."
         ),
     ] = None,
+    exit_when_over: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-over",
+            help="End with the run, for scripts and containers. Otherwise a run that is complete is served on, and nodes that "
+            "come back are told, until Ctrl-C.",
+        ),
+    ] = False,
     announce: Annotated[
         bool, typer.Option(help="Tell the local network of this run (zeroconf), unless it listens on loopback alone.")
     ] = True,
     json_lines: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Coordinates one run until it is over.
+    """Coordinates one run until it is over: starts it, or goes on with what the store holds.
 
     Prints an invitation for nodes, then every tenth step and what else a person must know. The user who runs it is an operator:
-    the other commands, and nodes on this machine, need no invitation. Exit codes: 0 the run finished, 1 it failed or was
-    stopped, 2 bad input.
+    the other commands, and nodes on this machine, need no invitation. Exit codes: 0 the run is complete, or
+    `dtfm-coordinator stop` ended it; 1 it failed, or this process was interrupted before; 2 bad input.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    if resume and start_or_resume:
-        raise ValueError("--resume and --start-or-resume exclude each other; give one of them")
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.serving import Paths, serve_run
-    goes_on = None if start_or_resume else resume
     paths = Paths(authority, invitation_file, health)
-    raise typer.Exit(serve_run(store, run_file, goes_on, listen, advertise or [], paths, announce, json_lines, verbose))
+    options = (listen, advertise or [], paths, announce, json_lines, verbose, not exit_when_over)
+    raise typer.Exit(serve_run(store, run_file, new, *options))

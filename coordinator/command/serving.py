@@ -13,15 +13,16 @@ from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
-from dtfm.coordinator.log.events import Revoked
+from dtfm.coordinator.log.events import Listens, Revoked, RunFinished
 from dtfm.coordinator.log.manifest import mark
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.server import Server
-from dtfm.coordinator.service.startup import open_run, serve_until_over
+from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
+from dtfm.protos import DEFAULT_ADDRESS
 from dtfm.protos.connection import read_address
 from dtfm.protos.health import answering
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
@@ -42,47 +43,59 @@ class Paths:
 def serve_run(
     store: str,
     run_file: Path | None,
-    resume: bool | None,
+    new: bool,
     listen: str,
     advertised: list[str],
     paths: Paths,
     announce: bool,
     json_lines: bool,
     verbose: bool,
+    stays: bool,
 ) -> int:
-    """Serves until the run is over, and returns the exit code. ``resume``: see open_run. Raises ValueError."""
-    host, port = read_address(listen)
-    run = read_run_file(run_file) if run_file is not None or resume is False else None
+    """Serves the run, and returns the exit code. ``new``: see start_over. ``listen`` and ``advertised``, if they are empty, are
+    as the store remembers. ``stays``: see serve_until_over. Raises ValueError."""
+    if listen:
+        read_address(listen)
+    run = read_run_file(run_file) if run_file is not None or new else None
+    for aside in start_over(store, run) if new and run is not None else ():
+        print(f"What was there is {aside} now.", file=sys.stderr)
     with Store(store, write=True) as opened:
-        return asyncio.run(_serve(opened, run, resume, host, port, advertised, paths, announce, json_lines, verbose))
+        return asyncio.run(_serve(opened, run, listen, advertised, paths, announce, json_lines, verbose, stays))
 
 
 async def _serve(
     store: Store,
     run: RunFile | None,
-    resume: bool | None,
-    host: str,
-    port: int,
+    listen: str,
     advertised: list[str],
     paths: Paths,
     announce: bool,
     json_lines: bool,
     verbose: bool,
+    stays: bool,
 ) -> int:
     old = None if paths.invitation is None else _written_before(paths.invitation)
-    state, events = open_run(store, run, resume=resume)
+    state, events = open_run(store, run)
     mark(state.run.checkpoints, state.ledger.run_id)
+    known = state.ledger.listens
+    host, port = read_address(listen or (known.address if known else DEFAULT_ADDRESS))
+    advertised = advertised or list(known.advertised if known else ())
     begun = len(events)
     key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
     server = Server(state, store, key)
     server.on_event(lambda record: print_record(record, json_lines=json_lines, all_events=verbose))
+    if stays and not json_lines:
+        server.on_event(_tell_end)
     port = await server.bind(host, port)
     server.addresses = public_addresses(host, port, advertised)
+    listens = Listens(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", tuple(advertised))
+    events += [listens] if listens != known else []
     # Before the first call can come, so that a node on this machine finds the key that it looks for.
     events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
     text = ""
     stale = paths.invitation is not None and not (old is not None and _leads_here(paths.invitation, old, server))
-    if (first := first_invitation(state.ledger, time.time(), another=stale)) is not None:
+    over = state.ledger.outcome.reason if state.ledger.outcome is not None else ""
+    if not over and (first := first_invitation(state.ledger, time.time(), another=stale)) is not None:
         events.append(first[0])
         text = server.invitation(first[0].invitation, first[1])
         if paths.invitation is not None:
@@ -91,10 +104,18 @@ async def _serve(
                 events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
     server.begin_with(events[begun:])
     await server.start()
-    _tell(state.run, host, port, text, paths.invitation, json_lines=json_lines)
+    _tell(state.run, host, port, text, paths.invitation, over, json_lines=json_lines)
     announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
     async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
-        return await serve_until_over(server, events)
+        code = await serve_until_over(server, events, stays=stays)
+    if code and server.ledger.outcome is None:
+        minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
+        print(
+            f"The coordinator has stopped after step {step}. Nodes keep what they have, and wait {minutes:g} minutes for it "
+            "to come back: the same command goes on with the run. To send them home, let it go on, and: dtfm-coordinator stop",
+            file=sys.stderr,
+        )
+    return code
 
 
 def _written_before(file: Path) -> Invitation | None:
@@ -132,7 +153,14 @@ def _health(server: Server) -> tuple[bool, str]:
     return True, f"run {ledger.run.get('name')!r}, step {ledger.training.step}, {len(ledger.members)} members"
 
 
-def _tell(run: RunFile, host: str, port: int, invitation: str, file: Path | None, *, json_lines: bool) -> None:
+def _tell_end(record: Record) -> None:
+    if isinstance(record.event, RunFinished):
+        print("The coordinator stays, and tells nodes that come back; Ctrl-C ends it.", flush=True)
+
+
+def _tell(
+    run: RunFile, host: str, port: int, invitation: str, file: Path | None, over: str, *, json_lines: bool
+) -> None:
     if file is not None:
         invitation = ""
     places = local_places(run.data.source, run.message("").data.tokenizer, run.model.pretrained, run.checkpoint.uri)
@@ -141,13 +169,15 @@ def _tell(run: RunFile, host: str, port: int, invitation: str, file: Path | None
         print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
         return
     print(f"Run {run.name!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
-    if file is not None:
+    if file is not None and not over:
         print(f"To take part, on each machine: dtfm-node join{allow}, with the invitation in {file}.")
     elif invitation:
         print(f"To take part, on each machine (up to {FIRST_USES}, within {FIRST_SECONDS / 86400:.0f} days):")
         print(f"    dtfm-node join {invitation}{allow}")
         if allow:
             print("  (the run names these files of each machine, and only its operator can allow that)")
+    elif over:
+        print(f"The run is over: {over}. Nodes that come back are told. --new starts another run.")
     else:
         print("Nodes that were here come back by themselves. To let others in: dtfm-coordinator invite")
     if host in LOOPBACK:

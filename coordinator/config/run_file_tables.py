@@ -342,6 +342,12 @@ class Cluster(Table):
         le=3600,
         description="Seconds without a heartbeat after which a node counts as gone. The run's other time-outs derive from it.",
     )
+    wait_for_coordinator: float = Field(
+        default=3600.0,
+        ge=1,
+        le=30 * 86400,
+        description="Seconds for which nodes that were let in keep the run's state and look for the coordinator when it is gone.",
+    )
 
     @field_validator("stages", mode="plain")
     @classmethod

@@ -167,7 +167,7 @@ def _go_on_without(transition: Transition, node: str, reason: str) -> None:
 
 
 def _last_checkpoint_comes(transition: Transition) -> bool:
-    """Whether all steps are trained, and their checkpoint is whole or under way."""
-    ledger, steps = transition.state.ledger, transition.state.run.train.steps
-    under_way = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, steps)
-    return ledger.training.step >= steps and (steps in ledger.copies.checkpoints or under_way is not None)
+    """Whether no step follows, and the checkpoint of the last one is whole or under way."""
+    state, step = transition.state, transition.state.ledger.training.step
+    under_way = state.safekeeping.snapshot(Destination.CHECKPOINT, step)
+    return state.is_closing and (step in state.ledger.copies.checkpoints or under_way is not None)

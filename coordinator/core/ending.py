@@ -1,10 +1,10 @@
-"""How a run ends: finished, failed, or stopped, to be resumed later."""
+"""How a run ends: finished, failed, or stopped, so that a later process goes on with it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.transition import AnswerPlanNow, HangUp, Stop, Transition
+from dtfm.coordinator.core.transition import AnswerPlanNow, HangUp, Send, Stop, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
@@ -19,17 +19,42 @@ def fail(transition: Transition, reason: str) -> None:
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
 
 
-def stop(transition: Transition, reason: str, dismiss: bool) -> None:
-    """On request. Work after the last checkpoint is not lost while nodes keep it in memory: those that are not dismissed wait
-    for the next coordinator process."""
+def conclude(transition: Transition) -> None:
+    """No step follows, and the state of the last one is in a checkpoint."""
+    ledger, hold = transition.state.ledger, transition.state.ledger.hold
+    step = ledger.training.step
+    if step < transition.state.run.train.steps and hold is not None:
+        put_down(transition, hold.by)
+    else:
+        finish(transition, f"all {step} steps are trained; the checkpoint is {ledger.copies.checkpoints[step].folder}")
+
+
+def put_down(transition: Transition, by: str) -> None:
+    """An operator stops the run: everybody goes home, and another process goes on with it."""
+    step, kept = transition.state.ledger.training.step, transition.state.ledger.copies.checkpoint_step
+    safe = "" if kept == step else f", of which the newest checkpoint is that of step {kept}"
+    reason = f"{by} stopped the run after step {step}{safe}; the same `dtfm-coordinator serve` goes on with it"
+    transition.emit(ev.RunStopped(step, reason))
+    _say_goodbye(transition, wire.Finish(stopped=True, reason=reason), 0)
+
+
+def stop(transition: Transition, reason: str) -> None:
+    """This process ends, on request. Nodes keep what they have, and wait for the next process."""
     if transition.state.stopped:
         return
     transition.emit(ev.CoordinatorStopped(reason))
-    if not dismiss:
-        sessions = transition.state.members.sessions
-        transition.commands.extend(HangUp(session.stream) for session in sessions.values())
-        transition.set_members(replace(transition.state.members, sessions={}))
+    sessions = transition.state.members.sessions
+    transition.commands.extend(HangUp(session.stream) for session in sessions.values())
+    transition.set_members(replace(transition.state.members, sessions={}))
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
+
+
+def tell_end(transition: Transition, stream: int) -> None:
+    """A node that was away when the run ended hears how."""
+    outcome, step = transition.state.ledger.outcome, transition.state.ledger.training.step
+    assert outcome is not None
+    finish = wire.Finish(completed=outcome.completed, reason=f"The run is over, step {step}: {outcome.reason}")
+    transition.commands += [Send(stream, wire.CoordinatorMessage(finish=finish)), HangUp(stream)]
 
 
 def _say_goodbye(transition: Transition, message: wire.Finish, exit_code: int) -> None:

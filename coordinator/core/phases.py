@@ -73,9 +73,9 @@ class Stepping:
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """The last commit paused training: it was the run's last one, or a plan is chosen, or a node that nobody can replace wants
-    to leave (``for_leaver``). ``applied``: digests of the state, by node that has applied the commit; ``states``: by bucket as
-    well."""
+    """The last commit paused training: it was the run's last one, or a plan is chosen, or an operator paused the run, or a node
+    that nobody can replace wants to leave (``for_leaver``). ``applied``: digests of the state, by node that has applied the
+    commit; ``states``: by bucket as well."""
 
     deadline: float
     for_leaver: bool = False
@@ -93,7 +93,7 @@ FOLLOWS: Mapping[type[Phase], frozenset[type[Phase]]] = {
     Switching: frozenset({Stepping, Pausing, Switching, Gathering}),
     # The step is committed, and another follows, or a pause. It is given up: the plan comes again, or another has to be made.
     Stepping: frozenset({Stepping, Pausing, Switching, Gathering}),
-    # A plan that was chosen, or the same again; or somebody has left.
+    # A plan that was chosen, or the same again; or somebody has left, or an operator has paused the run.
     Pausing: frozenset({Switching, Gathering}),
 }
 """By phase, those that may follow it, and why."""

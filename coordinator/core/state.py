@@ -346,6 +346,12 @@ class State:
     stopped: bool = False
 
     @property
+    def is_closing(self) -> bool:
+        """Whether no step follows the last committed one: all are trained, or the run is to stop."""
+        hold = self.ledger.hold
+        return self.ledger.training.step >= self.run.train.steps or (hold is not None and hold.ends)
+
+    @property
     def lease(self) -> float:
         return self.run.cluster.lease
 

@@ -25,6 +25,7 @@ from dtfm.coordinator.core.transition import (
     Ready,
     Rejected,
     RevokeAsked,
+    SteerAsked,
 )
 from dtfm.protos import control_pb2 as wire
 
@@ -48,7 +49,7 @@ def after_an_error(state: State, event: Input, now: float) -> tuple[State, Ready
             with contextlib.suppress(Exception):
                 return tick(state, Rejected(stream, SENTENCE), now)
             return state, Ready((), (HangUp(stream),))
-        case InviteAsked() | EnrolAsked() | RevokeAsked() | ExpelAsked() | ForgiveAsked():
+        case InviteAsked() | EnrolAsked() | RevokeAsked() | ExpelAsked() | ForgiveAsked() | SteerAsked():
             return state, Ready((), (AnswerAccess(event.ticket, Refused(wire.MALFORMED, SENTENCE)),))
         case PlanNow():
             return state, Ready((), (AnswerPlanNow(event.ticket, False, state.ledger.training.generation, SENTENCE),))

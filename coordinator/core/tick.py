@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dtfm.coordinator.core import act
+from dtfm.coordinator.core import act, steering
 from dtfm.coordinator.core.copies import checkpoints, snapshot, standby
 from dtfm.coordinator.core.ending import stop
 from dtfm.coordinator.core.members import invitations, leaving, membership, quarantine
@@ -35,6 +35,7 @@ from dtfm.coordinator.core.transition import (
     Ready,
     Rejected,
     RevokeAsked,
+    SteerAsked,
     StopAsked,
     StreamClosed,
     TimePassed,
@@ -73,7 +74,7 @@ def _take_in(transition: Transition, event: Input) -> None:
         case Rejected():
             membership.rejected(transition, event.stream, Refused(wire.MALFORMED, event.sentence))
         case StopAsked():
-            stop(transition, event.reason, event.dismiss)
+            stop(transition, event.reason)
         case InviteAsked():
             invitations.invite(transition, event)
         case EnrolAsked():
@@ -84,6 +85,8 @@ def _take_in(transition: Transition, event: Input) -> None:
             quarantine.expel(transition, event)
         case ForgiveAsked():
             quarantine.forgive(transition, event)
+        case SteerAsked():
+            steering.steer(transition, event)
         case PlanNow() if over:
             transition.commands.append(
                 AnswerPlanNow(event.ticket, False, transition.state.ledger.training.generation, "the run is over")
@@ -125,7 +128,7 @@ def _apply(transition: Transition, rules: Iterable[Callable[[Transition], None]]
         act.carry_out(transition)
 
 
-_FIRST = (quarantine.part_with_quarantined, commits.commit_if_due, pause.end_pause)
+_FIRST = (quarantine.part_with_quarantined, commits.commit_if_due, pause.end_pause, steering.stop_when_safe)
 _OF_PLANS = (replanning.replan, act.separate_or_quarantine, standby.arrange)
 _LAST = (snapshot.end_overdue, leaving.let_go, membership.admit_contenders)
 """The rules, in the order in which they apply. Those of plans depend on the ledger, the planner and the phase."""

@@ -135,16 +135,24 @@ class ForgiveAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class SteerAsked:
+    """``by`` wants the run paused, continued or stopped."""
+
+    ticket: int
+    wish: wire.SteerRequest.Wish
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     pass
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """``dismiss``: the nodes stop too; otherwise they wait for the next coordinator process."""
+    """This process is to end."""
 
     reason: str
-    dismiss: bool
 
 
 Input = (
@@ -161,6 +169,7 @@ Input = (
     | RevokeAsked
     | ExpelAsked
     | ForgiveAsked
+    | SteerAsked
     | TimePassed
     | StopAsked
 )
@@ -253,12 +262,12 @@ class AnswerPlanNow:
     reason: str
 
 
-Granted = wire.InviteReply | wire.EnrolReply | wire.RevokeReply | wire.ExpelReply | wire.ForgiveReply
+Granted = wire.InviteReply | wire.EnrolReply | wire.RevokeReply | wire.ExpelReply | wire.ForgiveReply | wire.SteerReply
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerAccess:
-    """To InviteAsked, EnrolAsked, RevokeAsked, ExpelAsked or ForgiveAsked."""
+    """To InviteAsked, EnrolAsked, RevokeAsked, ExpelAsked, ForgiveAsked or SteerAsked."""
 
     ticket: int
     answer: Granted | Refused

@@ -46,11 +46,15 @@ from dtfm.coordinator.log.run import (
     DataConfirmed as DataConfirmed,
     Described as Described,
     DescriptionDropped as DescriptionDropped,
+    Listens as Listens,
+    RunContinued as RunContinued,
     RunDescribed as RunDescribed,
     RunFailed as RunFailed,
     RunFinished as RunFinished,
+    RunPaused as RunPaused,
     RunResumed as RunResumed,
     RunStarted as RunStarted,
+    RunStopped as RunStopped,
     Waiting as Waiting,
 )
 from dtfm.coordinator.log.steps import (
@@ -78,6 +82,7 @@ from dtfm.coordinator.log.trust import (
 Event = (
     RunStarted
     | RunResumed
+    | Listens
     | NodeJoined
     | NodeRefused
     | NodeReady
@@ -115,6 +120,9 @@ Event = (
     | StandingChanged
     | Suspected
     | NodeForgiven
+    | RunPaused
+    | RunContinued
+    | RunStopped
     | RunFinished
     | RunFailed
     | CoordinatorStopped

@@ -13,7 +13,7 @@ from dtfm.coordinator.log.access import Access
 from dtfm.coordinator.log.copies import Copies
 from dtfm.coordinator.log.members import Member, recounted
 from dtfm.coordinator.log.reach import Reach
-from dtfm.coordinator.log.run import Described, Outcome
+from dtfm.coordinator.log.run import Described, Listens, Outcome, RunPaused
 from dtfm.coordinator.log.steps import Evaluated
 from dtfm.coordinator.log.training import Training
 from dtfm.coordinator.log.trust import NodeQuarantined, Trust
@@ -29,6 +29,8 @@ class Ledger:
     run_id: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     """The run file as JSON."""
+    listens: Listens | None = None
+    """Where nodes look for the coordinator; None in logs of older versions."""
     described: Described | None = None
     described_by: str = ""
     """The node that did."""
@@ -36,6 +38,8 @@ class Ledger:
     """Whether a second party has read the same data."""
     evaluated: Evaluated | None = None
     """The last held-out loss."""
+    hold: RunPaused | None = None
+    """Who has paused the run, or stops it; None: steps follow each other."""
     outcome: Outcome | None = None
     """None: the run is not over."""
     members: Mapping[str, Member] = field(default_factory=dict)

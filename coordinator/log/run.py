@@ -91,6 +91,21 @@ class RunResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Listens:
+    """Where the coordinator listens (HOST:PORT), and what its operator has advertised: a later process does the same."""
+
+    address: str
+    advertised: tuple[str, ...]
+    event: Literal["listens"] = "listens"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, listens=self)
+
+    def narrate(self) -> str:
+        return f"the coordinator listens on {self.address}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunDescribed:
     """``node``: who described it."""
 
@@ -151,6 +166,50 @@ class Waiting:
 
     def narrate(self) -> str:
         return f"waiting: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaused:
+    """``by`` an operator. No step begins after the one in hand. ``ends``: the run stops once that step is in a checkpoint."""
+
+    by: str
+    ends: bool = False
+    event: Literal["run_paused"] = "run_paused"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, hold=self)
+
+    def narrate(self) -> str:
+        if self.ends:
+            return f"{self.by} stops the run: it ends once its last step is in a checkpoint"
+        return f"{self.by} paused the run: no step begins until `dtfm-coordinator continue`"
+
+
+@dataclass(frozen=True, slots=True)
+class RunContinued:
+    by: str
+    event: Literal["run_continued"] = "run_continued"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, hold=None)
+
+    def narrate(self) -> str:
+        return f"{self.by} goes on with the run"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopped:
+    """By an operator, after ``step``. The run is not over."""
+
+    step: int
+    reason: str
+    event: Literal["run_stopped"] = "run_stopped"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, hold=None).without_members()
+
+    def narrate(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import time
@@ -147,6 +148,19 @@ class Store:
             rows = connection.execute(query).all()
         return [LedgerSnapshot(row.sequence, row.format, row.digest, row.text) for row in rows]
 
+    def put_aside(self) -> str:
+        """Renames the store's file, and ends with it: a store of the same URL is empty then. Returns the new name. Raises
+        StoreError."""
+        if self._lock is None:
+            raise StoreError(f"{self.url} is no SQLite file that could be put aside; give an empty store with --store")
+        path = str(self._engine.url.database)
+        self._engine.dispose()
+        aside = free_name(path)
+        for suffix in ("", "-wal", "-shm"):
+            if os.path.exists(path + suffix):
+                os.rename(path + suffix, aside + suffix)
+        return aside
+
     def close(self) -> None:
         self._engine.dispose()
         if self._lock is not None:
@@ -167,6 +181,12 @@ class Store:
             return [Record(row.sequence, row.time, from_text(row.event)) for row in rows]
         except ValueError as error:
             raise StoreError(f"{self.url} holds an event that cannot be read: {error}") from None
+
+
+def free_name(path: str) -> str:
+    """For what is put aside: ``path`` with the first number that is free."""
+    root, suffix = os.path.splitext(path)
+    return next(name for n in itertools.count(1) if not os.path.exists(name := f"{root}.{n}{suffix}"))
 
 
 class _Explained:

@@ -34,6 +34,7 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Revoke": frozenset({Role.OPERATOR}),
     "Expel": frozenset({Role.OPERATOR}),
     "Forgive": frozenset({Role.OPERATOR}),
+    "Steer": frozenset({Role.OPERATOR}),
 }
 """Every method but Enrol and Knock, which are for those who have no role yet."""
 

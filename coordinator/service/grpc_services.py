@@ -50,6 +50,8 @@ class Asked(Protocol):
 
     async def forgive(self, node: str, by: str) -> wire.ForgiveReply: ...
 
+    async def steer(self, wish: wire.SteerRequest.Wish, by: str) -> wire.SteerReply: ...
+
 
 class Joins(control_pb2_grpc.CoordinatorServicer):
     """``seen`` returns the address of who calls (context.peer())."""
@@ -174,6 +176,13 @@ class Observers(control_pb2_grpc.ObserverServicer):
         caller = await self._gate.admit(context, "Forgive")
         try:
             return await self._asked.forgive(request.node, caller)
+        except Refused as refused:
+            await _answer(context, refused)
+
+    async def Steer(self, request: wire.SteerRequest, context: Context) -> wire.SteerReply:
+        caller = await self._gate.admit(context, "Steer")
+        try:
+            return await self._asked.steer(request.wish, caller)
         except Refused as refused:
             await _answer(context, refused)
 

@@ -104,10 +104,14 @@ class LogWriter:
                 return
             await appended.wait()
 
-    async def close(self) -> None:
-        """Waits for writes in progress, and lets followers end."""
+    def end_followers(self) -> None:
+        """No event follows: who has heard all waits for no other."""
         self._closed = True
         self._appended.set()
+
+    async def close(self) -> None:
+        """Waits for writes in progress, and lets followers end."""
+        self.end_followers()
         if self._writing:
             await asyncio.wait(self._writing)
         self._thread.shutdown(wait=False)

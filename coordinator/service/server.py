@@ -66,7 +66,7 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = state
-        self.exit_code: int | None = None
+        self.exit_code: int | None = 0 if state.stopped else None  # the log says that the run is complete
         self._authority = make_authority(authority_key, datetime.now(UTC))
         self.pin = pin_of(self._authority.certificate)
         self.addresses: tuple[str, ...] = ()
@@ -135,27 +135,35 @@ class Server:
         await self._grpc.start()
         self._front.start()
 
-    async def run(self, events: Sequence[Event] = ()) -> int:
+    async def run(self, events: Sequence[Event] = (), *, stays: bool = False) -> int:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
-        contains, go into the log first. Raises Deaf, and StoreError if these events cannot be written, if another coordinator
-        writes to the log, or if it is to stop while the log cannot be written."""
+        contains, go into the log first. ``stays``: a run that is complete goes on being served, until `ask_to_stop` is called.
+        Raises Deaf, and StoreError if these events cannot be written, if another coordinator writes to the log, or if it is to
+        stop while the log cannot be written."""
         timer = asyncio.create_task(self._beat())
         self._compiling = asyncio.create_task(compile_scheduler())
         try:
             if events:
                 await self._log.append(events)
             while self.exit_code is None:
-                await self._handle(await self._next())
-                if self.is_deaf:  # seen at the next beat at the latest
-                    raise Deaf("the thread that takes connections has ended, so that nobody can connect any more")
+                await self._go_on()
             await self._let_nodes_go()
             await self._log.take_snapshot(self.ledger)
+            if self.ledger.outcome is not None:
+                self._log.end_followers()
+                while stays and self.ledger.outcome.completed and not self._told_to_stop.is_set():
+                    await self._go_on()
             return self.exit_code
         finally:
             timer.cancel()
             self._compiling.cancel()
             await asyncio.wait([self._compiling])
             await self.close()
+
+    async def _go_on(self) -> None:
+        await self._handle(await self._next())
+        if self.is_deaf:  # seen at the next beat at the latest
+            raise Deaf("the thread that takes connections has ended, so that nobody can connect any more")
 
     async def close(self) -> None:
         """Ends all streams and frees the port. `run` does so by itself."""
@@ -167,10 +175,10 @@ class Server:
         await self._grpc.stop(grace=0.5)
         await self._front.close()
 
-    def ask_to_stop(self, reason: str, *, dismiss: bool) -> None:
-        """``dismiss``: the nodes are told to stop too; otherwise they return once a coordinator answers again."""
+    def ask_to_stop(self, reason: str) -> None:
+        """Makes ``run`` return. The nodes return once a coordinator answers again."""
         self._told_to_stop.set()
-        self._inputs.put_nowait(t.StopAsked(reason, dismiss))
+        self._inputs.put_nowait(t.StopAsked(reason))
 
     def on_event(self, listener: Callable[[Record], None]) -> None:
         """Calls ``listener`` with every event from now on, once it is in the log."""
@@ -217,6 +225,11 @@ class Server:
     async def forgive(self, node: str, by: str) -> wire.ForgiveReply:
         """Raises Refused."""
         reply: wire.ForgiveReply = await self._ask(lambda ticket: t.ForgiveAsked(ticket, node, by))
+        return reply
+
+    async def steer(self, wish: wire.SteerRequest.Wish, by: str) -> wire.SteerReply:
+        """Raises Refused."""
+        reply: wire.SteerReply = await self._ask(lambda ticket: t.SteerAsked(ticket, wish, by))
         return reply
 
     def invitation(self, id: str, secret: bytes) -> str:
@@ -369,10 +382,7 @@ class Server:
         until = self._clock() + self.state.lease
         while self._streams.any_open and self._clock() < until:
             with contextlib.suppress(TimeoutError):
-                event = await asyncio.wait_for(self._inputs.get(), max(0.0, until - self._clock()))
-                if isinstance(event, t.StopAsked):
-                    return  # asked twice: at once
-                await self._handle(event)
+                await self._handle(await asyncio.wait_for(self._inputs.get(), max(0.0, until - self._clock())))
         for session in list(self.state.members.sessions.values()):
             await self._handle(t.StreamClosed(session.stream, "the run is over"))
 

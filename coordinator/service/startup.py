@@ -1,14 +1,17 @@
-"""Starting a coordinator: a new run, or one that goes on from its log or its checkpoint."""
+"""Starting a coordinator: a new run, or one that goes on from its log or its newest checkpoint."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from fsspec.core import url_to_fs
 
 from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.core.phases import Gathering
@@ -18,7 +21,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import restore
 from dtfm.coordinator.log.manifest import manifest_and_digest, newest
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.log.store import Store, free_name
 from dtfm.coordinator.service.server import Deaf, Server
 
 CHANGEABLE = (
@@ -33,22 +36,25 @@ CHANGEABLE = (
 )
 """Keys that may change when a run is resumed: they do not change what is learned."""
 
+REASONS = {signal.SIGINT: "it was interrupted (Ctrl-C)", signal.SIGTERM: "it was terminated (SIGTERM)"}
+"""By signal, why the coordinator stops."""
 
-def open_run(store: Store, run: RunFile | None, *, resume: bool | None) -> tuple[State, list[ev.Event]]:
-    """The state to start with, and the events that start it, which the caller writes once it listens. ``run`` None: the
-    defaults, or, for a run that goes on, the run file of before. ``resume`` None: go on if the store holds a run, else start.
-    Raises ValueError."""
+
+def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
+    """The state to start with, and the events that start it, which the caller writes once it listens. The run in the store goes
+    on; with an empty store, the run goes on from its newest checkpoint, or starts. ``run`` None: the run file of before, or the
+    defaults. Raises ValueError."""
     check_ladder()
     ledger = restore(store)
     if not ledger.run_id:
-        events = _from_checkpoint(store, run or RunFile()) if resume else _start(run or RunFile())
-    elif resume is False:
+        run = run or RunFile()
+        folder = newest(run.checkpoints)
+        events = _start(run) if folder is None else _from_checkpoint(folder, run)
+    elif run is not None and run.name != ledger.run.get("name"):
         raise ValueError(
-            f"the store {store.url} holds run {ledger.run.get('name')!r} already (step {ledger.training.step}); go on with it by "
-            f"--resume, or give a new one with --store"
+            f"the store {store.url} holds run {ledger.run.get('name')!r} (step {ledger.training.step}), and the run file is of "
+            f"run {run.name!r}; give {run.name!r} a store of its own with --store, or put the other one aside with --new"
         )
-    elif ledger.outcome is not None and ledger.outcome.completed:
-        raise ValueError(f"the run in {store.url} is over: {ledger.outcome.reason}; give a new store with --store")
     else:
         before = parse_run(ledger.run, store.url)
         now = run or before
@@ -65,46 +71,64 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool | None) -> tuple
         ledger=ledger,
         phase=Gathering(time.monotonic(), ""),
         secret=secrets.token_bytes(32),
+        stopped=ledger.outcome is not None,
     )
     return state, events
 
 
-async def serve_until_over(server: Server, events: Sequence[ev.Event]) -> int:
-    """Runs a server that listens until its run is over or a signal comes; returns the exit code. ``events`` go into the log
-    first."""
-    loop = asyncio.get_running_loop()
-    # Ctrl-C ends the nodes too. SIGTERM, as service managers send it, leaves them waiting for the next process.
-    loop.add_signal_handler(signal.SIGINT, lambda: server.ask_to_stop("it was interrupted (Ctrl-C)", dismiss=True))
-    loop.add_signal_handler(signal.SIGTERM, lambda: server.ask_to_stop("it was terminated (SIGTERM)", dismiss=False))
+def start_over(store_url: str, run: RunFile) -> list[str]:
+    """Puts aside the log in the store, and the run's checkpoints on this machine's disk. Returns where they are now. Raises
+    ValueError."""
+    aside = []
+    if newest(run.checkpoints) is not None:
+        if not run.keeps_checkpoints_itself:
+            raise ValueError(
+                f"{run.checkpoints} holds checkpoints already; --new needs another name, or another checkpoint.uri"
+            )
+        folder = url_to_fs(run.checkpoints)[1]
+        aside.append(free_name(folder))
+        os.rename(folder, aside[0])
+    with Store(store_url, write=True) as store:
+        return [*aside, store.put_aside()] if store.last else aside
+
+
+async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays: bool = False) -> int:
+    """Runs a server that listens until its run is over or a signal comes; returns the exit code. A second signal ends the
+    process at once: the log is whole at every moment. ``events`` go into the log first. ``stays``: a run that is complete
+    is served until a signal comes."""
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal(reason: str) -> None:
+        if asked.is_set():
+            os._exit(130)
+        asked.set()
+        server.ask_to_stop(reason)
+
+    for number, reason in REASONS.items():
+        loop.add_signal_handler(number, on_signal, reason)
     try:
-        return await server.run(events)
+        return await server.run(events, stays=stays)
     except Deaf as died:
-        print(f"dtfm-coordinator: {died}; a new process goes on with the run (serve --resume)", file=sys.stderr)
+        print(f"dtfm-coordinator: {died}; a new process goes on with the run (the same command)", file=sys.stderr)
         return 1
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in REASONS:
+            loop.remove_signal_handler(number)
 
 
 def _start(run: RunFile) -> list[ev.Event]:
-    if (folder := newest(run.checkpoints)) is not None:
-        raise ValueError(
-            f"{run.checkpoints} holds another run's checkpoints ({folder}); go on from them with --resume, or give this run "
-            f"another name, or another checkpoint.uri"
-        )
     return [ev.RunStarted(secrets.token_hex(8), run.model_dump(mode="json"))]
 
 
-def _from_checkpoint(store: Store, run: RunFile) -> list[ev.Event]:
-    folder = newest(run.checkpoints)
-    if folder is None:
-        raise ValueError(
-            f"there is nothing to resume: {store.url} is empty, and {run.checkpoints} holds no whole checkpoint; leave "
-            f"--resume out to start"
-        )
+def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
     manifest, digest = manifest_and_digest(folder)
-    _check_same(parse_run(manifest.run, f"{folder}/manifest.json"), run)
-    step = manifest.step
+    before, step = parse_run(manifest.run, f"{folder}/manifest.json"), manifest.step
+    if run.name != before.name:
+        raise ValueError(
+            f"{run.checkpoints} holds the checkpoints of run {before.name!r} (step {step}); give run {run.name!r} another "
+            f"checkpoint.uri"
+        )
+    _check_same(before, run)
     return [
         ev.RunStarted(manifest.run_id, run.model_dump(mode="json")),
         ev.CheckpointWritten(step, folder, digest),

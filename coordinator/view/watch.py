@@ -122,6 +122,8 @@ def _head(view: View, now: float) -> RenderableType:
         body.append(Text(f"held out {told.loss:.4f} (frequencies {told.unigram_entropy:.4f})"))
     if len(view.losses) > 1:
         body.append(Text("loss " + sparkline(view.losses), style="dim"))
+    if ledger.hold is not None:
+        body.append(Text(ledger.hold.narrate(), style="bold yellow"))
     if ledger.outcome is not None:
         style = "bold green" if ledger.outcome.completed else "bold red"
         body.append(

@@ -82,7 +82,12 @@ def join(
     ] = "",
     threads: Annotated[int, _machine(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
     give_up_after: Annotated[
-        float, _end(min=0, help="Exit with 1 after this many seconds without a coordinator.")
+        float,
+        _end(
+            min=0,
+            help="Exit with 1 after this many seconds without a coordinator. Once it was let in, the run says how long "
+            "(an hour, by default).",
+        ),
     ] = 300.0,
     allow_module: Annotated[
         list[str] | None,
@@ -119,7 +124,8 @@ def join(
     """Joins a run and takes part until it is over.
 
     SIGTERM or Ctrl-C hands this node's part over to the others, which costs them no step, and exits 0; a second one exits at
-    once. Exit codes: 0 the run is complete or this node left in order, 1 the run failed or the coordinator is gone, 2 bad input
+    once. Exit codes: 0 the run is complete or this node left in order, 1 the run failed, the device
+    failed, or there is no room or no coordinator, 2 bad input
     or a refusal.
     """
     log_to_stderr(verbose)

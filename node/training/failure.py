@@ -32,6 +32,11 @@ def plan_failed(generation: int, error: Exception) -> PlanFailed:
     return PlanFailed(generation=generation, problem=sentence_of(error), snapshot_damaged=damaged)
 
 
+def exit_code(error: Exception) -> int:
+    """Of a node that cannot take part: 2 if somebody has to change something, 1 if it may do when it is started again."""
+    return 2 if isinstance(error, ValueError) else 1
+
+
 def sentence_of(error: Exception) -> str:
     """The error in a sentence, with its type unless our own wording makes that clear."""
     ours = isinstance(error, (ValueError, ConnectionError, NonFinite, SnapshotDamaged))

@@ -67,7 +67,7 @@ DeliverTo = Callable[[Receiver | None], None]
 class Trainer:
     """Public methods are called on the event loop and return at once; their work is done in this node's training thread.
 
-    ``report`` takes a message for the coordinator, ``fail`` a sentence about a user's mistake, which ends the node.
+    ``report`` takes a message for the coordinator, ``fail`` why this node cannot take part, which ends it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Trainer:
         equipment: Equipment,
         loop: asyncio.AbstractEventLoop,
         report: Callable[[NodeMessage], None],
-        fail: Callable[[str], None],
+        fail: Callable[[Exception], None],
     ) -> None:
         self._equipment = equipment
         self._store = equipment.store
@@ -215,7 +215,7 @@ class Trainer:
         at = self.at
         if at is None:
             log.debug("this node cannot take part", exc_info=error)
-            self._fail(sentence_of(error))
+            self._fail(error)
             return
         problem = problem_of(error)
         generation, step = at

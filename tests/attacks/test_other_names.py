@@ -70,7 +70,7 @@ async def test_a_member_that_answers_in_the_place_of_a_coordinator_that_died_is_
         await false.stop(None)
         assert calls.heard == []
         before = len(cluster.events)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         cluster.wait_for("step_committed", after=before)
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)

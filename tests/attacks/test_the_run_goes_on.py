@@ -201,7 +201,7 @@ def resumed_after_a_crash(folder: Path, names: Sequence[str], twist: str, spoil:
         newest = max(event["step"] for event in cluster.of("checkpoint_written"))
         spoil(folder / "checkpoints" / f"step-{newest:08d}")
         resumed = len(cluster.events)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         for name in names:
             cluster.add(name)
         assert cluster.finish() == 0

@@ -1,6 +1,6 @@
 """The load that one coordinator can carry: ``python -m tests.bench.coordinator [--json] [--nodes 1000] [--storm 200]``.
 
-- Restart: the time from the start of ``dtfm-coordinator serve --resume`` on a log of 100,000 events until it says "listening",
+- Restart: the time from the start of ``dtfm-coordinator serve`` on a log of 100,000 events until it says "listening",
   with and without a snapshot in the store. Each is the median of several starts, which alternate.
 - Heartbeats: nodes without models, each with its own gRPC stream and connection, send heartbeats at the default lease. A
   heartbeat's time lasts from its hand-over to gRPC in the nodes' process until the coordinator's tick has taken it. The
@@ -91,7 +91,7 @@ def restart_seconds(folder: Path, *, with_snapshot: bool) -> float:
         with connection:
             connection.execute("DELETE FROM snapshots")
         connection.close()
-    command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", "--resume", "--json", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", "--json", "--listen", "127.0.0.1:0"]
     began = time.monotonic()
     with subprocess.Popen(
         [*command, "--store", f"sqlite:///{folder}/dtfm.db"], stdout=subprocess.PIPE, cwd=folder, env=environment()

@@ -182,7 +182,7 @@ class Run:
         assert self._cluster.coordinator is not None
         self._cluster.coordinator.send(signal.SIGKILL)
         self._cluster.coordinator.wait(PATIENCE)
-        self._cluster.start_coordinator("--resume")
+        self._cluster.start_coordinator()
 
     def _add(self, node: str) -> None:
         # Threads that spin while they wait would take the cores from the other nodes.

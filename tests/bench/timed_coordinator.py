@@ -30,7 +30,7 @@ class TimedServer(Server):
             _say("plan_wanted")
 
     def __init__(self, store: Store, run: RunFile) -> None:
-        state, self.first = open_run(store, run, resume=False)
+        state, self.first = open_run(store, run)
         super().__init__(state, store, make_key())
         self.beats: list[tuple[float, float]] = []
 

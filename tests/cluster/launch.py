@@ -230,10 +230,12 @@ class Cluster:
         elif not self._liars:
             assert not self.of("node_quarantined")
 
-    def start_coordinator(self, *options: str) -> None:
-        """Starts the coordinator. A later call, after the first one has ended, uses the same store and address."""
-        command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file), "--listen", self.address]
-        command += ["--store", self.store, "--json", "--verbose", *options]
+    def start_coordinator(self, *options: str, exits: bool = True) -> None:
+        """Starts the coordinator. A later call, after the first one has ended, uses the same store and
+        address. Without an ``address``, the store remembers one. ``exits``: it ends with the run."""
+        command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file)]
+        command += ["--listen", self.address] if self.address else []
+        command += ["--store", self.store, "--json", "--verbose", *(["--exit-when-over"] if exits else []), *options]
         begun = len(self.events)
         self.coordinator = self._process(COORDINATOR, command, on_line=self._heard)
         listening = self.wait_for("listening", after=begun)
@@ -313,11 +315,16 @@ class Cluster:
         )
 
     def finish(self, timeout: float = 100) -> int:
-        """Waits for the coordinator and the nodes to end by themselves; returns the coordinator's exit code."""
+        """Waits for the coordinator to end; returns its exit code. The nodes have then ended by themselves, or are ended if the
+        run is not over: they would wait for the next coordinator."""
         assert self.coordinator is not None
         code = self.coordinator.wait(timeout)
+        is_over = any(self.of(event) for event in ("run_finished", "run_failed", "run_stopped"))
         for process in self.nodes.values():
-            process.wait(20)
+            if is_over:
+                process.wait(20)
+            else:
+                process.close()
         return code
 
     def of(self, event: str) -> list[Event]:

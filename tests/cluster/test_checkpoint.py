@@ -29,7 +29,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) ->
         for node in cluster.nodes.values():  # nothing of the run is left in memory
             node.send(signal.SIGKILL)
         resumed = len(cluster.events)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         for name in "ab":
             cluster.add(name)
         assert cluster.finish() == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dtfm.protos.invitation import read_invitation
 from tests.cluster.exact import assert_exact
 from tests.cluster.faults import COORDINATOR, SIGKILL, Phase, announcement, fail
 from tests.cluster.launch import Cluster
@@ -29,12 +30,12 @@ def test_killed_and_restarted_several_times_it_loses_no_step(tmp_path: Path) -> 
             assert cluster.coordinator is not None
             cluster.coordinator.wait_for_error(announcement(death))
             cluster.coordinator.wait(10)
-            cluster.start_coordinator("--resume")
+            cluster.start_coordinator()
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 40)
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGKILL)  # at no particular moment
         cluster.coordinator.wait(10)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         assert cluster.finish() == 0
         assert not cluster.of("rolled_back")
     # Read from the log, as the kill may have come after a commit was written and before it was printed.
@@ -55,7 +56,7 @@ def test_nodes_that_reconnect_one_by_one_lose_nothing_when_the_run_file_names_no
         cluster.coordinator.wait(10)
         cluster.run_file.write_text(re.sub(r"nodes = .*\nstages = .*\n", 'stages = "auto"\n', text))
         before = len(cluster.events)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         cluster.wait_for("waiting", after=before, where=lambda e: "for b to return" in e["reason"])
         cluster.nodes["b"].send(signal.SIGCONT)
         started = cluster.wait_for("plan_started", after=before)
@@ -67,13 +68,33 @@ def test_nodes_that_reconnect_one_by_one_lose_nothing_when_the_run_file_names_no
     assert_exact(cluster)
 
 
+def test_a_restart_that_names_no_address_listens_where_the_nodes_look_for_it(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=5000), start=False) as cluster:
+        cluster.start_coordinator("--listen", "127.0.0.1:0", "--advertise", "run.example.org:7400")
+        first = read_invitation(cluster.invitation)
+        cluster.add("a")
+        cluster.add("b")
+        cluster.wait_for("step_committed")
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(10)
+        before, at = len(cluster.events), cluster.address
+        cluster.address = ""
+        cluster.start_coordinator()
+        assert cluster.address == at
+        cluster.wait_for("step_committed", after=before)
+        assert not [e for e in cluster.events[before:] if e["event"] == "listens"], "nothing has changed"
+    assert first.addresses == ("run.example.org:7400",)
+    assert cluster.of("listens")[0]["advertised"] == ["run.example.org:7400"]
+
+
 def test_killed_between_the_last_commit_and_the_checkpoint_it_trains_no_step_again(tmp_path: Path) -> None:
     death = fail(COORDINATOR).at(step=8, phase=Phase.COMMIT).by(SIGKILL)
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=8), faults=[death], nodes="ab") as cluster:
         assert cluster.coordinator is not None
         cluster.coordinator.wait_for_error(announcement(death))
         cluster.coordinator.wait(10)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         assert cluster.finish() == 0
     log = cluster.log()
     assert [e["step"] for e in log if e["event"] == "step_committed"] == list(range(1, 9))

@@ -68,6 +68,6 @@ def test_a_coordinator_that_dies_while_it_gets_the_last_checkpoint_gets_it_once_
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGKILL)
         cluster.coordinator.wait(10)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         assert cluster.finish() == 0
     assert steps_in(tmp_path) == ["step-00000004"]

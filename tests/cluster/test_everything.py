@@ -41,7 +41,7 @@ def test_deaths_a_return_a_newcomer_and_the_coordinators_death(
         assert cluster.coordinator is not None
         cluster.coordinator.wait_for_error(announcement(COORDINATORS_DEATH))
         cluster.coordinator.wait(10)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         assert cluster.finish() == 0
     committed = [e for e in cluster.log() if e["event"] == "step_committed"]
     assert committed[-1]["step"] == STEPS

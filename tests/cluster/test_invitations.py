@@ -164,7 +164,7 @@ def test_a_restarted_node_and_a_restarted_coordinator_need_no_new_invitation(tmp
         cluster.coordinator.send(signal.SIGKILL)
         cluster.coordinator.wait(20)
         begun = len(cluster.events)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         for name in ("a", "b"):
             cluster.wait_for("node_joined", where=lambda e, name=name: e["node"] == name, after=begun)  # type: ignore[misc]
         cluster.wait_for("step_committed", after=begun)

@@ -10,7 +10,6 @@ import typer
 
 import dtfm.coordinator.cli
 import dtfm.node.cli
-from dtfm.coordinator.command.serve import serve
 from dtfm.protos.health import ask
 from dtfm.protos.invitation import read_invitation
 from tests.cluster.launch import Cluster
@@ -21,7 +20,7 @@ from tests.cluster.test_invitations import join
 
 def test_the_same_command_starts_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
     given, health = tmp_path / "given" / "node", tmp_path / "health"
-    options = ("--start-or-resume", "--invitation-file", str(given), "--health", str(health))
+    options = ("--invitation-file", str(given), "--health", str(health))
     text = run_file(model=GPT2, stages=[1], steps=5000, learning_rate=1e-3)
     with Cluster(tmp_path, text, address=f"127.0.0.1:{free_port()}", start=False) as cluster:
         cluster.start_coordinator(*options)
@@ -96,8 +95,8 @@ def kill(cluster: Cluster) -> None:
         (
             dtfm.coordinator.cli.app,
             "serve",
-            {"DTFM_START_OR_RESUME": "1", "DTFM_STORE": "x.db"},
-            {"start_or_resume": True, "store": "sqlite:///x.db"},
+            {"DTFM_LISTEN": "0.0.0.0:7400", "DTFM_STORE": "x.db"},
+            {"listen": "0.0.0.0:7400", "store": "sqlite:///x.db"},
         ),
         (dtfm.coordinator.cli.app, "events", {"DTFM_STORE": "sqlite:///x.db"}, {"store": ""}),
     ],
@@ -118,9 +117,3 @@ def test_every_option_of_a_service_can_come_from_the_environment(
         found = group.commands[command]
         with found.make_context(command, [], parent=above, **found.context_settings) as context:
             assert context.params | expected == context.params
-
-
-def test_going_on_must_be_one_or_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="exclude each other"):
-        serve(resume=True, start_or_resume=True)

@@ -36,6 +36,11 @@ KEPT = Plan(
 EVERY_EVENT: list[ev.Event] = [
     ev.RunStarted("id", {"name": "demo", "train": {"steps": 3}}),
     ev.RunResumed("why", {"name": "demo"}),
+    ev.RunPaused("bob", ends=True),
+    ev.RunPaused("bob"),
+    ev.RunContinued("bob"),
+    ev.RunStopped(7, "why"),
+    ev.Listens("0.0.0.0:7400", ("run.example.org",)),
     ev.NodeJoined("a", "first contact", "10.0.0.1:7000", DEVICE, "0.1"),
     ev.NodeJoined("g", "first contact", "10.0.0.1:7001", GPU, "0.1"),
     ev.NodeRefused("a", "FULL", "why"),

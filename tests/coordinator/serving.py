@@ -88,9 +88,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(folder: Path, run: RunFile | None = None, *, resume: bool = False) -> AsyncIterator[Served]:
+async def serving(folder: Path, run: RunFile | None = None, *, stays: bool = False) -> AsyncIterator[Served]:
     with Store(store_url(folder), write=True) as store:
-        state, events = open_run(store, run or run_in(folder), resume=resume)
+        state, events = open_run(store, run or run_in(folder))
         key = authority_key(authority_file(store.url, ""))
         server = Server(state, store, key)
         port = await server.bind("127.0.0.1", 0)
@@ -100,7 +100,7 @@ async def serving(folder: Path, run: RunFile | None = None, *, resume: bool = Fa
         server.begin_with(first)
         events += first
         await server.start()
-        task = asyncio.create_task(server.run(events))
+        task = asyncio.create_task(server.run(events, stays=stays))
         try:
             invitation = Invitation(server.addresses, server.pin, made.invitation, secret)
             yield Served(server, store, port, task, invitation)

@@ -58,7 +58,7 @@ def test_a_node_without_an_address_lists_the_run_and_later_finds_it_where_it_has
             process.wait(20)
         cluster.address = "0.0.0.0:7500"
         begun = len(cluster.events)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         again = join(net, cluster)
         cluster.wait_for("node_joined", after=begun)
         assert f"does not answer at {address}:7400" in again.errors

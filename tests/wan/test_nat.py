@@ -148,6 +148,6 @@ def test_a_run_over_a_relay_goes_on_when_the_coordinator_is_started_again(tmp_pa
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGKILL)
         cluster.coordinator.wait(10)
-        cluster.start_coordinator("--resume")
+        cluster.start_coordinator()
         assert cluster.finish(150) == 0
         assert_exact(cluster)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 
 from dtfm.coordinator.core.copies import disk_snapshots
+from dtfm.coordinator.core.ending import tell_end
 from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.members.quarantine import refusal_of
 from dtfm.coordinator.core.reach import links, ways
@@ -49,7 +50,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         transition.refuse(stream, named, quarantined.reason, str(quarantined))
         return
     if state.ledger.outcome is not None:
-        transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {state.ledger.outcome.reason}")
+        tell_end(transition, stream)
         return
     reason = "first contact"
     if (old := state.members.sessions.get(hello.node)) is not None:
@@ -63,7 +64,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         transition.refuse(stream, named, wire.FULL, f"this coordinator has {MAX_NODES} nodes, as many as it takes")
         return
     if transition.state.ledger.outcome is not None:  # the replaced stream may have ended the run
-        transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {transition.state.ledger.outcome.reason}")
+        tell_end(transition, stream)
         return
     if (crowded := _crowded(transition.state, caller, origin := _origin(seen))) is not None:
         transition.refuse(stream, named, crowded.reason, str(crowded))
@@ -94,6 +95,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         quarantined=transition.state.ledger.quarantined_names,
         status=telling.status(transition.state),
         worked_steps=transition.state.ledger.trust.worked[hello.node],
+        wait_for_coordinator_seconds=state.run.cluster.wait_for_coordinator,
     )
     if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
         welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availability
-from dtfm.coordinator.core.ending import finish
+from dtfm.coordinator.core.ending import conclude
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.givers import givers, only_givers
 from dtfm.coordinator.core.messages import assignments
@@ -46,10 +46,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state any more, training goes
     back to the newest snapshot, or to the start."""
     ledger, before = transition.state.ledger, transition.state.ledger.training.step
-    if before >= transition.state.run.train.steps and before in ledger.copies.checkpoints:
-        finish(
-            transition, f"all {before} steps are trained; the checkpoint is {ledger.copies.checkpoints[before].folder}"
-        )
+    if transition.state.is_closing and before in ledger.copies.checkpoints:
+        conclude(transition)
         return
     if not ledger.state_is_held:
         standby.promote(transition)

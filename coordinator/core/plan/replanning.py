@@ -35,6 +35,8 @@ class WaitReason(enum.Enum):
     """A standby has not yet said whether it has what nobody else has any more."""
     NO_PLAN = enum.auto()
     """The planner found none for these nodes."""
+    PAUSED = enum.auto()
+    """An operator wants it so."""
     PLANNING = enum.auto()
     """The planner is at work."""
     SWITCHING = enum.auto()
@@ -163,7 +165,9 @@ def question_of(state: State) -> Question:
 
 
 def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool) -> Decision:
-    planner, question = state.planner, question_of(state)
+    planner, question, hold = state.planner, question_of(state), state.ledger.hold
+    if hold is not None and not hold.ends:
+        return Wait(WaitReason.PAUSED, hold.narrate())
     if problem := _too_few(state, phase, now):
         return Wait(WaitReason.TOO_FEW_NODES, problem)
     if (awaited := worth_waiting(state, phase, now)) is not None:

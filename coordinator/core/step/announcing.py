@@ -19,6 +19,7 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
     """Sends the commit of ``step``."""
     state, run = transition.state, transition.state.run
     last, stuck = step == run.train.steps, leaver_is_stuck(transition.state)
+    ends = last or state.ledger.hold is not None
     evaluate = last or _is_due(step, run.train.evaluate_every)
     switch = state.planner.chosen is not None and not standby.still_copying(state)
     commit = wire.Commit(
@@ -26,8 +27,8 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
         step=step,
         gradient_norm=gradient_norm,
         evaluate=evaluate,
-        snapshot=snapshot.begin(transition, step, checkpoint=last or stuck or _is_due(step, run.checkpoint.every)),
-        pause=last or stuck or switch,
+        snapshot=snapshot.begin(transition, step, checkpoint=ends or stuck or _is_due(step, run.checkpoint.every)),
+        pause=ends or stuck or switch,
         not_writing=sorted(set(plan.nodes) & transition.state.safekeeping.not_writing),
         status=telling.status(transition.state),
     )
@@ -36,7 +37,7 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
         evaluation.expect(transition, step, plan)
     state, phase = transition.state, transition.state.phase
     if commit.pause:
-        for_leaver = stuck and not switch and not last
+        for_leaver = stuck and not switch and not ends
         transition.enter(Pausing(transition.now + state.patience, for_leaver=for_leaver))
         return
     copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())

@@ -9,7 +9,7 @@ from dtfm.coordinator.core.copies import same_state
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.plan import drift, resumption
-from dtfm.coordinator.core.plan.adoption import plan_failed
+from dtfm.coordinator.core.plan.adoption import plan_failed, regroup
 from dtfm.coordinator.core.step.announcing import announce, patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.stalls import stalled
@@ -59,8 +59,11 @@ def _begin(transition: Transition, phase: Switching) -> None:
     finished = {number for progress in phase.progress.values() for number in progress.finished}
     transition.emit(ev.PlanStarted(ledger.training.generation, step, len(finished), phase.codecs))
     drift.forget(transition)
-    if ledger.training.step >= transition.state.run.train.steps and ledger.training.last is not None:
+    if transition.state.is_closing and ledger.training.last is not None:
         announce(transition, ledger.training.step, plan, ledger.training.last.gradient_norm)
+        return
+    if ledger.hold is not None and not ledger.hold.ends:
+        regroup(transition, f"after step {ledger.training.step}")
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
     again = waited_in_vain(ledger) > 0

@@ -1,4 +1,5 @@
-"""The pause after a commit: before another plan, before a node leaves that nobody can replace, and after the last step."""
+"""The pause after a commit: before another plan, before a node leaves that nobody can replace, after the last step, and if an
+operator wants one."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies.agreed_state import by_stage
-from dtfm.coordinator.core.ending import finish
+from dtfm.coordinator.core.ending import conclude
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.phases import Pausing
-from dtfm.coordinator.core.plan.adoption import adopt, again
+from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
 from dtfm.coordinator.core.state import Destination, State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
@@ -36,8 +37,8 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
 
 
 def end_pause(transition: Transition) -> None:
-    """The rule: once the pause waits for nothing, the run ends, or goes on with the plan that is chosen. A pause for a node that
-    wants to leave ends when it has left (members/leaving.py)."""
+    """The rule: once the pause waits for nothing, the run ends, stands still, or goes on with the plan that is chosen. A
+    pause for a node that wants to leave ends when it has left (members/leaving.py)."""
     phase, ledger = transition.state.phase, transition.state.ledger
     if transition.state.stopped or not isinstance(phase, Pausing) or awaits(transition.state, phase):
         return
@@ -50,12 +51,13 @@ def end_pause(transition: Transition) -> None:
             transition.find(state_differs(pairs, step, f"stage {index}"))
             return
     by_stage(transition, _told(phase))
-    if step >= transition.state.run.train.steps:
+    if transition.state.is_closing:
         if step in ledger.copies.checkpoints:
-            reason = f"all {step} steps are trained; the checkpoint is {ledger.copies.checkpoints[step].folder}"
-            finish(transition, reason)
+            conclude(transition)
         elif transition.now >= transition.state.safekeeping.next_checkpoint:
             again(transition, "the last checkpoint failed")
+    elif ledger.hold is not None:
+        regroup(transition, f"after step {step}")
     elif transition.state.planner.chosen is not None:
         adopt(transition, transition.state.planner.chosen, "")
     elif not phase.for_leaver:
@@ -67,7 +69,7 @@ def awaits(state: State, phase: Pausing) -> str:
     ledger = state.ledger
     assert ledger.training.plan is not None
     silent = sorted((set(ledger.training.plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
-    last = ledger.training.step == state.run.train.steps
+    last = state.is_closing
     if (last or phase.for_leaver) and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.training.step):
         return "the last checkpoint" if last else "the checkpoint"
     if ledger.training.step in state.evaluations:

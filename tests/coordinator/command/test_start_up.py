@@ -40,7 +40,7 @@ def test_help_loads_no_large_package(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [("members",), ("invite",), ("revoke", "x"), ("expel", "x"), ("forgive", "x"), ("plan-now",)]
+    "line", [("members",), ("invite",), ("revoke", "x"), ("expel", "x"), ("forgive", "x"), ("plan-now",), ("stop",)]
 )
 def test_a_question_to_a_coordinator_loads_neither_the_scheduler_nor_a_database(line: tuple[str, ...]) -> None:
     assert not {"numpy", "scipy", "numba", "sqlalchemy", "torch"} & loaded(*line, "127.0.0.1:1")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import World, refusal_of, training
+from tests.coordinator.script import World, training
 
 
 def test_a_run_trains_evaluates_checkpoints_and_finishes() -> None:
@@ -45,14 +43,13 @@ def test_a_run_that_no_nodes_could_train_fails() -> None:
     assert world.exit_code == 1
 
 
-@pytest.mark.parametrize("dismiss", [True, False])
-def test_a_stop_is_logged_and_dismisses_the_nodes_if_asked_to(dismiss: bool) -> None:
+def test_a_coordinator_that_stops_dismisses_nobody() -> None:
     world = training()
-    world.feed(t.StopAsked("Ctrl-C", dismiss))
+    world.feed(t.StopAsked("Ctrl-C"))
     assert world.log[-1] == ev.CoordinatorStopped("Ctrl-C")
     assert world.exit_code == 1
-    assert ("finish" in world.kinds_to("a")) == dismiss
-    assert (world.streams["a"] in world.hung_up) != dismiss
+    assert "finish" not in world.kinds_to("a")
+    assert world.streams["a"] in world.hung_up
     world.hear("a", heartbeat=wire.Heartbeat())
     world.greet("c")
     world.lose("b")
@@ -61,8 +58,11 @@ def test_a_stop_is_logged_and_dismisses_the_nodes_if_asked_to(dismiss: bool) -> 
     assert set(world.names()[stopped + 1 :]) <= {"node_left"}
 
 
-def test_a_finished_run_admits_nobody() -> None:
+def test_who_comes_after_the_end_is_told_of_it() -> None:
     world = training()
     world.finish_run()
-    refusal = refusal_of(world, world.greet("c"))
-    assert refusal.reason == wire.RUN_OVER
+    stream = world.greet("c")
+    assert stream in world.hung_up
+    told = world.said[stream][-1].finish
+    assert told.completed
+    assert told.reason.startswith("The run is over, step 3: all 3 steps are trained")

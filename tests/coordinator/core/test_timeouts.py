@@ -28,7 +28,7 @@ def test_a_timeout_out_of_order_is_named_and_prevents_the_start(
         check_ladder(wrong)
     monkeypatch.setattr(timeouts.check_ladder, "__defaults__", (wrong,))
     with Store(store_url(tmp_path), write=True) as store, pytest.raises(ValueError, match="out of order"):
-        open_run(store, RunFile(), resume=False)
+        open_run(store, RunFile())
 
 
 @pytest.mark.parametrize("lease", [0.5, 10.0, 3600.0])

@@ -111,6 +111,6 @@ async def test_a_run_that_ends_while_the_scheduler_is_compiled_does_not_wait_for
     monkeypatch.setattr("dtfm.coordinator.service.server.compile_scheduler", compile_scheduler)
     async with serving(tmp_path) as served:
         await served.until(lambda: bool(served.events))
-        served.server.ask_to_stop("the test asks", dismiss=True)
+        served.server.ask_to_stop("the test asks")
         assert await asyncio.wait_for(asyncio.shield(served.task), 30) == 1
     assert ended.is_set()

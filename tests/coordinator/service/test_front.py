@@ -47,7 +47,7 @@ async def test_a_connection_that_ends_while_it_is_taken_leaves_its_place_to_othe
 async def test_after_a_restart_it_is_known_where_members_are(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a"):
         await served.until(lambda: "a" in served.ledger.members)
-    async with serving(tmp_path, resume=True) as served:
+    async with serving(tmp_path) as served:
         assert list(served.server._front._strangers._members) == ["10.0.0.1"]
 
 
@@ -122,7 +122,7 @@ def test_serve_says_so_in_a_sentence_and_ends_with_code_1(
         main()
     assert ended.value.code == 1
     assert (
-        "so that nobody can connect any more; a new process goes on with the run (serve --resume)"
+        "so that nobody can connect any more; a new process goes on with the run (the same command)"
         in capsys.readouterr().err
     )
 

@@ -64,6 +64,7 @@ CALLS: dict[str, Call] = {
     "Revoke": unary("Revoke", wire.RevokeRequest(what="nobody")),
     "Expel": unary("Expel", wire.ExpelRequest(node="nobody")),
     "Forgive": unary("Forgive", wire.ForgiveRequest(node="nobody")),
+    "Steer": unary("Steer", wire.SteerRequest(wish=wire.SteerRequest.CONTINUE)),
 }
 
 

@@ -1,14 +1,17 @@
-"""How a run begins, or is resumed from its log or its checkpoint: `service/startup.py`."""
+"""How a run begins, goes on from its log or its checkpoint, or starts over: `service/startup.py`."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.config.run_file import parse_run
+from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.startup import open_run, start_over
 from tests.coordinator.fake_node import no_vote_for
 from tests.coordinator.serving import run_in, serving, train
 from tests.coordinator.stores import store_url
@@ -29,43 +32,37 @@ async def train_to_checkpoint(folder: Path) -> str:
 
 async def test_a_run_resumed_from_its_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     await train_to_checkpoint(tmp_path)
-    with pytest.raises(ValueError, match="holds run 'demo' already"):
-        async with serving(tmp_path):
-            pass
-    async with serving(tmp_path, resume=True) as served:
+    async with serving(tmp_path) as served:
         assert await train(served, served.node("a"), served.node("b")) == 0
         committed = [event for event in served.events if isinstance(event, ev.StepCommitted)]
         assert [(event.step, event.loss) for event in committed] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
-    with pytest.raises(ValueError, match="is over"):
-        async with serving(tmp_path, resume=True):
-            pass
+    async with serving(tmp_path, stays=True) as served, served.node("a") as late:
+        await asyncio.wait_for(late.over.wait(), 10)
+        assert late.finish is not None
+        assert late.finish.reason.startswith("The run is over, step 3: ")
+        served.server.ask_to_stop("Ctrl-C")
+        assert await asyncio.wait_for(served.task, 10) == 0
 
 
 async def test_a_run_without_its_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     run_id = await train_to_checkpoint(tmp_path)
     forget_log(tmp_path)
-    with pytest.raises(ValueError, match="holds another run's checkpoints"):
-        async with serving(tmp_path):
-            pass
-    async with serving(tmp_path, resume=True) as served:
+    with pytest.raises(ValueError, match=r"holds the checkpoints of run 'demo' .step 2.; give run 'other' another"):
+        begin(tmp_path, run_in(tmp_path).model_copy(update={"name": "other"}))
+    async with serving(tmp_path) as served:
         assert await train(served, served.node("a"), served.node("b")) == 0
         assert served.server.state.ledger.run_id == run_id
         assert [event.step for event in served.events if isinstance(event, ev.StepCommitted)] == [3]
 
 
 async def test_a_run_cannot_be_resumed_with_another_training_setup(tmp_path: Path) -> None:
-    async with serving(tmp_path):
-        pass
-    with pytest.raises(ValueError, match="there is nothing to resume"):
-        async with serving(tmp_path / "..", run_in(tmp_path / "none"), resume=True):
-            pass
     with Store(store_url(tmp_path), write=True) as store:
         store.append([ev.RunStarted("id", run_in(tmp_path).model_dump(mode="json"))])
     with pytest.raises(ValueError, match=r"train.learning_rate is 0.5 in the run file, and was 0.003"):
-        async with serving(tmp_path, run_in(tmp_path, train={"learning_rate": 0.5}), resume=True):
+        async with serving(tmp_path, run_in(tmp_path, train={"learning_rate": 0.5})):
             pass
     sparing = {"activation_checkpointing": "layer", "optimizer_state": "host"}  # as a run that fits nowhere is advised
-    async with serving(tmp_path, run_in(tmp_path, cluster={"nodes": 3}, train=sparing), resume=True) as served:
+    async with serving(tmp_path, run_in(tmp_path, cluster={"nodes": 3}, train=sparing)) as served:
         assert served.server.state.run.cluster.nodes == 3
         assert served.server.state.run.train.optimizer_state == "host"
 
@@ -74,8 +71,51 @@ async def test_a_default_that_an_older_log_has_written_out_is_the_same_training_
     run = run_in(tmp_path).model_dump(mode="json")
     with Store(store_url(tmp_path), write=True) as store:
         store.append([ev.RunStarted("id", {**run, "data": {"tokenizer": "bytes"}})])
-    async with serving(tmp_path, run_in(tmp_path), resume=True) as served:
+    async with serving(tmp_path, run_in(tmp_path)) as served:
         assert served.ledger.run_id == "id"
     with pytest.raises(ValueError, match=r"data.tokenizer is 'gpt2' in the run file, and was 'bytes'"):
-        async with serving(tmp_path, parse_run({**run, "data": {"tokenizer": "gpt2"}}, "the test"), resume=True):
+        async with serving(tmp_path, parse_run({**run, "data": {"tokenizer": "gpt2"}}, "the test")):
             pass
+
+
+def begin(folder: Path, run: RunFile | None) -> Ledger:
+    """What a coordinator with this run file begins with, or goes on with."""
+    with Store(store_url(folder), write=True) as store:
+        state, events = open_run(store, run)
+        store.append(events)
+        return state.ledger
+
+
+def test_without_a_run_file_the_run_in_the_store_goes_on_and_another_run_is_refused_by_name(tmp_path: Path) -> None:
+    started = begin(tmp_path, run_in(tmp_path))
+    assert begin(tmp_path, None).run_id == started.run_id
+    with pytest.raises(ValueError, match=r"holds run 'demo' \(step 0\), and the run file is of run 'second'"):
+        begin(tmp_path, RunFile(name="second"))
+
+
+def test_starting_over_gives_other_names_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunFile(name="mine")
+    assert start_over(store_url(tmp_path), run) == [], "there is nothing yet"
+    started = begin(tmp_path, run)
+    whole = tmp_path / "dtfm-runs" / "mine" / "step-00000002"
+    whole.mkdir(parents=True)
+    (whole / "manifest.json").touch()
+    (tmp_path / "dtfm-runs" / "mine.1").touch()  # of an earlier time
+    aside = [str(tmp_path / "dtfm-runs" / "mine.2"), str(tmp_path / "dtfm.1.db")]
+    assert start_over(store_url(tmp_path), run) == aside
+    assert (tmp_path / "dtfm-runs" / "mine.2" / whole.name / "manifest.json").exists()
+    with Store(f"sqlite:///{aside[1]}", write=False) as store:
+        assert fold(record.event for record in store.read()).run_id == started.run_id
+    assert begin(tmp_path, run).run_id != started.run_id
+
+
+def test_a_place_that_others_write_to_is_not_renamed(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    started = begin(tmp_path, run)
+    whole = tmp_path / "checkpoints" / "step-00000002"
+    whole.mkdir(parents=True)
+    (whole / "manifest.json").touch()
+    with pytest.raises(ValueError, match="holds checkpoints already; --new needs another name"):
+        start_over(store_url(tmp_path), run)
+    assert begin(tmp_path, run).run_id == started.run_id

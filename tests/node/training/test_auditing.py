@@ -53,7 +53,7 @@ class Node:
             tokens=folder / "tokens",
             snapshots=Snapshots(Disk(folder, name), report),
         )
-        self.trainer = Trainer(self.equipment, loop, report, pytest.fail)
+        self.trainer = Trainer(self.equipment, loop, report, lambda error: pytest.fail(str(error)))
         self.server = PeerServer(self.equipment.store, lambda _: asyncio.sleep(0), kept=self.equipment.kept)
         self.server.become(member(name))
 

@@ -79,7 +79,7 @@ class Node:
             tokens=folder / "tokens",
             snapshots=Snapshots(Disk(folder, "n0"), report),
         )
-        self.trainer = Trainer(self.equipment, loop, report, pytest.fail)
+        self.trainer = Trainer(self.equipment, loop, report, lambda error: pytest.fail(str(error)))
 
     def adopt(self, plan: Plan) -> None:
         loop = asyncio.get_running_loop()
@@ -158,7 +158,7 @@ async def test_a_device_that_cannot_compute_in_the_runs_precision_ends_the_node(
         run = read_run_file(tmp_path / "run.toml").message("test")
         mistakes, node = list[str](), Node(tmp_path / "snapshots")
         monkeypatch.setattr(preparation, "prepare_digests", stop)
-        node.trainer._fail = mistakes.append
+        node.trainer._fail = lambda error, said=mistakes: said.append(str(error))  # type: ignore[misc]
         node.trainer.prepare(run, dialler("n0"), ("/",))
         await asyncio.to_thread(node.trainer.stop)
         node.equipment.snapshots.writer.close()

@@ -270,7 +270,7 @@ def test_a_link_that_breaks_while_the_commit_waits_aborts_the_step() -> None:
 def test_a_stop_does_not_wait_for_standbys() -> None:
     world = with_standbys("c")
     all_vote(world)
-    world.feed(StopAsked("somebody asked", dismiss=True))
+    world.feed(StopAsked("somebody asked"))
     report(world, "c")
     pass_time(world, SHORT)
     assert world.exit_code == 1
