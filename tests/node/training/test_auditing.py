@@ -97,7 +97,7 @@ class Run:
 async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
-    text = run_file(model=GPT2, stages=[2, 2], steps=4, lease=LEASE)
+    text = run_file(model=GPT2, stages=[2, 2], steps=4, lease=LEASE, storage="coordinator:")
     (tmp_path / "run.toml").write_text(f"{text}[trust]\naudit_rate = 1.0\n")
     message = read_run_file(tmp_path / "run.toml").message("test")
     monkeypatch.setattr(preparation, "layer_flops", lambda *_: 1e9)

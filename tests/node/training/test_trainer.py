@@ -117,7 +117,7 @@ async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_ma
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, compression=compression))
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, compression=compression, storage="coordinator:"))
     loop, awaited, done = asyncio.get_running_loop(), asyncio.Event(), list[str]()
     await_codecs = Preparation._await_codecs
 
@@ -154,7 +154,7 @@ async def test_a_device_that_cannot_compute_in_the_runs_precision_ends_the_node(
 
     monkeypatch.setattr(preparation, "check_bf16", cannot)
     for precision, said in (("bf16", ["the run computes in bf16"]), ("fp32", [])):
-        (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, precision=precision))
+        (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, precision=precision, storage="coordinator:"))
         run = read_run_file(tmp_path / "run.toml").message("test")
         mistakes, node = list[str](), Node(tmp_path / "snapshots")
         monkeypatch.setattr(preparation, "prepare_digests", stop)
