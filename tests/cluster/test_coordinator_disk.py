@@ -48,6 +48,7 @@ def test_the_state_comes_to_the_coordinators_disk_and_loads_in_transformers(tmp_
 def test_after_all_nodes_have_died_the_run_goes_on_from_there(tmp_path: Path) -> None:
     with Cluster(tmp_path, without_storage(steps=200, every=20), nodes="ab", invited=True) as cluster:
         cluster.wait_for("checkpoint_written", where=lambda e: e["step"] == 20)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] > 20 and e["step"] % 20 == 10)
         for node in cluster.nodes.values():  # nothing of the run is left in memory
             node.send(signal.SIGKILL)
         for node in cluster.nodes.values():
