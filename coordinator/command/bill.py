@@ -34,7 +34,8 @@ class Bill:
 
 
 def bill(steps: int, seconds: float, prices: Sequence[float] = (), idle: Sequence[int] = ()) -> Bill:
-    """Of ``steps`` of so many ``seconds``. ``prices`` has each GPU's per hour, and ``idle`` the numbers of those without work."""
+    """The bill for ``steps`` that take ``seconds`` each. ``prices``: of each GPU per hour; ``idle``: the numbers of those without
+    work."""
     hours, busy = steps * seconds / 3600, [price for number, price in enumerate(prices) if number not in idle]
     return Bill(steps, hours, sum(prices), sum(prices) * hours, sum(busy) * hours)
 

@@ -76,7 +76,7 @@ def advice(
 
 
 def describe_advice(found: list[Advice], idle: int, nodes: int) -> str:
-    """What would put the ``idle`` ones of so many ``nodes`` to use, a line for each change that helps."""
+    """What would give work to the ``idle`` GPUs, of ``nodes`` in all: a line for each change that helps."""
     helps = [each for each in found if each.idle is not None]
     useless = [each.words for each in found if each.idle is None]
     told = [f"{idle} of {nodes} would be idle."]

@@ -128,7 +128,7 @@ class RunDescribed:
 
 @dataclass(frozen=True, slots=True)
 class DescriptionDropped:
-    """Whoever described the run is quarantined, before any plan came of it, and nobody who is here has said the same."""
+    """The node that described the run was quarantined before the first plan, and no other member has confirmed what it said."""
 
     node: str
     event: Literal["description_dropped"] = "description_dropped"
@@ -137,7 +137,7 @@ class DescriptionDropped:
         return replace(ledger, described=None, described_by="", data_confirmed=False)
 
     def narrate(self) -> str:
-        return f"what {self.node} said of the model and the data does not count any more; others say it anew"
+        return f"{self.node}'s description of the model and the data is dropped; the next members describe them again"
 
 
 @dataclass(frozen=True, slots=True)

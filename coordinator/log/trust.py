@@ -231,7 +231,7 @@ class NodeForgiven:
     event: Literal["node_forgiven"] = "node_forgiven"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        """A node that an operator forgives begins anew, and is suspected at first. One that was cleared is what it was before."""
+        """A node that an operator forgives starts again as suspected. One that the coordinator clears keeps its standing."""
         trust, of = ledger.trust, (self.node, self.key)
         ended = {who: why for who, why in trust.quarantined.items() if who in of}
         fresh = replace(trust, quarantined={who: why for who, why in trust.quarantined.items() if who not in of})

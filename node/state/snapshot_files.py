@@ -22,9 +22,8 @@ from dtfm.node.data.storage import read_pieces, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES, layout_digest
-from dtfm.protos.checkpoint_names import bucket_of
+from dtfm.protos.checkpoint_names import MANIFEST as MANIFEST, bucket_of
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 _MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}

@@ -18,8 +18,8 @@ MOST_MODEL_FILE_BYTES = 64 << 20
 """A tokenizer's are the largest."""
 
 MOST_STATE_TIMES = 8
-"""A bucket's file has at most so many times the bytes of all parameters: they may be in bf16, and the file is in fp32, with two
-moments."""
+"""The largest file of a bucket, in multiples of the bytes of all parameters: these may be in bf16, and the file is in fp32, with
+two moments."""
 
 RETRY_LEASES = 2
 """The time after which the last checkpoint is tried again."""

@@ -23,7 +23,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
 MOST_TRIES = 20
-"""The number of steps in which an audit that is due may come to nothing. After that it is due no more."""
+"""The number of steps in which a node's audit may fail. After that it is not tried again."""
 
 NEWCOMERS_WEIGHT = 5.0
 """Among strangers, this many times more work is audited of a node that is not proven. It may lie from its first step on."""
@@ -184,7 +184,7 @@ def _give_up_overdue(transition: Transition) -> None:
         if not late:
             continue
         phase = _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, **dict.fromkeys(late)}))
-        reason = f"it did not say in time what came of an audit of {audit.order.node} in step {phase.step}"
+        reason = f"it did not answer in time an audit of {audit.order.node} in step {phase.step}"
         transition.find(Doubted(tuple(Doubt(Charge.SILENT, (node,), reason) for node in late)))
         transition.log(f"{name_some(late)} did not say in time what came of an audit of {audit.order.node}")
 
