@@ -186,7 +186,7 @@ class Session:
         finally:
             await self._trainer.stand_by(Standby())
             await asyncio.to_thread(self._trainer.stop)
-            await asyncio.to_thread(self._snapshots.writer.close)
+            await asyncio.to_thread(self._snapshots.close)
             for task in self._tasks:
                 task.cancel()
             if self._opening is not None:
@@ -373,6 +373,8 @@ class Session:
                 self._start(self._trainer.stand_by(message.standby))
             case "keep_snapshots":
                 self._start(self._snapshots.keep(message.keep_snapshots))
+            case "upload":
+                self._snapshots.upload(message.upload)
             case "begin":
                 self._trainer.begin(message.begin)
             case "commit":
@@ -391,7 +393,7 @@ class Session:
                 print(finish.reason or "The run is complete.", file=sys.stdout if good else sys.stderr, flush=True)
                 self._exit = 0 if good or self._leaving.is_set() else 1
                 if finish.completed:
-                    self._snapshots.remove()
+                    self._snapshots.run_is_over()
             case _:
                 log.warning("ignored a message from the coordinator that this version does not know")
 

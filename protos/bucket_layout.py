@@ -6,6 +6,7 @@ description has a digest of each bucket's layout."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 1 << 20
 """Of a bucket's file."""
 
+MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
+"""The names of the optimizer's state in a bucket's file, after the parameters. A file of weights alone lacks them."""
+
 
 def layout_digest(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> bytes:
     """Of the tensors' names, types (as safetensors names them) and shapes, in the order in which their bytes lie."""
@@ -27,8 +31,9 @@ def layout_digest(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> bytes:
     return blake3(said.encode()).digest(LAYOUT_BYTES)
 
 
-def layout_of_file(header: bytes, data_bytes: int) -> bytes:
-    """The digest of the layout that a file has, by the text of its header, which ``data_bytes`` follow.
+def layout_of_file(header: bytes, data_bytes: int, *, weights: bool = False) -> bytes:
+    """The digest of the layout that a file has, by the text of its header, which ``data_bytes`` follow. Of one with the
+    ``weights`` alone: the layout that it would have with the moments.
 
     Raises:
         ValueError: it is no header, or what it names does not fill these bytes without a gap.
@@ -47,7 +52,11 @@ def layout_of_file(header: bytes, data_bytes: int) -> bytes:
     ends = [0, *(end for _, end, *_ in found)]
     if [begin for begin, *_ in found] != ends[:-1] or ends[-1] != data_bytes:
         raise ValueError("the tensors that its header names do not fill it")
-    return layout_digest((name, dtype, shape) for _, _, name, dtype, shape in found)
+    tensors = [(name, dtype, shape) for _, _, name, dtype, shape in found]
+    if weights:
+        size = sum(math.prod(shape) for _, _, shape in tensors)
+        tensors += [(name, tensors[0][1] if tensors else "F32", [size]) for name in MOMENTS]
+    return layout_digest(tensors)
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -30,12 +30,6 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BUSY: _ClassVar[RefusalReason]
     QUARANTINED: _ClassVar[RefusalReason]
 
-class SnapshotDestination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    NO_SNAPSHOT: _ClassVar[SnapshotDestination]
-    CHECKPOINT: _ClassVar[SnapshotDestination]
-    DISKS: _ClassVar[SnapshotDestination]
-
 class StepProblem(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STEP_PROBLEM_UNSPECIFIED: _ClassVar[StepProblem]
@@ -62,9 +56,6 @@ ROLE: RefusalReason
 UNKNOWN_KEY: RefusalReason
 BUSY: RefusalReason
 QUARANTINED: RefusalReason
-NO_SNAPSHOT: SnapshotDestination
-CHECKPOINT: SnapshotDestination
-DISKS: SnapshotDestination
 STEP_PROBLEM_UNSPECIFIED: StepProblem
 NON_FINITE: StepProblem
 PEER_LOST: StepProblem
@@ -72,7 +63,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited", "uploaded")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +81,7 @@ class NodeMessage(_message.Message):
     CODECS_CHOSEN_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
+    UPLOADED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
     heartbeat: Heartbeat
@@ -107,10 +99,11 @@ class NodeMessage(_message.Message):
     codecs_chosen: CodecsChosen
     reached: Reached
     audited: Audited
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ...) -> None: ...
+    uploaded: Uploaded
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "upload")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +122,7 @@ class CoordinatorMessage(_message.Message):
     AUDIT_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -147,7 +141,8 @@ class CoordinatorMessage(_message.Message):
     audit: Audit
     quarantined: Quarantined
     status: RunStatus
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+    upload: Upload
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "candidates", "device", "port", "relay")
@@ -428,42 +423,66 @@ class StandbyProgress(_message.Message):
     def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., voted: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("bucket", "size_bytes", "digest", "nodes", "nonce")
+    __slots__ = ("bucket", "size_bytes", "digest", "nodes", "nonce", "moments")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
     bucket: int
     size_bytes: int
     digest: bytes
     nodes: _containers.RepeatedScalarFieldContainer[str]
     nonce: str
-    def __init__(self, bucket: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[_Iterable[str]] = ..., nonce: _Optional[str] = ...) -> None: ...
+    moments: bytes
+    def __init__(self, bucket: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[_Iterable[str]] = ..., nonce: _Optional[str] = ..., moments: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotParts(_message.Message):
-    __slots__ = ("step", "destination", "parts", "problem")
+    __slots__ = ("step", "parts", "problem")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    DESTINATION_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     step: int
-    destination: SnapshotDestination
     parts: _containers.RepeatedCompositeFieldContainer[Part]
     problem: str
-    def __init__(self, step: _Optional[int] = ..., destination: _Optional[_Union[SnapshotDestination, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class KeepSnapshots(_message.Message):
-    __slots__ = ("whole", "under_way", "missing", "peers")
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
-    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("steps", "step", "missing", "peers")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    whole: int
-    under_way: int
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    step: int
     missing: _containers.RepeatedCompositeFieldContainer[Part]
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, whole: _Optional[int] = ..., under_way: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    def __init__(self, steps: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Upload(_message.Message):
+    __slots__ = ("step", "folder", "parts", "weights", "bytes_per_second")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    folder: str
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    weights: bool
+    bytes_per_second: float
+    def __init__(self, step: _Optional[int] = ..., folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., weights: _Optional[bool] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
+
+class Uploaded(_message.Message):
+    __slots__ = ("step", "parts", "problem")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    problem: str
+    def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
     __slots__ = ("folder", "parts", "manifest", "states")
@@ -719,24 +738,22 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "snapshot", "pause", "not_writing", "status")
+    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "snapshot", "pause", "status")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
-    NOT_WRITING_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     gradient_norm: float
     evaluate: bool
-    snapshot: SnapshotDestination
+    snapshot: bool
     pause: bool
-    not_writing: _containers.RepeatedScalarFieldContainer[str]
     status: RunStatus
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[_Union[SnapshotDestination, str]] = ..., pause: _Optional[bool] = ..., not_writing: _Optional[_Iterable[str]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")

@@ -124,14 +124,12 @@ class Run(_message.Message):
         reduction: str
         def __init__(self, activations: _Optional[str] = ..., gradients: _Optional[str] = ..., reduction: _Optional[str] = ...) -> None: ...
     class Checkpoint(_message.Message):
-        __slots__ = ("uri", "every", "keep")
+        __slots__ = ("uri", "weights")
         URI_FIELD_NUMBER: _ClassVar[int]
-        EVERY_FIELD_NUMBER: _ClassVar[int]
-        KEEP_FIELD_NUMBER: _ClassVar[int]
+        WEIGHTS_FIELD_NUMBER: _ClassVar[int]
         uri: str
-        every: int
-        keep: int
-        def __init__(self, uri: _Optional[str] = ..., every: _Optional[int] = ..., keep: _Optional[int] = ...) -> None: ...
+        weights: bool
+        def __init__(self, uri: _Optional[str] = ..., weights: _Optional[bool] = ...) -> None: ...
     class Trust(_message.Message):
         __slots__ = ("mode", "audit_rate")
         class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

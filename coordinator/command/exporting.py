@@ -22,14 +22,18 @@ from safetensors.numpy import load, save_file
 
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import (
+    INDEX,
     BucketFile,
     CheckpointError,
     Manifest,
     check_layout,
     manifest_and_digest,
     newest as newest,
+    state_of_weights,
 )
 from dtfm.coordinator.log.store import Store
+from dtfm.protos.bucket_layout import MOMENTS
+from dtfm.protos.checkpoint_names import MANIFEST
 
 SHARD_BYTES = 1 << 30
 """Least size of a file of weights, the last one apart: export needs memory for about one file."""
@@ -84,7 +88,7 @@ def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
     """Copies config.json and the tokenizer's files: everything but the buckets and their manifest."""
     for entry in filesystem.ls(path, detail=True):
         name = str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
-        if entry["type"] != "file" or name == "manifest.json" or name.startswith("bucket-") or name.endswith(".part"):
+        if entry["type"] != "file" or name in (MANIFEST, INDEX) or name.startswith("bucket-") or name.endswith(".part"):
             continue
         if entry["size"] > MAX_MODEL_FILE_BYTES:
             raise CheckpointError(
@@ -147,7 +151,7 @@ def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str, la
         tensors = load(content)
     except SafetensorError as error:
         raise CheckpointError(f"{path}/{bucket.file} is not safetensors: {error}") from None
-    if state not in ("", _state_digest(content)):
+    if state not in ("", _state_digest(content, bucket.moments)):
         raise NotTheLogs(
             f"{path}/{bucket.file} is whole, but not the state that its trainers agreed on: its writer has made it up. Use an "
             "older checkpoint"
@@ -155,20 +159,23 @@ def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str, la
     if layout:
         begin = 8 + int.from_bytes(content[:8], "little")
         try:
-            check_layout(content[8:begin], len(content) - begin, layout, f"{path}/{bucket.file}", bucket.index)
+            data_bytes, weights = len(content) - begin, bool(bucket.moments)
+            check_layout(content[8:begin], data_bytes, layout, f"{path}/{bucket.file}", bucket.index, weights=weights)
         except CheckpointError as error:
             raise NotTheLogs(str(error), bucket.index) from None
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
 
 
-def _state_digest(content: bytes) -> str:
+def _state_digest(content: bytes, moments: str) -> str:
     """Of a bucket's file, whose header is sound: the BLAKE3 (hex) of those of its parameters and its two moments, as nodes take
-    it (Bucket.digest). Empty: they do not lie as nodes write them."""
+    it (Bucket.digest). Empty: they do not lie as nodes write them. ``moments``: see CheckpointFile."""
     begin = 8 + int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8:begin]), memoryview(content)[begin:]
+    if moments:
+        return state_of_weights(blake3(data).digest(), moments)
     each = len(data) // 3
-    moments = [header.get(f"optimizer.{name}", {}).get("data_offsets") for name in ("exp_avg", "exp_avg_sq")]
-    if moments != [[each, 2 * each], [2 * each, len(data)]]:
+    found = [header.get(name, {}).get("data_offsets") for name in MOMENTS]
+    if found != [[each, 2 * each], [2 * each, len(data)]]:
         return ""
     return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(3))).hexdigest()
 
@@ -192,4 +199,4 @@ def _write_shards(shards: Iterator[Tensors], target: Path) -> None:
         file.rename(target / final)
         weights |= dict.fromkeys(names, final)
     index = {"metadata": {"total_size": size}, "weight_map": weights}
-    (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    (target / INDEX).write_text(json.dumps(index, indent=1))

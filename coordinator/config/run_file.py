@@ -78,6 +78,11 @@ class RunFile(Table):
         """Whether they are on the coordinator's own disk, and nodes reach them through it."""
         return self.checkpoint.uri == f"{COORDINATOR}:"
 
+    @property
+    def checkpoints_for_nodes(self) -> str:
+        """The URL of the folder for checkpoints, as nodes reach it."""
+        return COORDINATORS_DISK if self.keeps_checkpoints_itself else self.checkpoint.uri
+
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
         of_enums = {"precision", "schedule", "activation_checkpointing", "optimizer_state"}
@@ -105,10 +110,7 @@ class RunFile(Table):
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,
-            checkpoint=plan_pb2.Run.Checkpoint(
-                **self.checkpoint.model_dump(exclude={"uri"}),
-                uri=COORDINATORS_DISK if self.keeps_checkpoints_itself else self.checkpoint.uri,
-            ),
+            checkpoint=plan_pb2.Run.Checkpoint(uri=self.checkpoints_for_nodes, weights=self.checkpoint.weights),
             trust=plan_pb2.Run.Trust(mode=_TRUST_MODES[self.trust.mode], audit_rate=self.trust.audits),
         )
 

@@ -432,14 +432,14 @@ class Trust(Table):
 
 
 class Checkpoint(Table):
-    """Where and how often the model and the optimizer's state are written."""
+    """Where and how often the model is written, beside the snapshots of the whole state on the nodes' own disks."""
 
     uri: str = Field(
         default=f"{COORDINATOR}:",
         min_length=1,
         max_length=4096,
         description=f'Where checkpoints are written. "{COORDINATOR}:" is the folder dtfm-runs/NAME on the coordinator\'s disk: '
-        "nodes send it what they write. Else a path or a URL that the coordinator and all nodes reach. Kinds of URL, as fsspec "
+        "nodes send it there. Else a path or a URL that the coordinator and all nodes reach. Kinds of URL, as fsspec "
         f"has them: {', '.join(sorted(KNOWN))}; not wrapped into each other (::).",
     )
     every: int = Field(
@@ -447,12 +447,23 @@ class Checkpoint(Table):
         ge=0,
         description="Steps between checkpoints; one follows the last step in any case. 0: that one alone.",
     )
+    holds: Literal["auto", "weights", "state"] = Field(
+        default="auto",
+        description='"weights": the model alone, as `from_pretrained` loads it. "state": the optimizer\'s state too, three times '
+        'as many bytes; training can go on from it if all nodes are lost. "auto": the weights on the coordinator\'s disk, the '
+        "state elsewhere.",
+    )
     keep: int = Field(
         default=3,
         ge=1,
         le=1_000_000,
         description="Whole checkpoints that are kept. The coordinator deletes older ones once a newer one is whole.",
     )
+
+    @property
+    def weights(self) -> bool:
+        """Whether checkpoints hold the weights alone."""
+        return self.holds == "weights" or (self.holds == "auto" and self.uri == f"{COORDINATOR}:")
 
     @field_validator("uri")
     @classmethod

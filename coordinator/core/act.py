@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dtfm.coordinator.core.copies import snapshot, standby
+from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.findings import Doubt, Doubted, Gone, Setback
 from dtfm.coordinator.core.members.quarantine import clear, quarantine
@@ -18,7 +19,6 @@ from dtfm.coordinator.core.plan import resumption
 from dtfm.coordinator.core.plan.adoption import again, go_back, newest_before, newest_snapshot, regroup
 from dtfm.coordinator.core.plan.replanning import WaitReason, decide, is_waiting_for
 from dtfm.coordinator.core.reach import links
-from dtfm.coordinator.core.state import Destination
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.step.commits import commit
 from dtfm.coordinator.core.transition import Transition
@@ -169,5 +169,4 @@ def _go_on_without(transition: Transition, node: str, reason: str) -> None:
 def _last_checkpoint_comes(transition: Transition) -> bool:
     """Whether no step follows, and the checkpoint of the last one is whole or under way."""
     state, step = transition.state, transition.state.ledger.training.step
-    under_way = state.safekeeping.snapshot(Destination.CHECKPOINT, step)
-    return state.is_closing and (step in state.ledger.copies.checkpoints or under_way is not None)
+    return state.is_closing and (state.ledger.copies.is_safe(step) or is_under_way(state, step))

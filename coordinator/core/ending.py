@@ -20,19 +20,22 @@ def fail(transition: Transition, reason: str) -> None:
 
 
 def conclude(transition: Transition) -> None:
-    """No step follows, and the state of the last one is in a checkpoint."""
+    """No step follows, and the state of the last one is safe."""
     ledger, hold = transition.state.ledger, transition.state.ledger.hold
     step = ledger.training.step
+    checkpoint = ledger.copies.checkpoints[step]
     if step < transition.state.run.train.steps and hold is not None:
         put_down(transition, hold.by)
     else:
-        finish(transition, f"all {step} steps are trained; the checkpoint is {ledger.copies.checkpoints[step].folder}")
+        what = "weights are in" if checkpoint.weights else "checkpoint is"
+        finish(transition, f"all {step} steps are trained; the {what} {checkpoint.folder}")
 
 
 def put_down(transition: Transition, by: str) -> None:
     """An operator stops the run: everybody goes home, and another process goes on with it."""
-    step, kept = transition.state.ledger.training.step, transition.state.ledger.copies.checkpoint_step
-    safe = "" if kept == step else f", of which the newest checkpoint is that of step {kept}"
+    ledger = transition.state.ledger
+    step, kept = ledger.training.step, ledger.copies.checkpoint_step
+    safe = "" if ledger.copies.is_safe(step) else f", of which the newest checkpoint is that of step {kept}"
     reason = f"{by} stopped the run after step {step}{safe}; the same `dtfm-coordinator serve` goes on with it"
     transition.emit(ev.RunStopped(step, reason))
     _say_goodbye(transition, wire.Finish(stopped=True, reason=reason), 0)

@@ -15,7 +15,7 @@ from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.phases import Phase, Stepping
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
-from dtfm.coordinator.log.events import Link, SnapshotPart, Way
+from dtfm.coordinator.log.events import CheckpointFile, Link, SnapshotPart, Way
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan
@@ -241,36 +241,73 @@ class Evaluation:
         return self.reports.keys() == self.expected.keys()
 
 
-class Destination(enum.Enum):
-    """Where a snapshot is written."""
-
-    CHECKPOINT = wire.CHECKPOINT
-    DISKS = wire.DISKS
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotTally:
     """A snapshot under way of the state after ``step``, begun at ``since``.
 
-    ``writers``, each with its layers, have still to report what they wrote. ``parts`` are reported, by bucket; ``written``: by
-    bucket and node, where replicas write it to their disks. In a checkpoint ``due_from`` are by bucket those of whom one
-    writes it. ``fetching``: by node, the buckets that it copies from other disks;
-    ``unable``: nodes that could not keep a part. ``disputed``: two wrote different files of a bucket. Nodes are waited for until
-    ``due``; ``heard`` is when one last reported.
+    ``writers``, each with its layers, have still to report what they wrote to their disks. ``parts`` are reported, by bucket;
+    ``written``: by bucket and node. ``spread``: what is on one machine alone is copied to another. ``checkpoint``: once all is
+    written, it goes to a checkpoint. ``fetching``: by node, the buckets that it copies from other disks; ``unable``: nodes that
+    could not keep a part; ``problem``: why the first of these could not. Nodes are waited for until ``due``; ``heard`` is when
+    one last reported.
     """
 
     step: int
-    destination: Destination
     since: float
     writers: Mapping[str, Layers]
     due: float
     heard: float
+    spread: bool
+    checkpoint: bool
     parts: Mapping[int, SnapshotPart] = field(default_factory=dict)
     written: Mapping[int, Mapping[str, SnapshotPart]] = field(default_factory=dict)
-    due_from: Mapping[int, frozenset[str]] = field(default_factory=dict)
     fetching: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unable: frozenset[str] = frozenset()
-    disputed: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """The buckets that a node sends to a checkpoint, and when all should have arrived."""
+
+    buckets: frozenset[int]
+    due: float
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A checkpoint under way: ``parts`` are by bucket the files of the snapshot of ``step``, on the nodes' disks. ``urgent``: no
+    step follows.
+
+    ``files`` have arrived, by bucket, and were ``sent_by`` these nodes; those of ``sending`` are on their way, by node.
+    ``finishing``: the manifest is being written. After a ``problem``, those that ``failed`` leave the rest to others. If no
+    others are left, all is tried ``again`` at this time; ``attempts``: how often that was so.
+    """
+
+    step: int
+    parts: Mapping[int, SnapshotPart]
+    urgent: bool
+    files: Mapping[int, CheckpointFile] = field(default_factory=dict)
+    sent_by: Mapping[int, str] = field(default_factory=dict)
+    sending: Mapping[str, Sending] = field(default_factory=dict)
+    finishing: bool = False
+    failed: frozenset[str] = frozenset()
+    problem: str = ""
+    again: float | None = None
+    attempts: int = 0
+
+    @property
+    def on_the_way(self) -> frozenset[int]:
+        """The buckets that nodes are sending."""
+        return frozenset[int]().union(*(sending.buckets for sending in self.sending.values()))
+
+    @property
+    def is_in_trouble(self) -> bool:
+        return self.again is not None
+
+    def without(self, node: str) -> Upload:
+        """The node sends nothing."""
+        return replace(self, sending={name: sending for name, sending in self.sending.items() if name != node})
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,33 +323,20 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class Safekeeping:
-    """``standby_number`` is that of the last standby request; ``arranged``: for what standbys were last chosen. ``snapshots`` are
-    under way. No snapshot on disks begins before ``next_on_disks``; None: not known yet. The last checkpoint, if it failed, is
-    not tried again before ``next_checkpoint``. ``not_writing``: who has failed at a checkpoint, and leaves them to replicas
-    if these can. ``unfinished``: the steps whose checkpoints have begun since the last ones were tidied, and are not whole."""
+    """``standby_number`` is that of the last standby request; ``arranged``: for what standbys were last chosen. ``snapshot`` and
+    ``upload`` are under way. ``next_spread``: when what is on one machine alone is copied to another again; None: not known yet.
+    ``checkpoint_due``: the next commit begins the checkpoint for which another one was in the way. The last checkpoint, if it
+    failed, is not tried again before ``next_checkpoint``. ``unfinished``: the steps whose checkpoints have begun since the last
+    ones were tidied, and are not whole."""
 
     standby_number: int = 0
     arranged: Arrangement | None = None
-    snapshots: tuple[SnapshotTally, ...] = ()
-    next_on_disks: float | None = None
+    snapshot: SnapshotTally | None = None
+    upload: Upload | None = None
+    next_spread: float | None = None
+    checkpoint_due: bool = False
     next_checkpoint: float = -math.inf
-    not_writing: frozenset[str] = frozenset()
     unfinished: frozenset[int] = frozenset()
-
-    def snapshot(self, destination: Destination, step: int | None = None) -> SnapshotTally | None:
-        """The one under way to ``destination``, of ``step`` if that is given."""
-        found = (s for s in self.snapshots if s.destination is destination and step in (None, s.step))
-        return next(found, None)
-
-    def with_snapshot(self, tally: SnapshotTally) -> Safekeeping:
-        return replace(self, snapshots=(*self._others(tally), tally))
-
-    def without_snapshot(self, tally: SnapshotTally) -> Safekeeping:
-        return replace(self, snapshots=self._others(tally))
-
-    def _others(self, tally: SnapshotTally) -> tuple[SnapshotTally, ...]:
-        key = (tally.destination, tally.step)
-        return tuple(s for s in self.snapshots if (s.destination, s.step) != key)
 
 
 @dataclass(frozen=True, slots=True)

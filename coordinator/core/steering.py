@@ -45,12 +45,12 @@ def steer(transition: Transition, asked: SteerAsked) -> None:
 
 
 def stop_when_safe(transition: Transition) -> None:
-    """The rule: a run that is to stop, and in which no step is in hand, does so once the state of its last step is in a
-    checkpoint, or nobody is here who could write one."""
+    """The rule: a run that is to stop, and in which no step is in hand, does so once the state of its last step is safe, or
+    nobody is here who has it."""
     state, phase, hold = transition.state, transition.state.phase, transition.state.ledger.hold
     if state.stopped or hold is None or not hold.ends or not isinstance(phase, Gathering | Switching):
         return
     step = state.ledger.training.step
     gone = isinstance(phase, Gathering) and transition.now >= phase.since + GRACE_LEASES * state.lease
-    if step == 0 or step in state.ledger.copies.checkpoints or (gone and not state.members.sessions):
+    if step == 0 or state.ledger.copies.is_safe(step) or (gone and not state.members.sessions):
         put_down(transition, hold.by)

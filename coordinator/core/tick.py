@@ -29,7 +29,6 @@ from dtfm.coordinator.core.transition import (
     Input,
     InviteAsked,
     ManifestDone,
-    PartArrived,
     Planned,
     PlanNow,
     Ready,
@@ -95,14 +94,12 @@ def _take_in(transition: Transition, event: Input) -> None:
             replanning.replan(transition, (event.ticket,))
         case Planned() if not over:
             replanning.planned(transition, event)
-        case PartArrived(step) if not over:
-            checkpoints.arrived(transition, step)
         case ManifestDone() if not over:
             checkpoints.manifest_done(transition, event)
         case TimePassed() if not over:
             membership.lapse(transition)
             _overdue(transition)
-        case Planned() | ManifestDone() | PartArrived() | TimePassed():
+        case Planned() | ManifestDone() | TimePassed():
             pass
 
 
@@ -189,6 +186,8 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
             evaluation.reported(transition, node, message.evaluated)
         case "snapshot_parts":
             snapshot.reported(transition, session, message.snapshot_parts)
+        case "uploaded":
+            checkpoints.uploaded(transition, session, message.uploaded)
         case "applied":
             pause.applied(transition, node, message.applied)
         case "standby_progress":
@@ -226,6 +225,7 @@ _FROM_READY_NODES = frozenset(
         "audited",
         "evaluated",
         "snapshot_parts",
+        "uploaded",
         "applied",
         "codecs_chosen",
     )

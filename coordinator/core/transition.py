@@ -9,7 +9,7 @@ from dtfm.coordinator.core.findings import Finding
 from dtfm.coordinator.core.phases import FOLLOWS, Phase
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
-from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
+from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
@@ -69,13 +69,6 @@ class ManifestDone:
     problem: str
     digest: str = ""
     bucket: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PartArrived:
-    """Part of the checkpoint of ``step`` has come to the coordinator's disk since the last time that this was said."""
-
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +155,6 @@ Input = (
     | Rejected
     | Planned
     | ManifestDone
-    | PartArrived
     | PlanNow
     | InviteAsked
     | EnrolAsked
@@ -234,11 +226,11 @@ class PlanWanted:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """All buckets of a checkpoint are reported: check their sizes, then write the manifest to ``folder``."""
+    """All ``files`` of a checkpoint, in order of bucket, have arrived: check them, then write the manifest to ``folder``."""
 
     step: int
     folder: str
-    parts: tuple[SnapshotPart, ...]
+    files: tuple[CheckpointFile, ...]
 
 
 @dataclass(frozen=True, slots=True)

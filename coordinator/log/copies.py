@@ -17,22 +17,34 @@ MOST_AGREED = 16
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """The file with one bucket's state. ``digest``: its BLAKE3 (hex); ``nonce``: what its name in a checkpoint has."""
+    """The file with one bucket's state. ``digest``: its BLAKE3 (hex)."""
 
     size_bytes: int
     digest: str
-    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """A file with one bucket in a checkpoint. ``digest``: its BLAKE3 (hex); ``nonce``: what its name has. ``moments``: if it
+    lacks them, their BLAKE3s in a row (hex), with which that of the weights makes up the digest of the bucket's state."""
+
+    size_bytes: int
+    digest: str
+    nonce: str
+    moments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
     """The state after ``step`` is on the nodes' own disks. ``parts`` are in order of bucket. ``holders``: by node, the
-    buckets on its disk, as ranges [first, past_last). ``seconds``: since the commit of ``step``."""
+    buckets on its disk, as ranges [first, past_last). ``seconds``: since the commit of ``step``. ``spread``: each part is on two
+    machines, or cannot be."""
 
     step: int
     parts: tuple[SnapshotPart, ...]
     holders: dict[str, tuple[tuple[int, int], ...]]
     seconds: float
+    spread: bool = True
     event: Literal["snapshot_written"] = "snapshot_written"
 
     def buckets_of(self, node: str) -> frozenset[int]:
@@ -40,7 +52,7 @@ class SnapshotWritten:
         return frozenset(bucket for first, past in self.holders.get(node, ()) for bucket in range(first, past))
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, copies=replace(ledger.copies, on_disks=self))
+        return replace(ledger, copies=ledger.copies.with_snapshot(self))
 
     def narrate(self) -> str:
         holders = [f"buckets {_numbers(ranges)} on {node}" for node, ranges in self.holders.items()]
@@ -50,10 +62,12 @@ class SnapshotWritten:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole one. ``manifest``: the BLAKE3 (hex) of its manifest; empty: not known."""
+    """A whole one. ``manifest``: the BLAKE3 (hex) of its manifest; empty: not known. ``weights``: it lacks the optimizer's
+    state."""
 
     folder: str
     manifest: str = ""
+    weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +79,27 @@ class Copies:
     agreed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By step, the digests of the state in its snapshots (see StateAgreed): of those that are kept, and of the MOST_AGREED last
     steps, of which there may soon be one."""
-    on_disks: SnapshotWritten | None = None
-    """The last whole snapshot on the nodes' disks."""
+    on_disks: Mapping[int, SnapshotWritten] = field(default_factory=dict)
+    """By step, the whole snapshots on the nodes' disks: the last one, and the last one that is spread over machines."""
 
     @property
     def checkpoint_step(self) -> int:
         """The step of the newest whole checkpoint; 0: there is none."""
         return max(self.checkpoints, default=0)
+
+    @property
+    def resumable_step(self) -> int:
+        """The step of the newest checkpoint from which training can go on; 0: there is none."""
+        return max((step for step, each in self.checkpoints.items() if not each.weights), default=0)
+
+    def is_safe(self, step: int) -> bool:
+        """Whether the run may end after ``step``: its weights are in a checkpoint, and training could go on from a snapshot."""
+        on_disks = step in self.on_disks and self.on_disks[step].spread
+        return step in self.checkpoints and (on_disks or not self.checkpoints[step].weights)
+
+    def with_snapshot(self, snapshot: SnapshotWritten) -> Copies:
+        older = [each for each in self.on_disks.values() if each.spread and not snapshot.spread]
+        return replace(self, on_disks={each.step: each for each in (*older, snapshot)})
 
     def with_checkpoint(self, step: int, checkpoint: Checkpoint, keep: int) -> Copies:
         """The ``keep`` last ones stay."""
@@ -82,7 +110,7 @@ class Copies:
         return self._with_agreed({**self.agreed, step: digests})
 
     def _with_agreed(self, agreed: Mapping[int, tuple[str, ...]]) -> Copies:
-        kept = {*sorted(agreed)[-MOST_AGREED:], *self.checkpoints, self.on_disks.step if self.on_disks else 0}
+        kept = {*sorted(agreed)[-MOST_AGREED:], *self.checkpoints, *self.on_disks}
         return replace(self, agreed={step: agreed[step] for step in sorted(kept & agreed.keys())})
 
     def back_to(self, step: int) -> Copies:
@@ -90,25 +118,26 @@ class Copies:
         return Copies(
             checkpoints={at: each for at, each in self.checkpoints.items() if at <= step},
             agreed={at: digests for at, digests in self.agreed.items() if at <= step},
-            on_disks=self.on_disks if self.on_disks and self.on_disks.step <= step else None,
+            on_disks={at: each for at, each in self.on_disks.items() if at <= step},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten:
-    """``manifest``: the BLAKE3 (hex) of its manifest."""
+    """``manifest``: the BLAKE3 (hex) of its manifest. ``weights``: it lacks the optimizer's state."""
 
     step: int
     folder: str
     manifest: str = ""
+    weights: bool = False
     event: Literal["checkpoint_written"] = "checkpoint_written"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        checkpoint = Checkpoint(self.folder, self.manifest)
+        checkpoint = Checkpoint(self.folder, self.manifest, self.weights)
         return replace(ledger, copies=ledger.copies.with_checkpoint(self.step, checkpoint, ledger.keeps_checkpoints))
 
     def narrate(self) -> str:
-        return f"checkpoint of step {self.step}: {self.folder}"
+        return f"{'weights' if self.weights else 'checkpoint'} of step {self.step}: {self.folder}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from dtfm.coordinator.log.access import (
 )
 from dtfm.coordinator.log.copies import (
     CheckpointFailed as CheckpointFailed,
+    CheckpointFile as CheckpointFile,
     CheckpointWritten as CheckpointWritten,
     RolledBack as RolledBack,
     SnapshotPart as SnapshotPart,

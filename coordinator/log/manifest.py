@@ -1,4 +1,6 @@
-"""A checkpoint's folder: one safetensors file per bucket, and manifest.json, which is written last and makes it whole."""
+"""A checkpoint's folder: one safetensors file per bucket, and manifest.json, which is written last and makes it whole.
+
+One with the weights alone has an index too, with which transformers' ``from_pretrained`` loads the folder as it is."""
 
 from __future__ import annotations
 
@@ -9,16 +11,22 @@ from typing import Any
 
 import fsspec
 from blake3 import blake3
+from fsspec.implementations.local import LocalFileSystem
 
-from dtfm.coordinator.log.events import SnapshotPart
+from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES, layout_of_file
 from dtfm.protos.checkpoint_names import bucket_file, bucket_of, marker_file, step_folder, step_of
 
 FORMAT = 1
+INDEX = "model.safetensors.index.json"
+"""Where transformers looks for the files of a model."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 FIRST_BYTES = 1 << 16
 """Of a bucket's file that are read at once to look at its header, which mostly is shorter."""
+
+READ_BYTES = 4 << 20
+"""Of a file that are in memory at a time."""
 
 
 class CheckpointError(ValueError):
@@ -31,12 +39,13 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BucketFile:
-    """``blake3`` is hex, of the whole file."""
+    """``blake3`` is hex, of the whole file. ``moments``: see CheckpointFile."""
 
     index: int
     file: str
     bytes: int
     blake3: str
+    moments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +57,47 @@ class Manifest:
     step: int
     buckets: tuple[BucketFile, ...]
 
+    @property
+    def weights(self) -> bool:
+        """Whether the checkpoint has the weights alone."""
+        return any(bucket.moments for bucket in self.buckets)
+
 
 def write_manifest(
     folder: str,
     run: Mapping[str, Any],
     run_id: str,
     step: int,
-    parts: Sequence[SnapshotPart],
+    files: Sequence[CheckpointFile],
     layout_of: Callable[[int], str] = lambda _: "",
+    states: Sequence[str] = (),
 ) -> str:
-    """Makes the checkpoint whole; ``parts`` are in order of bucket. ``layout_of``: by bucket, the digest (hex) of its file's
-    layout; empty: not known. Returns the BLAKE3 (hex) of the manifest. Raises CheckpointError if a file is missing, has another
-    size than its node reported, or other tensors than the run's model."""
+    """Makes the checkpoint whole; ``files`` are in order of bucket. ``layout_of``: by bucket, the digest (hex) of its file's
+    layout; empty: not known. ``states``: if they are known, the digests (hex) of the buckets' states, by which weights on this
+    machine's disk are checked. Returns the BLAKE3 (hex) of the manifest. Raises CheckpointError if a file is missing, or is not
+    what its node should have sent."""
     buckets = tuple(
-        BucketFile(index, bucket_file(index, part.nonce), part.size_bytes, part.digest)
-        for index, part in enumerate(parts)
+        BucketFile(index, bucket_file(index, file.nonce), file.size_bytes, file.digest, file.moments)
+        for index, file in enumerate(files)
     )
     try:
         filesystem, path = fsspec.url_to_fs(folder)
         filesystem.invalidate_cache()
+        found = dict[str, str]()
         for bucket in buckets:
             _check_size(filesystem, f"{path}/{bucket.file}", bucket)
-            _check_layout(filesystem, f"{path}/{bucket.file}", bucket, layout_of(bucket.index))
-        manifest = {"format": FORMAT, **asdict(Manifest(run, run_id, step, buckets))}
-        text = json.dumps(manifest, indent=1).encode()
+            header = _header(filesystem, f"{path}/{bucket.file}", bucket)
+            _check_layout(header, f"{path}/{bucket.file}", bucket, layout_of(bucket.index))
+            if bucket.moments and isinstance(filesystem, LocalFileSystem):
+                state = states[bucket.index] if bucket.index < len(states) else ""
+                _check_state(f"{path}/{bucket.file}", bucket, LENGTH_BYTES + len(header), state)
+            found |= dict.fromkeys(_tensors(header), bucket.file)
+        manifest = Manifest(run, run_id, step, buckets)
+        if manifest.weights:
+            size = sum(bucket.bytes for bucket in buckets)
+            index = {"metadata": {"total_size": size}, "weight_map": found}
+            filesystem.pipe_file(f"{path}/{INDEX}", json.dumps(index, indent=1).encode())
+        text = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode()
         temporary = f"{path}/manifest.json.part"
         filesystem.pipe_file(temporary, text)
         filesystem.mv(temporary, f"{path}/manifest.json")
@@ -105,7 +131,8 @@ def manifest_and_digest(folder: str) -> tuple[Manifest, str]:
                 f"{folder} has checkpoint format {fields['format']}, this dtfm reads {FORMAT}; update it"
             )
         buckets = tuple(
-            BucketFile(int(b["index"]), str(b["file"]), int(b["bytes"]), str(b["blake3"])) for b in fields["buckets"]
+            BucketFile(int(b["index"]), str(b["file"]), int(b["bytes"]), str(b["blake3"]), str(b.get("moments", "")))
+            for b in fields["buckets"]
         )
         manifest = Manifest(dict(fields["run"]), str(fields["run_id"]), int(fields["step"]), buckets)
     except (KeyError, TypeError, AttributeError) as error:
@@ -215,21 +242,54 @@ def _check_size(filesystem: Any, path: str, wanted: BucketFile) -> None:
         raise CheckpointError(f"{path} has {found} bytes, though its node wrote {wanted.bytes}", wanted.index)
 
 
-def _check_layout(filesystem: Any, path: str, wanted: BucketFile, layout: str) -> None:
-    """That its header names the tensors of the run's model, in their order."""
-    if not layout:
-        return
+def _header(filesystem: Any, path: str, wanted: BucketFile) -> bytes:
+    """The text of the file's header, as far as it can be one."""
     begin = filesystem.cat_file(path, start=0, end=min(wanted.bytes, FIRST_BYTES))
     length = LENGTH_BYTES + int.from_bytes(begin[:LENGTH_BYTES], "little")
     if len(begin) < length <= min(wanted.bytes, LENGTH_BYTES + MOST_HEADER_BYTES):
         begin = filesystem.cat_file(path, start=0, end=length)
-    check_layout(begin[LENGTH_BYTES:length], wanted.bytes - length, layout, path, wanted.index)
+    return bytes(begin[LENGTH_BYTES:length])
 
 
-def check_layout(header: bytes, data_bytes: int, layout: str, path: str, bucket: int) -> None:
+def _check_layout(header: bytes, path: str, wanted: BucketFile, layout: str) -> None:
+    """That the header names the tensors of the run's model, in their order."""
+    if layout:
+        data_bytes = wanted.bytes - LENGTH_BYTES - len(header)
+        check_layout(header, data_bytes, layout, path, wanted.index, weights=bool(wanted.moments))
+
+
+def _check_state(path: str, wanted: BucketFile, begin: int, state: str) -> None:
+    """That the file is the one that its node has sent, with the weights that their trainers agreed on."""
+    whole, data = blake3(), blake3()
+    with open(path, "rb") as file:
+        whole.update(file.read(begin))
+        while piece := file.read(READ_BYTES):
+            whole.update(piece)
+            data.update(piece)
+    if whole.hexdigest() != wanted.blake3 or state not in ("", state_of_weights(data.digest(), wanted.moments)):
+        raise CheckpointError(f"{path} has not the weights that their trainers agreed on", wanted.index)
+
+
+def state_of_weights(digest: bytes, moments: str) -> str:
+    """The digest (hex) of a bucket's state, as nodes take it (Bucket.digest), of which the weights have the BLAKE3 ``digest``.
+    ``moments``: see CheckpointFile."""
+    return blake3(digest + bytes.fromhex(moments)).hexdigest()
+
+
+def _tensors(header: bytes) -> list[str]:
+    """The names of its tensors. None: it is no header."""
+    try:
+        named = json.loads(header)
+    except ValueError:
+        return []
+    return [name for name in named if name != "__metadata__"] if isinstance(named, dict) else []
+
+
+def check_layout(header: bytes, data_bytes: int, layout: str, path: str, bucket: int, *, weights: bool) -> None:
     """Raises CheckpointError if the header of the file at ``path``, which so many bytes follow, has another layout."""
     try:
-        problem = "" if layout_of_file(header, data_bytes).hex() == layout else "it names other tensors"
+        found = layout_of_file(header, data_bytes, weights=weights).hex()
+        problem = "" if found == layout else "it names other tensors"
     except ValueError as error:
         problem = str(error)
     if problem:

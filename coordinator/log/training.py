@@ -126,8 +126,8 @@ class PlanStarted:
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
     """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
-    that has it; or the checkpoint is, or another one is in its place. ``lost``: layers whose state the node was expected to hold,
-    and does not. ``silent``: it has not said so, but was waited for in vain."""
+    that has it; or ``from_checkpoint``: the checkpoint is, or another one is in its place. ``lost``: layers whose state the node
+    was expected to hold, and does not. ``silent``: it has not said so, but was waited for in vain."""
 
     generation: int
     node: str
@@ -135,11 +135,12 @@ class PlanFailed:
     snapshot_damaged: bool = False
     lost: tuple[int, ...] = ()
     silent: bool = False
+    from_checkpoint: bool = False
     event: Literal["plan_failed"] = "plan_failed"
 
     def apply(self, ledger: Ledger) -> Ledger:
         if self.snapshot_damaged:
-            return _but_damaged(ledger, self.node)
+            return _but_damaged(ledger, self.node, from_checkpoint=self.from_checkpoint)
         return replace(ledger, training=ledger.training.without_holders([self.node], self.lost))
 
     def narrate(self) -> str:
@@ -163,7 +164,7 @@ class CodecsChosen:
         return f"{self.node} now sends {'; '.join(sent) or 'nothing'}"
 
 
-def _but_damaged(ledger: Ledger, node: str) -> Ledger:
+def _but_damaged(ledger: Ledger, node: str, *, from_checkpoint: bool) -> Ledger:
     """Without the snapshot that is damaged, as ``node`` says, once two parties have said so: the memory of the first may be
     damaged itself, or it may lie. A party that is alone has to say so twice, and two of its nodes if it is a checkpoint, which
     all read. The only checkpoint is not given up."""
@@ -174,8 +175,9 @@ def _but_damaged(ledger: Ledger, node: str) -> Ledger:
     if not trust.damaged_by or not several:
         return noted
     settled = replace(noted, trust=replace(trust, damaged_by=()))
-    if copies.on_disks is not None and copies.on_disks.step == step:
-        return replace(settled, copies=replace(copies, on_disks=None))
+    if step in copies.on_disks and not from_checkpoint:
+        others_on_disks = {at: snapshot for at, snapshot in copies.on_disks.items() if at != step}
+        return replace(settled, copies=replace(copies, on_disks=others_on_disks))
     others = {at: checkpoint for at, checkpoint in copies.checkpoints.items() if at != step}
     if ledger.state_is_held or not others or len(said) == 1:
         return noted

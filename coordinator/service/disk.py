@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,6 @@ from urllib.request import url2pathname
 
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
 from dtfm.coordinator.core.state import State
-from dtfm.coordinator.core.transition import Input, PartArrived
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import step_of
 
@@ -112,13 +110,10 @@ Done = TypeVar("Done")
 
 
 class MembersDisk:
-    """What members may do with the Disk now, in a ``thread`` of its own. ``state`` returns the present one, and ``tell`` takes
-    what the core should know."""
+    """What members may do with the Disk now, in a ``thread`` of its own. ``state`` returns the present one."""
 
-    def __init__(self, state: Callable[[], State], tell: Callable[[Input], None]) -> None:
+    def __init__(self, state: Callable[[], State]) -> None:
         self._state = state
-        self._tell = tell
-        self._told: dict[int, float] = {}
         run = state().run
         root = Path(url2pathname(urlsplit(run.checkpoints).path)) if run.keeps_checkpoints_itself else None
         self._disk = None if root is None else Disk(root)
@@ -127,13 +122,8 @@ class MembersDisk:
     async def put(self, request: wire.PutRequest, by: str) -> None:
         """Raises Forbidden and OSError."""
         folder, _, file = request.path.partition("/")
-        step = step_of(folder) or 0
-        most = most_bytes(self._state(), by, step, file)
+        most = most_bytes(self._state(), by, step_of(folder) or 0, file)
         await self._do(by, lambda disk: disk.put(request, most))
-        now = time.monotonic()
-        if now > self._told.get(step, 0.0) + self._state().lease:
-            self._told = {step: now}
-            self._tell(PartArrived(step))
 
     async def look(self, path: str, by: str) -> list[wire.LookReply.Entry]:
         """Raises Forbidden and OSError."""

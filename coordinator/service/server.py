@@ -80,7 +80,7 @@ class Server:
         self._planning, self._manifests, self._tidying = (
             ThreadPoolExecutor(1, n) for n in ("plan", "manifest", "tidy")
         )
-        self._disk = MembersDisk(lambda: self.state, self._inputs.put_nowait)
+        self._disk = MembersDisk(lambda: self.state)
         self._tickets = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -350,8 +350,9 @@ class Server:
                 ledger.run,
                 ledger.run_id,
                 command.step,
-                command.parts,
+                command.files,
                 described.layout_of,
+                ledger.copies.agreed.get(command.step, ()),
             )
         except CheckpointError as error:
             problem, bucket = str(error), error.bucket

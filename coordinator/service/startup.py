@@ -128,6 +128,12 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
             f"{run.checkpoints} holds the checkpoints of run {before.name!r} (step {step}); give run {run.name!r} another "
             f"checkpoint.uri"
         )
+    if manifest.weights:
+        raise ValueError(
+            f"{folder} holds the weights of run {before.name!r} (step {step}) without the optimizer's state, and the store does "
+            "not hold that run's log: name its log with --store to go on with it, or start over with --new, which puts them "
+            "aside"
+        )
     _check_same(before, run)
     return [
         ev.RunStarted(manifest.run_id, run.model_dump(mode="json")),

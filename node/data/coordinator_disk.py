@@ -26,6 +26,8 @@ from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 256 << 10
+BLOCK_BYTES = 1 << 20
+"""Of a file that are sent at a time. What writes slowly, to spare the line, would send larger ones in bursts."""
 MOST_AT_ONCE = 8
 """Pieces under way: the coordinator reads a stream 64 KiB at a time, so that one alone would be slow over a far link."""
 CALL_SECONDS = 60.0
@@ -113,7 +115,7 @@ class CoordinatorDisk(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return entries if detail else [entry["name"] for entry in entries]
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> File:
-        return File(self, path, mode, block_size or PIECE_BYTES, **options)
+        return File(self, path, mode, min(block_size or PIECE_BYTES, BLOCK_BYTES), **options)
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:

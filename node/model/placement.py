@@ -28,11 +28,6 @@ class Group:
     stages: tuple[int, ...]
     loads: tuple[int, ...]
 
-    def checkpoint_writer(self, bucket: int, not_writing: Collection[str]) -> str:
-        """The member that writes the bucket into a checkpoint: one of those ``not_writing`` only if all are."""
-        able = [member for member in self.counted_by if member not in not_writing] or self.counted_by
-        return able[bucket % len(able)]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -39,13 +39,13 @@ class Disk:
         self._root = root
         self._node = node
         self._folder: Path | None = None
-        self._whole = 0
+        self._kept = frozenset[int]()
 
     def open(self, run_id: str) -> None:
         """Uses this run's folder from now on, and removes abandoned ones. The folder's name is a digest, so that neither a node
         nor a run can name another place."""
         digest = blake3(f"{self._node}\n{run_id}".encode()).hexdigest(16)
-        self._folder, self._whole = self._root / f"snapshots-{digest}", 0
+        self._folder, self._kept = self._root / f"snapshots-{digest}", frozenset()
         for other in self._root.iterdir() if self._root.is_dir() else ():
             if other != self._folder and _is_ours(other) and time.time() - other.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
@@ -110,21 +110,24 @@ class Disk:
         header = Header(Kind.STATE, 0, 0, request.generation, request.step, request.bucket, 0, size, size)
         return header, pieces if size else iter((memoryview(b""),))
 
-    def keep(self, whole: int, under_way: int) -> None:
-        """Removes all snapshots but those of these two steps."""
-        self._whole = whole
-        self.begin(under_way)
+    def keep(self, steps: Iterable[int]) -> None:
+        """Removes all snapshots but those of these steps."""
+        self._kept = frozenset(steps)
+        self._remove_but(self._kept)
 
     def begin(self, step: int) -> None:
-        """Removes all snapshots but the whole one last named, and that of ``step``."""
-        for other, folder in self._steps():
-            if other not in (self._whole, step):
-                shutil.rmtree(folder, ignore_errors=True)
+        """Removes all snapshots but those that were last to be kept, and that of ``step``."""
+        self._remove_but(self._kept | {step})
 
     def remove(self) -> None:
         """Removes this run's folder."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _remove_but(self, steps: Collection[int]) -> None:
+        for step, folder in self._steps():
+            if step not in steps:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _step(self, step: int) -> Path:
         if self._folder is None:

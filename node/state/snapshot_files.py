@@ -1,7 +1,8 @@
 """The files of a snapshot: a bucket as a safetensors file and back, piece by piece, written to and read from any fsspec URL.
 
 A bucket's file has the parameters under their state-dict names, then the two moments as flat tensors: a header, and after it the
-bytes of `Bucket.read`. A checkpoint is whole when its manifest.json exists, which the coordinator writes last.
+bytes of `Bucket.read`. In a checkpoint it may have the parameters alone. A checkpoint is whole when its manifest.json exists,
+which the coordinator writes last.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.storage import read_pieces, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
-from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES, layout_digest
+from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, MOST_HEADER_BYTES, layout_digest
 from dtfm.protos.checkpoint_names import MANIFEST as MANIFEST, bucket_of
 
 FORMAT = 1
-_MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 """By the state's dtype, its name in a file."""
 _MOST_MANIFEST_BYTES = 1 << 24
+
+MOST_PROBLEM_CHARACTERS = 1000
 
 
 class CheckpointDamaged(ValueError):
@@ -40,11 +42,17 @@ def file_name(bucket: int) -> str:
     return f"bucket-{bucket:05d}.safetensors"
 
 
-def file_header(spec: BucketSpec, dtype: torch.dtype) -> bytes:
-    """What a bucket's file begins with, before the state. The format is described in the README of safetensors."""
+def in_one_sentence(error: Exception) -> str:
+    """As the coordinator is told of it."""
+    return f"{type(error).__name__}: {error}"[:MOST_PROBLEM_CHARACTERS]
+
+
+def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) -> bytes:
+    """What a bucket's file begins with, before the state, or before the ``weights`` alone. The format is described in the README
+    of safetensors."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
-    for name, shape in _tensors(spec).items():
+    for name, shape in (dict(spec.parameters) if weights else _tensors(spec)).items():
         end = begin + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
         begin = end
@@ -249,4 +257,4 @@ def _bounded(folder: str, name: str, most: int) -> Iterator[bytes]:
 
 def _tensors(spec: BucketSpec) -> dict[str, tuple[int, ...]]:
     """The shapes of a file's tensors by name, in the order in which their bytes are in the state."""
-    return dict(spec.parameters) | dict.fromkeys(_MOMENTS, (spec.size,))
+    return dict(spec.parameters) | dict.fromkeys(MOMENTS, (spec.size,))

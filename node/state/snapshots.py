@@ -1,4 +1,5 @@
-"""This node's part in the run's snapshots: what it writes, keeps on its own disk, fetches from other disks and goes back to."""
+"""This node's part in the run's snapshots: what it writes, keeps on its own disk, fetches from other disks, goes back to, and
+sends to the run's place for checkpoints."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.incoming_file import IncomingFile
-from dtfm.node.state.snapshot_files import Loading, most_bytes
-from dtfm.node.state.snapshot_writer import SnapshotWriter, in_one_sentence
+from dtfm.node.state.snapshot_files import Loading, in_one_sentence, most_bytes
+from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.transfer import Wanted, fetch
-from dtfm.protos.control_pb2 import DISKS, KeepSnapshots, NodeMessage, Part, Peer, SnapshotParts
+from dtfm.node.state.uploads import Uploads
+from dtfm.protos.control_pb2 import KeepSnapshots, NodeMessage, Part, Peer, SnapshotParts, Upload
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +35,12 @@ class SnapshotDamaged(OSError):
 
 
 class Snapshots:
-    """``report`` takes a message for the coordinator. ``writer`` writes; the rest is about the snapshots on ``disk``."""
+    """``report`` takes a message for the coordinator. ``writer`` writes to ``disk``; the rest is about what is there."""
 
     def __init__(self, disk: Disk, report: Callable[[NodeMessage], None]) -> None:
         self.disk = disk
         self.writer = SnapshotWriter(disk, report)
+        self._uploads = Uploads(disk, report)
         self._loaded: LoadedRun | None = None
         self._fetching: asyncio.Task[object] | None = None
 
@@ -62,7 +65,6 @@ class Snapshots:
         return [
             SnapshotParts(
                 step=step,
-                destination=DISKS,
                 parts=[Part(bucket=index, size_bytes=size) for index, size in files.items() if index in known],
             )
             for step, files in sorted(contents.items())[-MOST_STEPS_REPORTED:]
@@ -76,11 +78,10 @@ class Snapshots:
         before, self._fetching = self._fetching, asyncio.current_task()
         if before not in (None, self._fetching):
             before.cancel()
-        step = wanted.under_way
-        told = SnapshotParts(step=step, destination=DISKS)
-
+        step, told = wanted.step, SnapshotParts(step=wanted.step)
+        self._uploads.keep(wanted.steps)
         try:
-            await asyncio.wrap_future(self.writer.submit(lambda: self.disk.keep(wanted.whole, step)))
+            await asyncio.wrap_future(self.writer.submit(lambda: self.disk.keep(wanted.steps)))
             missing: list[Part] = []
             for part in wanted.missing:
                 here = await asyncio.to_thread(self.disk.has, step, part.bucket, part.digest)
@@ -129,11 +130,23 @@ class Snapshots:
         except Exception as error:  # the node that wrote it may have written anything
             raise SnapshotDamaged(f"the snapshot of step {step} cannot be read: {error}") from error
 
-    def remove(self) -> None:
-        """Removes this run's snapshots from the disk. To be called on the event loop."""
+    def upload(self, wanted: Upload) -> None:
+        """Sends files from the disk to the run's place for checkpoints, in the background."""
+        assert self._loaded is not None  # it has written them
+        self._uploads.send(self._loaded, wanted)
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._uploads.close()
+        self.writer.close()
+
+    def run_is_over(self) -> None:
+        """Removes this run's snapshots from the disk if its checkpoints have all of the state: otherwise the run could not go on,
+        should an operator want more steps. To be called on the event loop."""
         if self._fetching is not None:
             self._fetching.cancel()
-        self.writer.submit(self.disk.remove)
+        if self._loaded is not None and not self._loaded.run.checkpoint.weights:
+            self.writer.submit(self.disk.remove)
 
     def _load(self, step: int, bucket: Bucket, part: Part) -> bool:
         """Whether the part is on this disk, and ``bucket`` now has its content. Raises ValueError if it is of another model."""

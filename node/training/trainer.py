@@ -34,7 +34,6 @@ from dtfm.node.training.vote import vote_on
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
-    CHECKPOINT,
     Applied,
     Assignment,
     Audit,
@@ -443,7 +442,7 @@ class Trainer:
             log.error("step %d was committed without this node's vote; ignored", commit.step)
             return
         if commit.snapshot:
-            self._write_snapshot(generation, commit)
+            self._snapshots.writer.write(commit.step, generation.stage.buckets.values())
         if commit.pause:
             buckets = generation.stage.buckets
             digest, states = self._digests.of_stage(buckets), self._digests.of(buckets.values())
@@ -456,7 +455,7 @@ class Trainer:
             if generation.placement.last:
                 self._report(NodeMessage(evaluated=evaluated))
         if not commit.pause:
-            self._train(generation, by_bucket=bool(commit.snapshot))
+            self._train(generation, by_bucket=commit.snapshot)
 
     def _apply(self, generation: Generation, commit: Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again
@@ -466,18 +465,6 @@ class Trainer:
             update = partial(generation.apply, commit.step, commit.gradient_norm)
             self._store.apply(commit.step, commit.gradient_norm, update)
         self._digests.begin(commit.step, generation.stage.buckets.values())  # the next step's vote waits for them
-
-    def _write_snapshot(self, generation: Generation, commit: Commit) -> None:
-        """Has this node's part written: everything that it trains to its own disk, or each bucket by one node into a
-        checkpoint."""
-        assert self._loaded is not None
-        node, groups = generation.placement.node, generation.placement.groups
-        mine = [
-            bucket
-            for index, bucket in generation.stage.buckets.items()
-            if commit.snapshot != CHECKPOINT or groups[index].checkpoint_writer(index, commit.not_writing) == node
-        ]
-        self._snapshots.writer.write(self._loaded, commit.step, commit.snapshot, mine)
 
     def _links_changed(self, changed: LinksChanged) -> None:
         """After a step, or before the first one."""

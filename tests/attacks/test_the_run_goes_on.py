@@ -4,7 +4,9 @@ run. Each node belongs to somebody else."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -186,12 +188,10 @@ def test_who_hands_out_wrong_state_is_named_and_newcomers_get_it_from_others(tmp
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=len(steps)), rel=1e-8)
 
 
-def resumed_after_a_crash(folder: Path, names: Sequence[str], twist: str, spoil: Callable[[Path], None]) -> Cluster:
-    """A run that was killed at some step after its third checkpoint, and finished after the newest one, whose folder ``spoil``
-    gets, was found damaged by several nodes."""
-    text = run_file(model=GPT2, stages=[len(names)], steps=60, checkpoint_every=10)
-    place = partial(twisted, twist)
-    with Cluster(folder, text, place=place, nodes=names, invited=True) as cluster:
+def test_a_checkpoint_whose_manifest_was_replaced_is_refused_for_the_one_before(tmp_path: Path) -> None:
+    """By somebody who may write to the storage, while nobody has the state in memory or on disk."""
+    text = run_file(model=GPT2, stages=[len(PEERS)], steps=60, checkpoint_every=10)
+    with Cluster(tmp_path, text, nodes=PEERS, invited=True) as cluster:
         cluster.wait_for("checkpoint_written", where=lambda event: event["step"] >= 30)
         cluster.wait_for("state_agreed", where=lambda event: event["step"] >= 30)
         assert cluster.coordinator is not None
@@ -199,35 +199,34 @@ def resumed_after_a_crash(folder: Path, names: Sequence[str], twist: str, spoil:
             process.send(signal.SIGKILL)
             process.wait(10)
         newest = max(event["step"] for event in cluster.of("checkpoint_written"))
-        spoil(folder / "checkpoints" / f"step-{newest:08d}")
+        manifest = tmp_path / "checkpoints" / f"step-{newest:08d}" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace("  ", " "))
         resumed = len(cluster.events)
         cluster.start_coordinator()
-        for name in names:
-            cluster.add(name)
+        for name in PEERS:
+            cluster.add(name, environment={"XDG_CACHE_HOME": str(tmp_path / f"new-{name}")})
         assert cluster.finish() == 0
         assert [event["step"] for event in cluster.events[resumed:] if event["event"] == "rolled_back"][-1] < newest
-    damaged = {event["node"] for event in cluster.of("plan_failed") if event["snapshot_damaged"]}
-    assert len(damaged) >= 2
+    failed = [event for event in cluster.of("plan_failed") if event["snapshot_damaged"]]
+    assert {event["node"] for event in failed} == set(PEERS)
+    assert "not the one that the coordinator wrote" in failed[0]["reason"]
     alone = losses_alone(cluster.run_file)
     for event in cluster.of("step_committed"):
         assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9, abs=0)
-    return cluster
 
 
-def test_a_checkpoint_whose_manifest_was_replaced_is_refused_for_the_one_before(tmp_path: Path) -> None:
-    """By somebody who may write to the storage, while nobody has the state in memory."""
-
-    def replace_manifest(folder: Path) -> None:
-        manifest = folder / "manifest.json"
-        manifest.write_text(manifest.read_text().replace("  ", " "))
-
-    cluster = resumed_after_a_crash(tmp_path, PEERS, "", replace_manifest)
-    assert "not the one that the coordinator wrote" in cluster.of("plan_failed")[0]["reason"]
-
-
-def test_a_checkpoint_into_which_a_node_wrote_other_state_is_refused_for_the_one_before(tmp_path: Path) -> None:
-    cluster = resumed_after_a_crash(tmp_path, (*PEERS, LIAR), "writes_wrong_state", lambda folder: None)
-    assert "not the state that its trainers agreed on" in cluster.of("plan_failed")[0]["reason"]
+@pytest.mark.parametrize("twist", ["writes_wrong_state", "renames"])
+def test_who_writes_another_file_than_the_other_replicas_is_found_by_it(tmp_path: Path, twist: str) -> None:
+    """Its file goes to no checkpoint, and the last one can be exported."""
+    text = run_file(model=GPT2, stages=[3], steps=40, checkpoint_every=10, lease=2.0, precision="fp32")
+    place = partial(twisted, twist)
+    with Cluster(tmp_path, text, place=place, nodes=(*PEERS, LIAR), invited=True, liars=True) as cluster:
+        assert cluster.finish() == 0
+    assert [(event["node"], event["charge"]) for event in cluster.of("node_quarantined")] == [(LIAR, "SNAPSHOT")]
+    assert cluster.of("checkpoint_written")[-1]["step"] == 40
+    export = [sys.executable, "-m", "dtfm.coordinator.cli", "export", "--store", cluster.store, str(tmp_path / "model")]
+    subprocess.run(export, check=True, timeout=60)
+    assert cluster.losses[-1] == pytest.approx(losses_alone(cluster.run_file)[-1], rel=1e-4)
 
 
 def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:

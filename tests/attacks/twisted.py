@@ -25,7 +25,6 @@ from dtfm.coordinator.core.audits import COMPARED
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
 from dtfm.node import cli
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
@@ -38,17 +37,15 @@ from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor
 from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.control_pb2 import (
-    CHECKPOINT,
-    DISKS,
     Audit,
     Audited,
     NodeMessage,
     PlanFailed,
-    SnapshotDestination,
     SnapshotParts,
     StepFailed,
     StepProblem,
     StepReady,
+    Uploaded,
 )
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import KeptRequest
@@ -167,8 +164,8 @@ def meddles(message: NodeMessage) -> Iterator[NodeMessage]:
             yield NodeMessage(plan_failed=PlanFailed(generation=generation, problem="no"))
             yield NodeMessage(step_failed=StepFailed(generation=generation, step=step, problem=StepProblem.NON_FINITE))
             yield NodeMessage(step_ready=StepReady(generation=generation, step=step, state_digest=bytes(32)))
-            for destination in (CHECKPOINT, DISKS):
-                yield NodeMessage(snapshot_parts=SnapshotParts(step=step, destination=destination, problem="no room"))
+            yield NodeMessage(snapshot_parts=SnapshotParts(step=step, problem="no room"))
+            yield NodeMessage(uploaded=Uploaded(step=step, problem="no room"))
 
 
 TWISTS: dict[str, Twist] = {
@@ -258,16 +255,14 @@ def giving_wrong_state() -> Iterator[None]:
 
 @contextmanager
 def writing_wrong_state() -> Iterator[None]:
-    """Inside, this process writes other state into checkpoints, from step 30 on, and gives the right digests of the files."""
+    """Inside, this process writes other state into snapshots, from step 30 on, and gives the right digests of the files."""
     write = SnapshotWriter.write
 
-    def flipped(
-        self: SnapshotWriter, loaded: LoadedRun, step: int, to: SnapshotDestination, buckets: Collection[Bucket]
-    ) -> None:
+    def flipped(self: SnapshotWriter, step: int, buckets: Collection[Bucket]) -> None:
         written = [copy.deepcopy(bucket) for bucket in buckets]
         for bucket in written if step >= 30 else ():
             bucket.exp_avg.view(torch.uint8)[0] ^= 1
-        write(self, loaded, step, to, written)
+        write(self, step, written)
 
     with mock.patch.object(SnapshotWriter, "write", flipped):
         yield

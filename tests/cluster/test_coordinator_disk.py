@@ -1,5 +1,5 @@
-"""A run that names no storage keeps its checkpoints on the coordinator's disk, and nodes reach them there: no two machines share
-a disk."""
+"""A run that names no storage keeps its state on the nodes' own disks, and its weights come to the coordinator's: no two machines
+share a disk."""
 
 from __future__ import annotations
 
@@ -32,21 +32,31 @@ def without_storage(steps: int, every: int = 0, precision: str = "fp64") -> str:
     )
 
 
-def test_the_state_comes_to_the_coordinators_disk_and_loads_in_transformers(tmp_path: Path) -> None:
+def test_the_weights_come_to_the_coordinators_disk_and_load_in_transformers(tmp_path: Path) -> None:
     with Cluster(tmp_path, without_storage(steps=6, every=2, precision="fp32"), nodes="ab", invited=True) as cluster:
         assert cluster.finish() == 0
-    assert steps_in(tmp_path)[-1] == "step-00000006"
-    files = {path.name.split("-")[0] for path in (tmp_path / "dtfm-runs/test/step-00000006").iterdir()}
-    assert files == {"bucket", "config.json", "manifest.json"}
+    home = tmp_path / "dtfm-runs/test/step-00000006"
+    assert steps_in(tmp_path)[-1] == home.name
+    files = {path.name.split("-")[0] for path in home.iterdir()}
+    assert files == {"bucket", "config.json", "manifest.json", "model.safetensors.index.json"}
     command = [sys.executable, "-m", "dtfm.coordinator.cli", "export", "--store", cluster.store]
     subprocess.run([*command, str(tmp_path / "model")], check=True, timeout=60)
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     evaluated = cluster.of("evaluated")[-1]
-    assert held_out_loss(cluster.run_file, model, evaluated["samples"]) == pytest.approx(evaluated["loss"], rel=1e-6)
+    size = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
+    assert sum(file.stat().st_size for file in home.glob("bucket-*")) == pytest.approx(size, rel=0.1), "weights alone"
+    for folder in (home, tmp_path / "model"):
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
+        loss = held_out_loss(cluster.run_file, model, evaluated["samples"])
+        assert loss == pytest.approx(evaluated["loss"], rel=1e-6)
 
 
-def test_after_all_nodes_have_died_the_run_goes_on_from_there(tmp_path: Path) -> None:
-    with Cluster(tmp_path, without_storage(steps=200, every=20), nodes="ab", invited=True) as cluster:
+@pytest.mark.parametrize("holds", ["weights", "state"])
+def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_coordinators(
+    tmp_path: Path, holds: str
+) -> None:
+    """With ``state`` the nodes' disks are lost as well."""
+    text = f'{without_storage(steps=60, every=20)}holds = "{holds}"\n'
+    with Cluster(tmp_path, text, nodes="ab", invited=True) as cluster:
         cluster.wait_for("checkpoint_written", where=lambda e: e["step"] == 20)
         cluster.wait_for("step_committed", where=lambda e: e["step"] > 20 and e["step"] % 20 == 10)
         for node in cluster.nodes.values():  # nothing of the run is left in memory
@@ -55,8 +65,11 @@ def test_after_all_nodes_have_died_the_run_goes_on_from_there(tmp_path: Path) ->
             node.wait(10)
         before = len(cluster.events)
         for name in "ab":
-            cluster.add(name)
-        assert cluster.wait_for("rolled_back", after=before)["step"] >= 20
+            empty = {"XDG_CACHE_HOME": str(tmp_path / f"new-{name}")}
+            cluster.add(name, environment=empty if holds == "state" else None)
+        rolled = cluster.wait_for("rolled_back", after=before)
+        assert rolled["step"] >= 20
+        assert ("from the disks' snapshot" in rolled["reason"]) == (holds == "weights")
         assert cluster.finish() == 0
     alone = losses_alone(cluster.run_file)
     for event in cluster.of("step_committed"):

@@ -7,7 +7,7 @@ steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.bucket_layout import layout_digest
@@ -85,14 +85,10 @@ def evaluated(generation: int, step: int, losses: Iterable[float] = (2.0,) * 4) 
     return wire.NodeMessage(evaluated=wire.Evaluated(generation=generation, step=step, losses=losses))
 
 
-def checkpoint_buckets(plan: plan_pb2.Plan, node: str, not_writing: Collection[str] = ()) -> Sequence[int]:
-    """The buckets that ``node`` writes into a checkpoint: those of its stage, dealt out in turn to the replicas that can."""
+def buckets_of(plan: plan_pb2.Plan, node: str) -> Sequence[int]:
+    """The buckets that ``node`` trains, and writes into a snapshot."""
     stage = stage_of(plan, node)
-    if stage is None:
-        return ()
-    layers = range(stage.first_layer, stage.past_last_layer)
-    able = [replica for replica in stage.replicas if replica not in not_writing] or stage.replicas
-    return [layer for layer in layers if able[layer % len(able)] == node]
+    return range(stage.first_layer, stage.past_last_layer) if stage is not None else ()
 
 
 def bucket_content(bucket: int) -> bytes:
@@ -111,21 +107,21 @@ def nonce(digest: bytes) -> str:
     return digest.hex()[:32].ljust(32, "0")
 
 
-def snapshot_parts(
-    step: int,
-    destination: wire.SnapshotDestination,
-    files: Mapping[int, tuple[int, bytes]],
-    problem: str = "",
-) -> wire.NodeMessage:
+def snapshot_parts(step: int, files: Mapping[int, tuple[int, bytes]], problem: str = "") -> wire.NodeMessage:
     """``files``: by bucket, the size in bytes and the digest."""
-    of = nonce if destination == wire.CHECKPOINT else lambda _: ""
+    parts = [wire.Part(bucket=bucket, size_bytes=size, digest=digest) for bucket, (size, digest) in files.items()]
+    return wire.NodeMessage(snapshot_parts=wire.SnapshotParts(step=step, parts=parts, problem=problem))
+
+
+def uploaded(
+    step: int, files: Mapping[int, tuple[int, bytes]], problem: str = "", *, moments: bytes = b""
+) -> wire.NodeMessage:
+    """``files``: by bucket, the size in bytes and the digest. ``moments``: of files with the weights alone."""
     parts = [
-        wire.Part(bucket=bucket, size_bytes=size, digest=digest, nonce=of(digest))
+        wire.Part(bucket=bucket, size_bytes=size, digest=digest, nonce=nonce(digest), moments=moments)
         for bucket, (size, digest) in files.items()
     ]
-    return wire.NodeMessage(
-        snapshot_parts=wire.SnapshotParts(step=step, destination=destination, parts=parts, problem=problem)
-    )
+    return wire.NodeMessage(uploaded=wire.Uploaded(step=step, parts=parts, problem=problem))
 
 
 def last_busy(plan: plan_pb2.Plan) -> str:

@@ -8,12 +8,12 @@ import numpy as np
 from blake3 import blake3
 from safetensors.numpy import save
 
-from dtfm.coordinator.log.events import SnapshotPart
+from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.manifest import write_manifest
 from dtfm.protos.checkpoint_names import bucket_file
 
 
-def write_buckets(folder: Path, count: int = 3) -> list[SnapshotPart]:
+def write_buckets(folder: Path, count: int = 3) -> list[CheckpointFile]:
     """The files without a manifest; bucket i holds the weight "layer.i"."""
     folder.mkdir(parents=True)
     written = []
@@ -25,7 +25,7 @@ def write_buckets(folder: Path, count: int = 3) -> list[SnapshotPart]:
         )
         digest = blake3(content).hexdigest()
         (folder / bucket_file(i, digest[:32])).write_bytes(content)
-        written.append(SnapshotPart(len(content), digest, digest[:32]))
+        written.append(CheckpointFile(len(content), digest, digest[:32]))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return written
 

@@ -22,12 +22,13 @@ from dtfm.protos.proof import proof
 from tests.coordinator.answers import (
     answer,
     bucket_content,
-    checkpoint_buckets,
+    buckets_of,
     evaluated,
     last_busy,
     links,
     nonce,
     snapshot_parts,
+    uploaded,
 )
 from tests.coordinator.script import hello, prepared
 from tests.protos.members import key_of
@@ -129,26 +130,34 @@ class FakeNode:
                 self._assignment = message.assignment
             case "commit":
                 self._after(message.commit)
+            case "upload":
+                self._write(message.upload)
         if (said := answer(self.name, message, self._assignment)) is not None:
             self._say(said)
 
     def _after(self, commit: wire.Commit) -> None:
-        if commit.snapshot == wire.CHECKPOINT:
-            self._write(commit.step)
+        if commit.snapshot:
+            files = {
+                bucket: (len(bucket_content(bucket)), _digest(bucket))
+                for bucket in buckets_of(self._assignment.plan, self.name)
+            }
+            self._say(snapshot_parts(commit.step, files))
         if commit.evaluate and self.name == last_busy(self._assignment.plan):
             self._say(evaluated(commit.generation, commit.step))
 
-    def _write(self, step: int) -> None:
-        assert self.welcome is not None
-        folder = Path(urlparse(self.welcome.run.checkpoint.uri).path) / f"step-{step:08d}"
+    def _write(self, upload: wire.Upload) -> None:
+        folder = Path(urlparse(upload.folder).path)
         folder.mkdir(parents=True, exist_ok=True)
         files = {}
-        for bucket in checkpoint_buckets(self._assignment.plan, self.name):
-            content = bucket_content(bucket)
-            digest = blake3(content)
-            (folder / f"bucket-{bucket:05d}-{nonce(digest.digest())}.safetensors").write_bytes(content)
-            files[bucket] = len(content), digest.digest()
-        self._say(snapshot_parts(step, wire.CHECKPOINT, files))
+        for part in upload.parts:
+            content, digest = bucket_content(part.bucket), _digest(part.bucket)
+            (folder / f"bucket-{part.bucket:05d}-{nonce(digest)}.safetensors").write_bytes(content)
+            files[part.bucket] = len(content), digest
+        self._say(uploaded(upload.step, files))
+
+
+def _digest(bucket: int) -> bytes:
+    return blake3(bucket_content(bucket)).digest()
 
 
 def enrolment(name: str, invitation: Invitation, owner: str = "") -> wire.EnrolRequest:

@@ -9,11 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.copies.disk_snapshots import PAUSE_LEASES
+from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
 from dtfm.coordinator.core.phases import Pausing, Stepping, Switching
-from dtfm.coordinator.core.state import Destination
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.answers import DIGEST, links
+from tests.coordinator.answers import DIGEST, FILE_DIGEST, links, snapshot_parts, uploaded
 from tests.coordinator.script import BUCKETS, LEASE, World, prepared
 
 NODES = st.sampled_from(["a", "b", "c", "d"])
@@ -32,17 +31,18 @@ def vote(loss: float, samples: int) -> Maker:
     )
 
 
-def part(number: int, destination: wire.SnapshotDestination) -> Maker:
-    nonce = "0" * 32 if destination == wire.CHECKPOINT else ""
-    only = wire.Part(bucket=number, size_bytes=1, digest=bytes(32), nonce=nonce)
-    return lambda _, s: wire.NodeMessage(
-        snapshot_parts=wire.SnapshotParts(destination=destination, step=max(0, s - 1), parts=[only])
-    )
+def part(number: int) -> Maker:
+    return lambda _, s: snapshot_parts(max(0, s - 1), {number: (1, FILE_DIGEST)})
+
+
+def sent(number: int, problem: str) -> Maker:
+    return lambda _, s: uploaded(max(0, s - 1), {number: (1, FILE_DIGEST)}, problem)
 
 
 MAKERS: st.SearchStrategy[Maker] = st.one_of(
     st.builds(vote, FLOATS, st.sampled_from([0, 8])),
-    st.builds(part, st.integers(0, 5), st.sampled_from([wire.CHECKPOINT, wire.DISKS])),
+    st.builds(part, st.integers(0, 5)),
+    st.builds(sent, st.integers(0, 5), st.sampled_from(["", "no room"])),
     st.sampled_from(
         [
             lambda g, _: wire.NodeMessage(plan_ready=wire.PlanReady(generation=g)),
@@ -103,13 +103,10 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             world.apply()
         case "evaluate" if ledger.training.plan is not None:
             world.evaluate()
-        case "report_files" if (snapshot := world.state.safekeeping.snapshot(Destination.DISKS)) is not None:
+        case "report_files" if (snapshot := world.state.safekeeping.snapshot) is not None:
             for node in sorted(world.state.members.sessions):
                 mine = range(*snapshot.writers.get(node, (0, BUCKETS)))
-                parts = [wire.Part(bucket=bucket, size_bytes=1, digest=bytes(32)) for bucket in mine]
-                world.hear(
-                    node, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=snapshot.step, parts=parts)
-                )
+                world.hear(node, snapshot_parts(snapshot.step, dict.fromkeys(mine, (1, FILE_DIGEST))))
         case "save" if ledger.training.plan is not None:
             world.write_checkpoint()
             if world.manifests:

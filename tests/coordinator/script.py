@@ -36,12 +36,13 @@ from tests.coordinator.answers import (
     FILE_DIGEST,
     answer,
     bucket_layout,
-    checkpoint_buckets,
+    buckets_of,
     evaluated,
     last_busy,
     links,
     snapshot_parts,
     states_of,
+    uploaded,
     vote,
 )
 
@@ -363,15 +364,28 @@ class World:
         for node in plan.nodes:
             self.hear(node, applied=wire.Applied(generation=plan.generation, step=step, state_digest=DIGEST))
 
-    def write_checkpoint(self, *nodes: str, problem: str = "") -> None:
-        """Each of the nodes, by default all of the plan, has written its part of the last commit's checkpoint."""
+    def write_snapshot(self, *nodes: str, problem: str = "") -> None:
+        """Each of the nodes, by default all of the plan, has written the state after the last commit to its disk."""
         plan, step = plan_message(self.plan_in_force), self.state.ledger.training.step
         for node in nodes or self.plan_in_force.nodes:
-            buckets: Iterable[int] = (
-                checkpoint_buckets(plan, node, self.state.safekeeping.not_writing) if not problem else ()
-            )
-            files = dict.fromkeys(buckets, (10, FILE_DIGEST))
-            self.hear(node, snapshot_parts(step, wire.CHECKPOINT, files, problem))
+            files = dict.fromkeys(buckets_of(plan, node) if not problem else (), (10, FILE_DIGEST))
+            self.hear(node, snapshot_parts(step, files, problem))
+
+    def send_files(self, *nodes: str, problem: str = "") -> None:
+        """Each of the nodes, by default all that are to, has sent its files to the checkpoint."""
+        upload = self.state.safekeeping.upload
+        assert upload is not None
+        moments = bytes(64) if self.state.run.checkpoint.weights else b""
+        for node in nodes or sorted(upload.sending):
+            files = dict.fromkeys(sorted(upload.sending[node].buckets) if not problem else (), (10, FILE_DIGEST))
+            self.hear(node, uploaded(upload.step, files, problem, moments=moments))
+
+    def write_checkpoint(self, problem: str = "") -> None:
+        """The state after the last commit is on the nodes' disks, and in the checkpoint's files, or nobody can send them."""
+        if self.state.safekeeping.snapshot is not None:
+            self.write_snapshot()
+        while (upload := self.state.safekeeping.upload) is not None and upload.sending:
+            self.send_files(problem=problem)
 
     def save(self) -> None:
         """The checkpoint of the last committed step becomes whole."""
@@ -451,7 +465,7 @@ def restarted(before: World, **changes: dict[str, Any]) -> World:
 
 def aborted_after_twenty_steps() -> World:
     """Four nodes, two replicas for each stage; the last event is the abort of step 21."""
-    world = training("a", "b", "c", "d", train={"steps": 30})
+    world = training("a", "b", "c", "d", train={"steps": 30}, checkpoint={"every": 20})
     for _ in range(20):
         world.now += 1.0
         world.step()

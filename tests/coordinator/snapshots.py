@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtfm.coordinator.core.copies.availability import Kind, availability
-from dtfm.coordinator.core.copies.disk_snapshots import PAUSE_LEASES
+from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, fresh_state, two_stages
@@ -31,8 +31,7 @@ def report_files(
 ) -> None:
     """The node reports which of the files that it had to write or to fetch it has."""
     files = parts(buckets, **of_parts)
-    reported = wire.SnapshotParts(destination=wire.DISKS, step=step, parts=files, problem=problem)
-    world.hear(node, snapshot_parts=reported)
+    world.hear(node, snapshot_parts=wire.SnapshotParts(step=step, parts=files, problem=problem))
 
 
 def report_written(world: World, *nodes: str) -> None:
@@ -67,8 +66,8 @@ def all_to_fetch(world: World) -> dict[str, dict[int, list[str]]]:
 
 
 def snapshot_begins(world: World) -> bool:
-    """The last commit asked all nodes of the plan for a snapshot on disks, or none of them."""
-    begins = {bool(world.last_to(node, "commit").snapshot == wire.DISKS) for node in world.plan_in_force.nodes}
+    """The last commit asked all nodes of the plan for a snapshot, or none of them."""
+    begins = {bool(world.last_to(node, "commit").snapshot) for node in world.plan_in_force.nodes}
     assert len(begins) == 1
     return begins.pop()
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from blake3 import blake3
 
+from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
@@ -48,12 +49,7 @@ def is_wanted(state: State) -> bool:
     """Whether there is, or may soon be, a snapshot of the last committed step, of which the log does not say this yet."""
     ledger = state.ledger
     step = ledger.training.step
-    on_disks = ledger.copies.on_disks is not None and ledger.copies.on_disks.step == step
-    there = (
-        on_disks
-        or step in ledger.copies.checkpoints
-        or any(tally.step == step for tally in state.safekeeping.snapshots)
-    )
+    there = step in ledger.copies.checkpoints or step in ledger.copies.on_disks or is_under_way(state, step)
     return there and step not in ledger.copies.agreed
 
 

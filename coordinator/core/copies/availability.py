@@ -43,7 +43,7 @@ class ResumePoint:
 @dataclass(frozen=True, slots=True)
 class Availability:
     """``memory`` lists copies in memory by layer: a bucket that several layers use is wherever one of them is. ``files`` lists
-    copies in whole snapshots by bucket: those on disks, and the newest checkpoint."""
+    copies in whole snapshots by bucket: those on disks, and the newest checkpoint with all of the state."""
 
     memory: tuple[tuple[Copy, ...], ...]
     files: tuple[tuple[Copy, ...], ...]
@@ -124,6 +124,12 @@ def on_disk(state: State, step: int, buckets: Collection[int]) -> Mapping[int, t
     return {bucket: tuple(nodes) for bucket, nodes in sorted(holders.items())}
 
 
+def is_under_way(state: State, step: int) -> bool:
+    """Whether the state after ``step`` is on its way to the disks, or to a checkpoint."""
+    kept = state.safekeeping
+    return any(each is not None and each.step == step for each in (kept.snapshot, kept.upload))
+
+
 def parameter_bytes(state: State, layers: Layers) -> float:
     described = state.ledger.described
     assert described is not None
@@ -143,9 +149,10 @@ def _files(state: State) -> tuple[tuple[Copy, ...], ...]:
     ledger, sessions = state.ledger, state.members.sessions
     if ledger.described is None:
         return ()
-    newest = [Copy(Kind.CHECKPOINT, "", ledger.copies.checkpoint_step)] if ledger.copies.checkpoints else []
+    resumable = ledger.copies.resumable_step
+    newest = [Copy(Kind.CHECKPOINT, "", resumable)] if resumable else []
     files = [list(newest) for _ in range(ledger.described.buckets)]
-    if (snapshot := ledger.copies.on_disks) is not None:
+    for snapshot in ledger.copies.on_disks.values():
         for bucket, nodes in on_disk(state, snapshot.step, range(len(files))).items():
             files[bucket] += [Copy(Kind.DISK, node, snapshot.step) for node in nodes]
         for node in snapshot.holders:

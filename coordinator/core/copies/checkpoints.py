@@ -1,115 +1,160 @@
-"""Checkpoints: snapshots at the run's shared URL. One node writes each bucket, and the manifest makes a checkpoint whole."""
+"""Checkpoints: the files of a snapshot, sent from the nodes' disks to the run's place for checkpoints.
+
+Whoever has a bucket on disk can send it, so a node that fails or leaves is replaced by another one. The manifest makes a
+checkpoint whole. Nobody is accused and no run ends because storage is in trouble: what cannot be sent is tried again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.state import Destination, Layers, SnapshotTally, State
+from dtfm.coordinator.core.copies import disks
+from dtfm.coordinator.core.copies.availability import on_disk
+from dtfm.coordinator.core.messages import part_message
+from dtfm.coordinator.core.refusal import shorten
+from dtfm.coordinator.core.state import Sending, Session, State, Upload
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
+from dtfm.coordinator.core.validation.files import check_uploaded
 from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import MANIFEST, bucket_of, step_folder
-
-MOST_CHECKPOINTS = 4
-"""The number of checkpoints under way. If another one begins, the oldest is given up."""
-
 
 MOST_MODEL_FILE_BYTES = 64 << 20
 """A tokenizer's are the largest."""
 
-MOST_STATE_TIMES = 8
-"""The largest file of a bucket, in multiples of the bytes of all parameters: these may be in bf16, and the file is in fp32, with
-two moments."""
+LINE_FRACTION = 0.25
+"""How much of its fastest link a node uses for a checkpoint while the run trains."""
 
-RETRY_LEASES = 2
-"""The time after which the last checkpoint is tried again."""
+LEAST_BANDWIDTH = 100e3
+"""Bytes per second that any node should send."""
 
+PATIENCE_FACTOR = 10
+"""A node may take this many times as long for its files as it should."""
 
-def begin(transition: Transition, step: int, writers: Mapping[str, Layers]) -> None:
-    """The checkpoint of this step is under way. ``writers``: see SnapshotTally."""
-    state = transition.state
-    pending = [s for s in state.safekeeping.snapshots if s.destination is Destination.CHECKPOINT]
-    if len(pending) >= MOST_CHECKPOINTS:
-        reason = f"it was not done when that of step {step} began; raise checkpoint.every"
-        give_up(transition, min(pending, key=lambda s: s.step), reason)
-    due = transition.now + state.patience
-    tally = SnapshotTally(step, Destination.CHECKPOINT, transition.now, writers, due, heard=transition.now)
-    tally = replace(tally, due_from=_writers(state))
-    safekeeping = transition.state.safekeeping.with_snapshot(tally)
-    transition.set_safekeeping(replace(safekeeping, unfinished=safekeeping.unfinished | {step}))
+RETRY_LEASES, LONGEST_RETRY_LEASES = 2, 60
+"""After trouble, what is missing is tried again so much later: at first, and at most. The time doubles."""
 
 
-def own_parts(
-    transition: Transition, tally: SnapshotTally, node: str, told: Mapping[int, ev.SnapshotPart]
-) -> dict[int, ev.SnapshotPart]:
-    """Of what the node ``told``, by bucket, the parts of a checkpoint that it is to write: who answers first for those of others
-    would write the checkpoint alone, and others would answer for its files."""
-    own = {bucket: part for bucket, part in told.items() if node in tally.due_from[bucket]}
-    if len(own) < len(told):
-        transition.log(
-            f"ignored {len(told) - len(own)} parts of step {tally.step} from {node}: others are to write them"
-        )
-    return own
+def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart]) -> None:
+    """The ``parts`` of the snapshot of ``step``, by bucket, are on the nodes' disks and go to a checkpoint. One that is in
+    trouble is given up for it."""
+    give_up(transition, f"that of step {step} takes its place")
+    safekeeping = transition.state.safekeeping
+    upload = Upload(step, parts, urgent=transition.state.is_closing)
+    transition.set_safekeeping(replace(safekeeping, upload=upload, unfinished=safekeeping.unfinished | {step}))
+    _go_on(transition)
+
+
+def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -> None:
+    """Files of the node have arrived, or it could not send the rest."""
+    described, upload, node = transition.state.ledger.described, transition.state.safekeeping.upload, session.node
+    assert described is not None
+    check_uploaded(message, described.buckets, weights=transition.state.run.checkpoint.weights)
+    if upload is None or upload.step != message.step or node not in upload.sending:
+        transition.log(f"ignored that {node} has sent files of step {message.step}: none is awaited from it")
+        return
+    mine = upload.sending[node].buckets
+    files = {
+        part.bucket: ev.CheckpointFile(part.size_bytes, part.digest.hex(), part.nonce, part.moments.hex())
+        for part in message.parts
+        if part.bucket in mine
+    }
+    upload = replace(upload, files={**upload.files, **files}, sent_by={**upload.sent_by, **dict.fromkeys(files, node)})
+    left = replace(upload.sending[node], buckets=mine - files.keys())
+    upload = replace(upload, sending={**upload.sending, node: left})
+    _set(transition, upload.without(node) if not left.buckets else upload)
+    if message.problem:
+        _fail(transition, node, f"{node}: {shorten(message.problem)}")
+    _go_on(transition)
+
+
+def manifest_done(transition: Transition, done: ManifestDone) -> None:
+    """The checkpoint is whole, or its manifest could not be written."""
+    upload = transition.state.safekeeping.upload
+    if upload is None or upload.step != done.step:
+        return
+    upload = replace(upload, finishing=False)
+    if done.problem:
+        files = {bucket: file for bucket, file in upload.files.items() if bucket != done.bucket}
+        _set(transition, replace(upload, files=files))
+        if done.bucket is None:
+            _wait(transition, done.problem)
+        else:
+            _fail(transition, upload.sent_by[done.bucket], done.problem)
+            _go_on(transition)
+        return
+    _end(transition, is_whole=True)
+    folder, weights = step_folder(transition.state.run.checkpoints, done.step), transition.state.run.checkpoint.weights
+    transition.emit(ev.CheckpointWritten(done.step, folder, done.digest, weights))
+    tidy(transition)
+    disks.tidy(transition)
+
+
+def node_left(transition: Transition, node: str) -> None:
+    """Others send what the node was to send."""
+    if (upload := transition.state.safekeeping.upload) is not None and node in upload.sending:
+        _set(transition, upload.without(node))
+        _go_on(transition)
+
+
+def end_overdue(transition: Transition) -> None:
+    """Others send what a node has not sent in time; after trouble, what is missing is tried again."""
+    if (upload := transition.state.safekeeping.upload) is None:
+        return
+    late = [node for node, sending in upload.sending.items() if transition.now > sending.due]
+    for node in late:
+        _fail(transition, node, f"{node} has not sent its part in time")
+    again = upload.again is not None and transition.now >= upload.again
+    if again:
+        _set(transition, replace(upload, failed=frozenset(), again=None))
+    if late or again:
+        _go_on(transition)
+
+
+def is_needed(state: State, node: str) -> bool:
+    """Whether the node writes for a checkpoint, or sends what no other node that is here has on disk."""
+    tally, upload = state.safekeeping.snapshot, state.safekeeping.upload
+    if tally is not None and tally.checkpoint and node in tally.writers:
+        return True
+    if upload is None or node not in upload.sending:
+        return False
+    return any(nodes == (node,) for nodes in on_disk(state, upload.step, upload.sending[node].buckets).values())
 
 
 def most_bytes(state: State, node: str, step: int, file: str) -> int:
     """How large the node may make this file of the checkpoint of ``step``, where the coordinator keeps checkpoints itself; 0: it
     may not write it."""
-    tally, described = state.safekeeping.snapshot(Destination.CHECKPOINT, step), state.ledger.described
-    if tally is None or described is None:
+    upload, bucket = state.safekeeping.upload, bucket_of(file)
+    if upload is None or upload.step != step or node not in upload.sending:
         return 0
-    bucket = bucket_of(file)
-    if node not in tally.due_from.get(bucket or 0, ()):
+    if (bucket or 0) not in upload.sending[node].buckets:
         return 0
-    if bucket is None:  # of the model: whoever writes the first bucket writes it
+    if bucket is None:  # of the model: whoever sends the first bucket writes it
         return MOST_MODEL_FILE_BYTES if file != MANIFEST and "bucket" not in file else 0
-    return int(MOST_STATE_TIMES * sum(layer.parameter_bytes for layer in described.workload.layers)) + (16 << 20)
+    return upload.parts[bucket].size_bytes
 
 
-def arrived(transition: Transition, step: int) -> None:
-    """Part of a checkpoint has just come to the coordinator's disk: there is reason to wait for the rest."""
-    if (tally := transition.state.safekeeping.snapshot(Destination.CHECKPOINT, step)) is not None:
-        later = replace(tally, due=transition.now + transition.state.patience)
-        transition.set_safekeeping(transition.state.safekeeping.with_snapshot(later))
+def failed(transition: Transition, step: int, reason: str) -> None:
+    """There is no checkpoint of ``step``. The last one is tried again after a while (step/pause.py): nothing else would remain of
+    the run."""
+    due = transition.now + RETRY_LEASES * transition.state.lease
+    transition.set_safekeeping(replace(transition.state.safekeeping, next_checkpoint=due))
+    transition.emit(ev.CheckpointFailed(step, reason))
 
 
-def go_on(transition: Transition, tally: SnapshotTally, node: str, problem: str) -> None:
-    """Once all buckets are written, by whichever nodes, the manifest makes the checkpoint whole."""
-    described = transition.state.ledger.described
-    assert described is not None
-    if len(tally.parts) == described.buckets:
-        transition.set_safekeeping(transition.state.safekeeping.with_snapshot(replace(tally, writers={})))
-        folder = step_folder(transition.state.run.checkpoints, tally.step)
-        parts = tuple(tally.parts[bucket] for bucket in sorted(tally.parts))
-        transition.commands.append(WriteManifest(tally.step, folder, parts))
-    elif problem:
-        give_up(transition, tally, f"{node} could not write its part: {problem}", {node})
-    elif not tally.writers:
-        missing = min(set(range(described.buckets)) - tally.parts.keys())
-        give_up(transition, tally, f"bucket {missing} was written by no node", tally.due_from[missing])
-
-
-def manifest_done(transition: Transition, done: ManifestDone) -> None:
-    """The checkpoint is whole, or its manifest could not be written."""
-    tally = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, done.step)
-    if tally is None:
-        return
-    if done.problem:
-        give_up(transition, tally, done.problem, () if done.bucket is None else tally.due_from[done.bucket])
-        return
-    safekeeping = transition.state.safekeeping.without_snapshot(tally)
-    transition.set_safekeeping(replace(safekeeping, unfinished=safekeeping.unfinished - {done.step}))
-    folder = step_folder(transition.state.run.checkpoints, done.step)
-    transition.emit(ev.CheckpointWritten(done.step, folder, done.digest))
-    if not tally.disputed:  # otherwise this one may be of no use, so the older ones stay
-        tidy(transition)
+def give_up(transition: Transition, reason: str) -> None:
+    """Abandons the checkpoint under way, if there is one; the previous one stays."""
+    if (upload := transition.state.safekeeping.upload) is not None:
+        _end(transition)
+        failed(transition, upload.step, reason)
 
 
 def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
     """Deletes the checkpoints that the run does not keep, what there is of those that were given up, and those of ``undone``
     steps: whoever looks into the folder alone would take them for the newest."""
     ledger, safekeeping, run = transition.state.ledger, transition.state.safekeeping, transition.state.run
-    under_way = frozenset(each.step for each in safekeeping.snapshots if each.destination is Destination.CHECKPOINT)
+    under_way = frozenset({safekeeping.upload.step}) if safekeeping.upload is not None else frozenset[int]()
     given_up = frozenset({*safekeeping.unfinished, *undone}) - under_way
     newest = ledger.copies.checkpoint_step
     if not newest and not undone:
@@ -120,38 +165,83 @@ def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
     )
 
 
-def give_up(transition: Transition, tally: SnapshotTally, reason: str, by: Collection[str] = ()) -> None:
-    """Abandons the checkpoint; the previous one stays, and training goes on. Nobody is accused, as the storage may be at fault,
-    but those ``by`` whom it failed leave the next one to their replicas. The last one is tried again after a while
-    (step/pause.py): nothing else would remain of the run."""
-    kept = transition.state.safekeeping.without_snapshot(tally)
-    members = transition.state.ledger.members.keys()
-    due = transition.now + RETRY_LEASES * transition.state.lease
-    not_writing = (kept.not_writing | {*by}) & members
-    transition.set_safekeeping(replace(kept, next_checkpoint=due, not_writing=not_writing))
-    transition.emit(ev.CheckpointFailed(tally.step, reason))
+def _go_on(transition: Transition) -> None:
+    """Each bucket that has not arrived is sent by one of the nodes that have it, the one with the least to send. Once all have
+    arrived, the manifest is written."""
+    state, upload = transition.state, transition.state.safekeeping.upload
+    assert upload is not None
+    if upload.finishing or upload.again is not None:
+        return
+    if len(upload.files) == len(upload.parts):
+        _set(transition, replace(upload, finishing=True))
+        folder = step_folder(state.run.checkpoints, upload.step)
+        files = tuple(upload.files[bucket] for bucket in sorted(upload.files))
+        transition.commands.append(WriteManifest(upload.step, folder, files))
+        return
+    missing = upload.parts.keys() - upload.files.keys() - upload.on_the_way
+    holders = on_disk(state, upload.step, missing)
+    load = {node: sum(upload.parts[b].size_bytes for b in sending.buckets) for node, sending in upload.sending.items()}
+    chosen: dict[str, list[int]] = {}
+    for bucket, nodes in holders.items():
+        if able := [node for node in nodes if node not in upload.failed]:
+            node = min(able, key=lambda n: (load.get(n, 0), n))
+            load[node] = load.get(node, 0) + upload.parts[bucket].size_bytes
+            chosen.setdefault(node, []).append(bucket)
+    for node, buckets in chosen.items():
+        upload = _send(transition, upload, node, buckets, load[node])
+    _set(transition, upload)
+    if upload.sending:
+        return
+    if missing - holders.keys():
+        give_up(transition, upload.problem or f"bucket {min(missing - holders.keys())} is on no disk any more")
+        disks.tidy(transition)
+    else:
+        _wait(transition, upload.problem)
 
 
-def _writers(state: State) -> Mapping[int, frozenset[str]]:
-    """By bucket, who writes it into a checkpoint (Group.checkpoint_writer of the nodes). Which stages use one that several layers
-    share is not known here: it may be one of each."""
-    plan, described, not_writing = (
-        state.ledger.training.plan,
-        state.ledger.described,
-        state.safekeeping.not_writing,
+def _send(transition: Transition, upload: Upload, node: str, buckets: Collection[int], size: float) -> Upload:
+    """Has the node send the buckets too; of ``size`` bytes is all that it then has to send."""
+    state = transition.state
+    links = state.ledger.reach.links.get(node, {})
+    fastest = max((link.bandwidth for link in links.values()), default=0.0)
+    rate = 0.0 if upload.urgent else max(LINE_FRACTION * fastest, LEAST_BANDWIDTH)
+    message = wire.Upload(
+        step=upload.step,
+        folder=step_folder(state.run.checkpoints_for_nodes, upload.step),
+        parts=[part_message(bucket, upload.parts[bucket], ()) for bucket in buckets],
+        weights=state.run.checkpoint.weights,
+        bytes_per_second=rate,
     )
-    assert plan is not None
-    assert described is not None
-    layers = len(described.workload.layers)
-    able = {
-        stage.layers: tuple(r for r in stage.replicas if r not in not_writing) or stage.replicas
-        for stage in plan.stages
-    }
-    return {
-        bucket: frozenset(
-            replicas[bucket % len(replicas)]
-            for (first, end), replicas in able.items()
-            if bucket >= layers or first <= bucket < end
-        )
-        for bucket in range(described.buckets)
-    }
+    transition.send([node], wire.CoordinatorMessage(upload=message))
+    before = upload.sending[node].buckets if node in upload.sending else frozenset[int]()
+    seconds = size / (rate or max(fastest, LEAST_BANDWIDTH))
+    due = transition.now + max(state.patience, PATIENCE_FACTOR * seconds)
+    return replace(upload, sending={**upload.sending, node: Sending(before.union(buckets), due)})
+
+
+def _fail(transition: Transition, node: str, problem: str) -> None:
+    """The node sends nothing more before all that failed are tried again."""
+    upload = transition.state.safekeeping.upload
+    assert upload is not None
+    transition.log(f"part of the checkpoint of step {upload.step} has not come: {problem}")
+    _set(transition, replace(upload.without(node), failed=upload.failed | {node}, problem=problem))
+
+
+def _wait(transition: Transition, problem: str) -> None:
+    """Nobody can send what is missing now, or the manifest cannot be written: all that is tried again later."""
+    upload = transition.state.safekeeping.upload
+    assert upload is not None
+    seconds = min(RETRY_LEASES * 2**upload.attempts, LONGEST_RETRY_LEASES) * transition.state.lease
+    _set(transition, replace(upload, again=transition.now + seconds, attempts=upload.attempts + 1))
+    transition.emit(ev.CheckpointFailed(upload.step, f"{problem}; it is tried again in {seconds:g} s"))
+
+
+def _end(transition: Transition, *, is_whole: bool = False) -> None:
+    safekeeping = transition.state.safekeeping
+    assert safekeeping.upload is not None
+    done = {safekeeping.upload.step} if is_whole else set[int]()
+    transition.set_safekeeping(replace(safekeeping, upload=None, unfinished=safekeeping.unfinished - done))
+
+
+def _set(transition: Transition, upload: Upload) -> None:
+    transition.set_safekeeping(replace(transition.state.safekeeping, upload=upload))

@@ -1,4 +1,4 @@
-"""The files of a snapshot on disks, as several nodes wrote them. Replicas of the same state write the same file."""
+"""The files of a snapshot, as several nodes wrote them. Replicas of the same state write the same file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally:
         for node, file in files.items():
             _count(transition, node, tally.step, bucket, here=file == right)
     tally = replace(tally, parts=parts, written={})
-    transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
+    transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
     if doubts:
         transition.find(Doubted(tuple(doubts)))
     return tally

@@ -24,26 +24,19 @@ class Return:
 
 def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
     """The return that saves more than waiting for it costs; None: nothing would be lost, nobody may return, or training has
-    waited long enough. It waits at most as long as redoing the lost steps would take, and at most GRACE_LEASES; after a
-    restart always GRACE_LEASES, since nodes should notice only a pause."""
+    waited long enough. It waits at most as long as redoing the lost steps would take; unless the run would begin anew, at most
+    GRACE_LEASES; after a restart at least GRACE_LEASES, since nodes should notice only a pause."""
     table = availability(state)
     absent = {copy.node for bucket in (*table.memory, *table.files) for copy in bucket if not copy.here}
-    returning = {node for node in absent if now < _awaited_until(state, phase, node)}
+    returning = {node for node in absent if state.members.left.get(node, 0.0) > -math.inf}
     with_them, without = table.resume_point(returning), table.resume_point()
     if with_them.step <= without.step:
         return None
-    nodes = table.needed(with_them, returning)
-    waiting = now if phase.waiting is None else phase.waiting
-    seconds = state.ledger.training.step_seconds if state.planner.has_planned else None
-    worth = math.inf if seconds is None else (with_them.step - without.step) * seconds
-    patience = min(worth, GRACE_LEASES * state.lease)
-    until = min(waiting + patience, max(_awaited_until(state, phase, node) for node in nodes))
+    waiting, grace = now if phase.waiting is None else phase.waiting, GRACE_LEASES * state.lease
+    patience = (with_them.step - without.step) * (state.ledger.training.step_seconds or 0.0)
+    if without.step:
+        patience = min(patience, grace)
+    nodes, until = table.needed(with_them, returning), waiting + patience
+    if not state.planner.has_planned:
+        until = max(until, phase.since + grace)
     return Return(tuple(sorted(nodes)), with_them.step, without.step, until) if now < until else None
-
-
-def _awaited_until(state: State, phase: Gathering, node: str) -> float:
-    """The time until which the node may still return. After a restart, all former members may."""
-    if node in state.members.sessions:
-        return math.inf
-    lost = state.members.left.get(node, -math.inf if state.planner.has_planned else phase.since)
-    return lost + GRACE_LEASES * state.lease

@@ -1,145 +1,336 @@
-"""Snapshots: the run's state after a step, written to a destination: a checkpoint (checkpoints.py), or nodes' disks
-(disk_snapshots.py). What is done with either stands here."""
+"""Snapshots: the run's state after a step, on the nodes' own disks.
+
+Each node writes all that it trains to its own disk. Then, if that has not been done for a while, others fetch what is on one
+machine alone: the snapshot is spread when each part is on two machines, or cannot be, and those before can go. If a checkpoint is
+due, files go from the disks to the run's place for checkpoints (checkpoints.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import checkpoints, disk_snapshots
-from dtfm.coordinator.core.copies.availability import on_disk
+from dtfm.coordinator.core.copies import checkpoints, disks
+from dtfm.coordinator.core.copies.availability import on_disk, parameter_bytes
 from dtfm.coordinator.core.copies.donors import donors_at_work
-from dtfm.coordinator.core.copies.files import same_file
-from dtfm.coordinator.core.messages import part_message
+from dtfm.coordinator.core.copies.files import same_file, settle_files
+from dtfm.coordinator.core.copies.machines import machines, machines_of
+from dtfm.coordinator.core.copies.standby import rests_on_one_machine
+from dtfm.coordinator.core.messages import part_message, peer_message
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state import Destination, Session, SnapshotTally, State
+from dtfm.coordinator.core.state import Layers, Session, SnapshotTally, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.files import check_own_layers, check_parts
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import step_folder
-from dtfm.protos.places import COORDINATORS_DISK
+
+PAUSE_LEASES = 6
+"""The least time between two snapshots for which nodes fetch what is on one machine alone."""
+
+LOSS_LEASES = 360
+"""How often a stage that rests on one machine is taken to be lost: once an hour, where the lease is ten seconds."""
+
+TIME_FRACTION = 0.2
+"""The largest fraction of the time that snapshots may take, and of the links that carry them meanwhile."""
+
+PATIENCE_FACTOR = 10
+"""Nodes may take this many times as long as writing or fetching their part should take, and at least as many leases."""
+
+DISK_BANDWIDTH = 100e6
+"""Bytes per second that a node's disk should write."""
+
+Holders = Mapping[int, Sequence[str]]
+"""By bucket, the connected nodes that have it on disk."""
 
 
-def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotDestination:
-    """What the plan's nodes write after the commit of ``step``, which is then under way. ``checkpoint``: one is due."""
+def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) -> bool:
+    """Whether the plan's nodes write the state after ``step`` to their disks now: a snapshot is under way then. ``checkpoint``:
+    one is due. ``last``: no step follows, so it matters more than what is under way."""
+    if transition.state.safekeeping.next_spread is None:
+        _put_off(transition)
+    kept = transition.state.safekeeping
+    due = checkpoint or kept.checkpoint_due
+    if last:
+        _abandon(transition, "it was not done when training came to an end")
+    waits = not last and (kept.snapshot is not None or (kept.upload is not None and not kept.upload.is_in_trouble))
+    kept = replace(transition.state.safekeeping, checkpoint_due=due and waits)
+    transition.set_safekeeping(kept)
+    rests_on_disks = last and transition.state.run.checkpoint.weights
+    spread = rests_on_disks or (kept.next_spread is not None and transition.now >= kept.next_spread)
+    sends = due and not waits
+    if kept.snapshot is not None or not (sends or (spread and rests_on_one_machine(transition.state))):
+        return False
     plan = transition.state.ledger.training.plan
     assert plan is not None
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
-    if checkpoint:
-        disk_snapshots.put_off(transition)
-        checkpoints.begin(transition, step, writers)
-        return wire.CHECKPOINT
-    return wire.DISKS if disk_snapshots.began(transition, step, writers) else wire.NO_SNAPSHOT
+    longest = max(_state_bytes(transition.state, layers) for layers in writers.values()) / DISK_BANDWIDTH
+    due_by = _due(transition, longest)
+    tally = SnapshotTally(
+        step, transition.now, writers, due=due_by, heard=transition.now, spread=spread, checkpoint=sends
+    )
+    transition.set_safekeeping(replace(kept, snapshot=tally))
+    return True
 
 
 def reported(transition: Transition, session: Session, message: wire.SnapshotParts) -> None:
-    """The node has written or fetched its parts of a snapshot under way, or could not."""
-    described, node = transition.state.ledger.described, session.node
+    """The node has written or fetched its parts of the snapshot under way, or could not."""
+    described, node, tally = transition.state.ledger.described, session.node, transition.state.safekeeping.snapshot
     assert described is not None
     check_parts(message, described.buckets)
-    known = message.destination in (wire.CHECKPOINT, wire.DISKS)
-    tally = transition.state.safekeeping.snapshot(Destination(message.destination), message.step) if known else None
-    if tally is None or node not in tally.writers.keys() | tally.fetching.keys():
-        if not message.parts and not message.problem:
-            return  # it had nothing to write, and the others were done before
+    if tally is None or tally.step != message.step or node not in tally.writers.keys() | tally.fetching.keys():
         transition.log(f"ignored the parts of a snapshot of step {message.step} from {node}: none is awaited")
         return
+    told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex()) for part in message.parts}
+    parts = tally.parts
     if node in tally.writers:
         check_own_layers(message, tally.writers[node], len(described.workload.layers))
-    told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex(), part.nonce) for part in message.parts}
-    if tally.destination is Destination.CHECKPOINT:
-        told = checkpoints.own_parts(transition, tally, node, told)
-    if node in tally.writers and tally.destination is Destination.DISKS:
         written = {bucket: {**tally.written.get(bucket, {}), node: part} for bucket, part in told.items()}
-        tally = replace(tally, written={**tally.written, **written})
-    parts = {**told, **tally.parts} if node in tally.writers else tally.parts
+        tally, parts = replace(tally, written={**tally.written, **written}), {**told, **parts}
     mine = frozenset(bucket for bucket, part in told.items() if same_file(part, parts.get(bucket)))
     if len(mine) < len(told):
         transition.log(
             f"{node} has different files for {len(told) - len(mine)} buckets of step {message.step} than the other nodes"
         )
-    if message.problem:
-        transition.log(f"{node} lacks part of the snapshot of step {message.step}: {shorten(message.problem)}")
-    unable = bool(message.problem) or not tally.fetching.get(node, frozenset()) <= mine
+    problem = f"{node}: {shorten(message.problem)}" if message.problem else ""
+    if problem:
+        transition.log(f"part of the snapshot of step {message.step} is missing on {problem}")
+    unable = bool(problem) or not tally.fetching.get(node, frozenset()) <= mine
     tally = replace(
         _without(tally, node),
         heard=transition.now,
         parts=parts,
         unable=tally.unable | {node} if unable else tally.unable,
-        disputed=tally.disputed or len(mine) < len(told),
+        problem=tally.problem or problem,
     )
-    transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
-    if tally.destination is Destination.CHECKPOINT:
-        checkpoints.go_on(transition, tally, node, shorten(message.problem))
-        return
+    _set(transition, tally)
     all_mine = session.on_disk.get(tally.step, frozenset()) | mine
     transition.set_session(replace(session, on_disk={**session.on_disk, tally.step: all_mine}))
-    disk_snapshots.go_on(transition, tally)
+    _go_on(transition, tally)
 
 
 def node_left(transition: Transition, node: str) -> None:
-    """What the node was to write or to fetch is not awaited any more, even if it returns."""
-    for tally in transition.state.safekeeping.snapshots:
-        if tally.destination is Destination.DISKS:
-            tally = _without(tally, node)
-            transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
-            disk_snapshots.go_on(transition, tally)
-        elif node in tally.writers:
-            checkpoints.give_up(transition, tally, f"{node} left before its part was written")
+    """What the node was to write, fetch or send is not awaited any more, even if it returns."""
+    if (tally := transition.state.safekeeping.snapshot) is not None:
+        tally = _without(tally, node)
+        _set(transition, tally)
+        _go_on(transition, tally)
+    checkpoints.node_left(transition, node)
 
 
 def end_overdue(transition: Transition) -> None:
-    """Ends waiting for nodes that have not done their part of a snapshot in time, and for those that fetch from nodes whose
-    links are needed for the state itself. On disks, buckets on one machine stay there alone."""
+    """Ends waiting for nodes that have not done their part in time, and for those that fetch from nodes whose links are needed
+    for the state itself. What is on one machine then stays there alone."""
+    tally = transition.state.safekeeping.snapshot
     if transition.state.stopped:
         return
-    for tally in transition.state.safekeeping.snapshots:
+    checkpoints.end_overdue(transition)
+    if tally is None:
+        return
+    if transition.now > tally.due:
         late = ", ".join(sorted(tally.writers.keys() | tally.fetching.keys()))
-        if tally.destination is Destination.CHECKPOINT:
-            if tally.writers and transition.now > tally.due:
-                problem = f"{late} did not write its part within {transition.state.patience:g} seconds"
-                checkpoints.give_up(transition, tally, problem, tally.writers)
-        elif transition.now > tally.due:
-            transition.log(f"the snapshot of step {tally.step} does not wait any longer for {late}")
-            if tally.writers:
-                disk_snapshots.go_on(transition, replace(tally, writers={}))
-            else:
-                disk_snapshots.end_with_what_there_is(transition, tally)
-        elif not tally.writers and tally.fetching and donors_at_work(transition.state):
-            disk_snapshots.end_with_what_there_is(transition, tally)
+        transition.log(f"the snapshot of step {tally.step} does not wait any longer for {late}")
+        if tally.writers:
+            _go_on(transition, replace(tally, writers={}))
+        else:
+            _end_with_what_there_is(transition, tally)
+    elif not tally.writers and tally.fetching and donors_at_work(transition.state):
+        _end_with_what_there_is(transition, tally)
 
 
 def rolled_back(transition: Transition, before: Collection[int]) -> None:
     """Training has gone back: snapshots of later steps no longer belong to its history. ``before``: the steps of the checkpoints
     that it had."""
     step = transition.state.ledger.training.step
-    for tally in transition.state.safekeeping.snapshots:
-        if tally.step <= step:
-            continue
-        if tally.destination is Destination.DISKS:
-            disk_snapshots.give_up(transition, tally, f"training goes back to step {step}")
-        else:
-            transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
+    kept = transition.state.safekeeping
+    if (tally := kept.snapshot) is not None and tally.step > step:
+        _give_up(transition, tally, f"training goes back to step {step}")
+    if kept.upload is not None and kept.upload.step > step:
+        checkpoints.give_up(transition, f"training goes back to step {step}")
     checkpoints.tidy(transition, undone={each for each in before if each > step})
-    if transition.state.safekeeping.snapshot(Destination.DISKS) is None:
-        disk_snapshots.tidy(transition)
+    disks.tidy(transition)
 
 
 def source(state: State) -> wire.SnapshotSource:
-    """The whole snapshot of the last committed step, for nodes that read it."""
+    """The whole snapshot of the last committed step, or the checkpoint, for nodes that read it."""
     ledger = state.ledger
-    if (whole := ledger.copies.on_disks) is not None and whole.step == ledger.training.step:
+    if (whole := ledger.copies.on_disks.get(ledger.training.step)) is not None:
         holders = on_disk(state, whole.step, range(len(whole.parts)))
         if len(holders) == len(whole.parts):
             parts = [part_message(b, whole.parts[b], nodes) for b, nodes in holders.items()]
             return wire.SnapshotSource(parts=parts, states=_states(ledger))
-    if (checkpoint := ledger.copies.checkpoints.get(ledger.training.step)) is None:
+    checkpoint = ledger.copies.checkpoints.get(ledger.training.step)
+    if checkpoint is None or checkpoint.weights:
         return wire.SnapshotSource()
     itself = state.run.keeps_checkpoints_itself
-    folder = step_folder(COORDINATORS_DISK, ledger.training.step) if itself else checkpoint.folder
+    folder = step_folder(state.run.checkpoints_for_nodes, ledger.training.step) if itself else checkpoint.folder
     return wire.SnapshotSource(folder=folder, manifest=bytes.fromhex(checkpoint.manifest), states=_states(ledger))
+
+
+def pause_after(seconds: float, lease: float) -> float:
+    """Seconds between two snapshots of which the last took ``seconds``: the square root of twice the cost times the mean time
+    between losses (Young, "A first order approximation to the optimum checkpoint interval", 1974), but at most TIME_FRACTION of
+    the time goes into them."""
+    return max(PAUSE_LEASES * lease, math.sqrt(2 * seconds * LOSS_LEASES * lease), seconds / TIME_FRACTION)
+
+
+def _go_on(transition: Transition, tally: SnapshotTally) -> None:
+    """Once all is written, what is due goes to a checkpoint, and what is on one machine alone is fetched by others; once that is
+    there, the snapshot is whole."""
+    if tally.writers:
+        if not _may_become_whole(transition.state, tally):
+            _give_up(transition, tally, tally.problem or "who was to write some of it has left")
+        return
+    tally = settle_files(transition, tally)
+    if (holders := _all_on_disk(transition.state, tally)) is None:
+        _give_up(transition, tally, tally.problem or "some of it is on no disk")
+        return
+    if tally.checkpoint:
+        tally = replace(tally, checkpoint=False)
+        _set(transition, tally)
+        checkpoints.begin(transition, tally.step, tally.parts)
+    state = transition.state
+    fetching, machine = dict(tally.fetching), machines(state.ledger)
+    coming = frozenset().union(*fetching.values())
+    single = {
+        bucket: nodes[0]
+        for bucket, nodes in holders.items()
+        if len(machines_of(machine, nodes)) == 1 and bucket not in coming
+    }
+    if single and not tally.spread:
+        _end_with_what_there_is(transition, tally, spread=False)
+        return
+    fetchers = _fetchers(state, tally, single, machine)
+    for node, (buckets, _) in fetchers.items():
+        fetching[node] = fetching.get(node, frozenset()) | buckets
+        to_fetch = _to_fetch(state, tally, holders, fetching[node])
+        transition.send([node], wire.CoordinatorMessage(keep_snapshots=to_fetch))
+    due = max([tally.due, *(_due(transition, seconds) for _, seconds in fetchers.values())])
+    tally = replace(tally, fetching=fetching, due=due)
+    _set(transition, tally)
+    if not fetching:
+        _end_with_what_there_is(transition, tally)
+
+
+def _may_become_whole(state: State, tally: SnapshotTally) -> bool:
+    """Whether every layer's bucket is written, or is being written."""
+    coming = {layer for layers in tally.writers.values() for layer in range(*layers)}
+    return coming.union(tally.parts).issuperset(range(len(state.ledger.holders)))
+
+
+def _end_with_what_there_is(transition: Transition, tally: SnapshotTally, *, spread: bool = True) -> None:
+    """The snapshot is whole if every bucket is on the disk of a node that is here. ``spread``: see SnapshotWritten."""
+    if (holders := _all_on_disk(transition.state, tally)) is None:
+        _give_up(transition, tally, tally.problem or "some of it is on no disk")
+        return
+    parts = tuple(tally.parts[bucket] for bucket in sorted(holders))
+    by_node: dict[str, list[int]] = {}
+    for bucket, nodes in holders.items():
+        for node in nodes:
+            by_node.setdefault(node, []).append(bucket)
+    ranges = {node: _ranges(buckets) for node, buckets in sorted(by_node.items())}
+    transition.emit(ev.SnapshotWritten(tally.step, parts, ranges, transition.now - tally.since, spread))
+    if tally.spread:
+        _put_off(transition, tally.heard - tally.since)
+    _end(transition)
+
+
+def _give_up(transition: Transition, tally: SnapshotTally, reason: str) -> None:
+    """Abandons the snapshot, and the checkpoint that it was for; the previous ones stay. Nobody is accused: disks may be full."""
+    if tally.checkpoint:
+        checkpoints.failed(transition, tally.step, reason)
+    transition.log(f"no snapshot of step {tally.step} on disks: {reason}")
+    if tally.spread:
+        _put_off(transition, tally.heard - tally.since)
+    _end(transition)
+
+
+def _abandon(transition: Transition, reason: str) -> None:
+    kept = transition.state.safekeeping
+    if kept.snapshot is not None:
+        _give_up(transition, kept.snapshot, reason)
+    if kept.upload is not None:
+        checkpoints.give_up(transition, reason)
+
+
+def _end(transition: Transition) -> None:
+    transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=None))
+    disks.tidy(transition)
+
+
+def _put_off(transition: Transition, cost: float = 0.0) -> None:
+    """What is on one machine alone is not fetched again before a pause is over. It is counted from the last report of a snapshot
+    that took ``cost`` seconds: waiting for a node in vain costs nothing."""
+    pause = pause_after(cost, transition.state.lease) - cost
+    transition.set_safekeeping(replace(transition.state.safekeeping, next_spread=transition.now + pause))
+
+
+def _set(transition: Transition, tally: SnapshotTally) -> None:
+    transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
+
+
+def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Collection[int]) -> wire.KeepSnapshots:
+    to_keep = disks.to_keep(state)
+    to_keep.step = tally.step
+    to_keep.missing.extend(part_message(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets))
+    sessions = state.members.sessions
+    names = sorted({name for part in to_keep.missing for name in part.nodes})
+    to_keep.peers.extend(peer_message(name, sessions[name].candidates) for name in names)
+    return to_keep
+
+
+def _fetchers(
+    state: State, tally: SnapshotTally, single: Mapping[int, str], machine: Mapping[str, str]
+) -> Mapping[str, tuple[frozenset[int], float]]:
+    """Who fetches which of the buckets that are on one machine alone (``single``: by bucket, a node there), and in how many
+    seconds if nothing else fills the links. All of a node's buckets go to the one on another machine that will finish first,
+    given its link and its other fetches. Nobody fetches from `donors_at_work`. ``machine``: see `machines`."""
+    fetchers: dict[str, tuple[frozenset[int], float]] = {}
+    load: dict[str, float] = {}
+    staying = state.ledger.staying
+    for holder in sorted(set(single.values()) - donors_at_work(state)):
+        buckets = frozenset(bucket for bucket, node in single.items() if node == holder)
+        size = sum(tally.parts[bucket].size_bytes for bucket in buckets)
+        row = state.ledger.reach.links.get(holder, {})
+        elsewhere = [n for n in staying if machine[n] != machine.get(holder, holder)]
+        links = {n: row[n].bandwidth for n in elsewhere if n in row and n not in tally.unable}
+        seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}
+        if seconds:
+            node = min(seconds, key=lambda n: (seconds[n], n))
+            others, before = fetchers.get(node, (frozenset[int](), 0.0))
+            fetchers[node] = others | buckets, max(before, seconds[node])
+            load[node] = load.get(node, 0.0) + size
+    return fetchers
+
+
+def _all_on_disk(state: State, tally: SnapshotTally) -> Holders | None:
+    """None: some bucket is on no disk of a node that is here."""
+    assert state.ledger.described is not None
+    holders = on_disk(state, tally.step, tally.parts)
+    return holders if len(holders) == len(tally.parts) == state.ledger.described.buckets else None
+
+
+def _due(transition: Transition, seconds: float) -> float:
+    """The deadline for a part that should take ``seconds``."""
+    return transition.now + PATIENCE_FACTOR * max(seconds, transition.state.lease)
+
+
+def _state_bytes(state: State, layers: Layers) -> float:
+    assert state.ledger.described is not None
+    return parameter_bytes(state, layers) * state.ledger.described.workload.bytes_moved_per_parameter_byte
+
+
+def _ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Rising ``numbers`` as ranges [first, past_last)."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
+        else:
+            ranges.append((number, number + 1))
+    return tuple(ranges)
 
 
 def _without(tally: SnapshotTally, node: str) -> SnapshotTally:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import snapshot
+from dtfm.coordinator.core.copies import checkpoints, snapshot
 from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
 from dtfm.coordinator.core.findings import Gone
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
 from dtfm.coordinator.core.plan.replanning import drop_stale_choice
 from dtfm.coordinator.core.reach import links, ways
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state import Admission, Destination, Session
+from dtfm.coordinator.core.state import Admission, Session
 from dtfm.coordinator.core.step import pause
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES
@@ -68,8 +68,7 @@ def _is_needed(transition: Transition, session: Session) -> bool:
     state, node = transition.state, session.node
     if session.admission is not Admission.READY:
         return False
-    checkpoints = [s for s in state.safekeeping.snapshots if s.destination is Destination.CHECKPOINT]
-    if any(node in snapshot.writers for snapshot in checkpoints):
+    if checkpoints.is_needed(state, node):
         return True
     match state.phase:
         case Gathering(waiting=waiting) as phase:  # a plan may still fetch state from it

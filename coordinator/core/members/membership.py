@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from ipaddress import ip_address
 
-from dtfm.coordinator.core.copies import disk_snapshots
+from dtfm.coordinator.core.copies import disks
 from dtfm.coordinator.core.ending import tell_end
 from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.members.quarantine import refusal_of
@@ -193,7 +193,7 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
             transition.emit(ev.DataConfirmed(session.node))
     if message.flops and message.flops != transition.state.ledger.members[session.node].device.flops:
         transition.emit(ev.DeviceTimed(session.node, message.flops))
-    disk_snapshots.claimed(transition, session, message.on_disk)
+    disks.claimed(transition, session, message.on_disk)
     session = transition.state.members.sessions[session.node]
     if links.probe_from(transition, session):
         due = transition.now + PROBE_LEASES * transition.state.lease

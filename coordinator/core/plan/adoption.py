@@ -46,7 +46,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state any more, training goes
     back to the newest snapshot, or to the start."""
     ledger, before = transition.state.ledger, transition.state.ledger.training.step
-    if transition.state.is_closing and before in ledger.copies.checkpoints:
+    if transition.state.is_closing and ledger.copies.is_safe(before):
         conclude(transition)
         return
     if not ledger.state_is_held:
@@ -110,7 +110,8 @@ def plan_failed(
         check_lost(lost, len(ledger.training.held))
         session = transition.state.members.sessions[node]
         transition.set_session(replace(session, standby=None))  # its copy may be what was lost
-    if snapshot_damaged and snapshot.source(transition.state).folder:
+    from_checkpoint = snapshot_damaged and bool(snapshot.source(transition.state).folder)
+    if from_checkpoint:
         phase = replace(phase, damaged={**phase.damaged, **problems})
         transition.set_phase(phase)
         if len(phase.damaged) < BELIEVED and phase.awaiting - phase.damaged.keys():
@@ -119,7 +120,9 @@ def plan_failed(
     checkpoints, on_disks = ledger.copies.checkpoints, ledger.copies.on_disks
     for who, why in problems.items():
         its_loss = tuple(lost) if who == node else ()
-        transition.emit(ev.PlanFailed(generation, who, why, snapshot_damaged, its_loss))
+        transition.emit(
+            ev.PlanFailed(generation, who, why, snapshot_damaged, its_loss, from_checkpoint=from_checkpoint)
+        )
     copies = transition.state.ledger.copies
     if snapshot_damaged and (copies.checkpoints is not checkpoints or copies.on_disks is not on_disks):
         regroup(transition, f"{node} found the snapshot damaged")  # so say several

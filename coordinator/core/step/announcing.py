@@ -20,6 +20,7 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
     state, run = transition.state, transition.state.run
     last, stuck = step == run.train.steps, leaver_is_stuck(transition.state)
     ends = last or state.ledger.hold is not None
+    closing = stuck or state.is_closing
     evaluate = last or _is_due(step, run.train.evaluate_every)
     switch = state.planner.chosen is not None and not standby.still_copying(state)
     commit = wire.Commit(
@@ -27,9 +28,10 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
         step=step,
         gradient_norm=gradient_norm,
         evaluate=evaluate,
-        snapshot=snapshot.begin(transition, step, checkpoint=ends or stuck or _is_due(step, run.checkpoint.every)),
+        snapshot=snapshot.begin(
+            transition, step, checkpoint=ends or closing or _is_due(step, run.checkpoint.every), last=closing
+        ),
         pause=ends or stuck or switch,
-        not_writing=sorted(set(plan.nodes) & transition.state.safekeeping.not_writing),
         status=telling.status(transition.state),
     )
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
@@ -41,7 +43,7 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
         transition.enter(Pausing(transition.now + state.patience, for_leaver=for_leaver))
         return
     copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
-    alone = not (state.evaluations or state.safekeeping.snapshots or copying)
+    alone = not (state.evaluations or state.safekeeping.snapshot or state.safekeeping.upload or copying)
     deadline = transition.now + patience(transition, usual=alone)
     committed_by = phase.commit_by if isinstance(phase, Stepping) and phase.commit_by is not None else -math.inf
     transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by))

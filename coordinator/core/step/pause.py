@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies.agreed_state import by_stage
+from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import conclude
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.phases import Pausing
 from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
-from dtfm.coordinator.core.state import Destination, State
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.agreement import dissent, state_differs
@@ -40,7 +41,7 @@ def end_pause(transition: Transition) -> None:
     """The rule: once the pause waits for nothing, the run ends, stands still, or goes on with the plan that is chosen. A
     pause for a node that wants to leave ends when it has left (members/leaving.py)."""
     phase, ledger = transition.state.phase, transition.state.ledger
-    if transition.state.stopped or not isinstance(phase, Pausing) or awaits(transition.state, phase):
+    if transition.state.stopped or not isinstance(phase, Pausing) or _silent(transition.state, phase):
         return
     plan, step = ledger.training.plan, ledger.training.step
     assert plan is not None
@@ -51,8 +52,10 @@ def end_pause(transition: Transition) -> None:
             transition.find(state_differs(pairs, step, f"stage {index}"))
             return
     by_stage(transition, _told(phase))
+    if awaits(transition.state, phase):
+        return
     if transition.state.is_closing:
-        if step in ledger.copies.checkpoints:
+        if ledger.copies.is_safe(step):
             conclude(transition)
         elif transition.now >= transition.state.safekeeping.next_checkpoint:
             again(transition, "the last checkpoint failed")
@@ -66,14 +69,14 @@ def end_pause(transition: Transition) -> None:
 
 def awaits(state: State, phase: Pausing) -> str:
     """What the pause still waits for; empty: nothing."""
-    ledger = state.ledger
-    assert ledger.training.plan is not None
-    silent = sorted((set(ledger.training.plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
-    last = state.is_closing
-    if (last or phase.for_leaver) and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.training.step):
-        return "the last checkpoint" if last else "the checkpoint"
-    if ledger.training.step in state.evaluations:
+    kept, step = state.safekeeping, state.ledger.training.step
+    if state.is_closing and not state.ledger.copies.is_safe(step) and is_under_way(state, step):
+        return "the last checkpoint"
+    if phase.for_leaver and kept.snapshot is not None:
+        return "the snapshot"
+    if step in state.evaluations:
         return "the held-out loss"
+    silent = _silent(state, phase)
     return f"the confirmation of {', '.join(silent)}" if silent else ""
 
 
@@ -86,13 +89,20 @@ def pause_overdue(transition: Transition, phase: Pausing) -> None:
     if step in state.evaluations:
         evaluation.lost(transition, step, f"it did not come within {state.patience:g} seconds")
     late = {node for node in plan.nodes if node in state.members.sessions and node not in phase.applied}
-    if state.safekeeping.snapshot(Destination.CHECKPOINT, step) is not None or not late:
+    if not late:
         return
     reason = (
         f"step {step} is trained, but {awaits(transition.state, phase)} did not come within {state.patience:g} seconds"
     )
     suspects = tuple(sorted(late))
     transition.find(Setback(OVERDUE, suspects[0], reason, (Doubt(Charge.STALLED, suspects, reason),)))
+
+
+def _silent(state: State, phase: Pausing) -> list[str]:
+    """The nodes that are here and have not confirmed that they applied the commit."""
+    plan = state.ledger.training.plan
+    assert plan is not None
+    return sorted((set(plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
 
 
 def _told(phase: Pausing) -> Mapping[str, tuple[bytes, Mapping[int, str]]]:

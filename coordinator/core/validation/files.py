@@ -1,4 +1,4 @@
-"""Checks of what nodes say of snapshots' files."""
+"""Checks of what nodes say of the files of snapshots and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dtfm.protos import control_pb2 as wire
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
-def check_parts(message: wire.SnapshotParts, buckets: int, digest_bytes: int = DIGEST_BYTES) -> None:
-    """Raises Refused for parts of a snapshot that do not exist, or come twice."""
+def check_parts(message: wire.SnapshotParts | wire.Uploaded, buckets: int, digest_bytes: int = DIGEST_BYTES) -> None:
+    """Raises Refused for files that do not exist, or come twice."""
     if len({part.bucket for part in message.parts}) < len(message.parts):
         raise malformed("parts", len(message.parts), "of different buckets")
     for part in message.parts:
@@ -20,11 +20,18 @@ def check_parts(message: wire.SnapshotParts, buckets: int, digest_bytes: int = D
             raise malformed("parts.bucket", part.bucket, f"below {buckets}")
         if len(part.digest) != digest_bytes:
             raise malformed("parts.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
-        if bool(part.nonce) != (message.destination == wire.CHECKPOINT) or (
-            part.nonce and not _NONCE.fullmatch(part.nonce)
-        ):
-            raise malformed("parts.nonce", part.nonce, "32 hexadecimal digits in a checkpoint, and nothing on disks")
         check_number("parts.size_bytes", part.size_bytes, 0, 1 << 50)
+
+
+def check_uploaded(message: wire.Uploaded, buckets: int, *, weights: bool) -> None:
+    """Raises Refused for files that a checkpoint, which may have the ``weights`` alone, cannot have."""
+    check_parts(message, buckets)
+    moments_bytes = 2 * DIGEST_BYTES if weights else 0
+    for part in message.parts:
+        if not _NONCE.fullmatch(part.nonce):
+            raise malformed("parts.nonce", part.nonce, "32 hexadecimal digits")
+        if len(part.moments) != moments_bytes:
+            raise malformed("parts.moments", part.moments.hex(), f"{moments_bytes} bytes")
 
 
 def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: int) -> None:

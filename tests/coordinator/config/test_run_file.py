@@ -24,7 +24,7 @@ def test_an_empty_run_file_describes_the_demo() -> None:
     assert (run.train.steps, run.train.global_batch, run.train.micro_batch) == (200, 32, 4)
     assert (run.train.precision, run.train.warmup_steps, run.train.evaluation_samples) == (plan_pb2.FP32, 20, 64)
     assert (run.network.activations, run.network.gradients, run.network.reduction) == ("auto", "auto", "auto")
-    assert run.checkpoint.every == 100
+    assert (run.checkpoint.uri, run.checkpoint.weights) == ("coordinator://disk", True)
 
 
 def test_every_key_is_described() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Pausing, Stepping, Switching
-from dtfm.coordinator.core.state import ATTEMPTS, Destination
+from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -115,7 +115,7 @@ def test_nor_by_not_writing_the_last_checkpoint() -> None:
             world.settle()
         world.evaluate()
         if isinstance(world.state.phase, Pausing):
-            world.write_checkpoint(world.plan_in_force.nodes[-1], problem="no room")
+            world.write_snapshot(problem="no room")
             world.apply()
         world.wait(world.state.lease, beating=world.state.members.sessions)
     assert world.exit_code is None
@@ -134,15 +134,16 @@ def test_a_model_for_which_no_plan_is_possible_makes_strangers_wait() -> None:
 
 
 @pytest.mark.parametrize("mode", ["open", "trusted"])
-def test_who_writes_its_part_of_the_last_checkpoint_at_the_last_moment_leaves_time_for_the_manifest(mode: str) -> None:
+def test_who_sends_its_part_of_the_last_checkpoint_at_the_last_moment_leaves_time_for_the_manifest(mode: str) -> None:
     world = strangers("a", "b", train={"steps": 1}, checkpoint={"every": 0}, trust={"mode": mode})
     world.step()
     world.evaluate()
     world.apply()
+    world.write_snapshot()
     world.wait(world.state.patience - 0.1, beating="ab")
-    world.write_checkpoint()
+    world.send_files()
     world.wait(1.0, beating="ab")
-    assert world.state.safekeeping.snapshot(Destination.CHECKPOINT, 1) is not None
+    assert world.state.safekeeping.upload is not None
     assert world.exit_code is None
     world.feed(t.ManifestDone(1, "", digest=MANIFEST))
     assert world.exit_code == 0

@@ -130,14 +130,14 @@ def test_a_run_whose_last_checkpoint_is_whole_is_over_when_resumed() -> None:
 def test_the_last_checkpoint_is_written_again_if_the_coordinator_was_lost_before_it_was_whole() -> None:
     before = training(train={"steps": 1})
     before.step()
-    assert before.last_to("a", "commit").snapshot == wire.CHECKPOINT
+    assert before.last_to("a", "commit").snapshot
     world = restarted(before, train={"steps": 1})
     world.join("a", "b")
     world.settle()
     assert world.events(ev.RolledBack) == []
     assert "begin" not in world.kinds_to("a")
     commit = world.last_to("a", "commit")
-    assert (commit.generation, commit.step, commit.snapshot == wire.CHECKPOINT, commit.evaluate, commit.pause) == (
+    assert (commit.generation, commit.step, commit.snapshot, commit.evaluate, commit.pause) == (
         2,
         1,
         True,

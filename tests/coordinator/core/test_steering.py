@@ -11,7 +11,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.control_pb2 import SteerRequest
 from tests.coordinator.doors import Door
-from tests.coordinator.script import LONG, World, restarted, training
+from tests.coordinator.script import LEASE, LONG, World, restarted, training
 
 
 def steer(world: World, wish: SteerRequest.Wish, by: str = "operator") -> str:
@@ -40,7 +40,7 @@ def test_no_step_begins_after_the_one_in_hand_until_the_run_goes_on() -> None:
     assert isinstance(world.state.phase, Stepping), "the step in hand goes on"
     world.step()
     commit = world.last_to("a", "commit")
-    assert (commit.step, commit.pause, commit.snapshot) == (1, True, wire.CHECKPOINT)
+    assert (commit.step, commit.pause, commit.snapshot) == (1, True, True)
     world.apply()
     assert isinstance(world.state.phase, Gathering)
     assert "operator paused the run" in world.events(ev.Waiting)[-1].reason
@@ -104,11 +104,9 @@ def test_a_checkpoint_that_fails_is_tried_again_before_the_run_stops() -> None:
     steer(world, SteerRequest.STOP)
     world.step()
     world.apply()
-    world.write_checkpoint("a", problem="the disk is full")
+    world.write_checkpoint(problem="the storage is full")
     assert world.exit_code is None
-    world.wait(world.state.safekeeping.next_checkpoint - world.now, beating=("a", "b"))
-    world.settle()
-    world.apply()
+    world.wait(3 * LEASE, beating=("a", "b"))
     world.save()
     assert world.exit_code == 0
     assert [event.step for event in world.events(ev.RunStopped)] == [1]
@@ -126,7 +124,7 @@ def test_a_paused_run_stops_at_once_if_its_state_is_safe_already() -> None:
 
 def test_a_paused_run_whose_state_is_not_safe_writes_it_first() -> None:
     world = paused()
-    world.write_checkpoint("a", problem="the disk is full")
+    world.write_checkpoint(problem="the storage is full")
     steer(world, SteerRequest.STOP)
     assert world.exit_code is None
     world.settle()

@@ -11,7 +11,7 @@ from safetensors.numpy import load
 
 from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.events import SnapshotPart
+from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import FIRST_BYTES, CheckpointError, write_manifest
 from dtfm.protos import control_pb2 as wire
@@ -41,11 +41,11 @@ def layout(names: tuple[str, ...] = NAMES) -> str:
     return layout_digest([*weights, *((f"optimizer.{name}", "F32", [2]) for name in ("exp_avg", "exp_avg_sq"))]).hex()
 
 
-def written(folder: Path, of: bytes) -> list[SnapshotPart]:
+def written(folder: Path, of: bytes) -> list[CheckpointFile]:
     folder.mkdir(parents=True)
     digest = blake3(of).hexdigest()
     (folder / bucket_file(0, digest[:32])).write_bytes(of)
-    return [SnapshotPart(len(of), digest, digest[:32])]
+    return [CheckpointFile(len(of), digest, digest[:32])]
 
 
 def make(folder: Path, of: bytes) -> str:

@@ -29,7 +29,7 @@ def test_a_manifest_names_every_bucket(checkpoint: Path) -> None:
     fields = json.loads((checkpoint / "manifest.json").read_text())
     assert (fields["format"], fields["run"], fields["run_id"], fields["step"]) == (1, {"name": "demo"}, "run-id", 5)
     assert [bucket["index"] for bucket in fields["buckets"]] == [0, 1, 2]
-    assert set(fields["buckets"][0]) == {"index", "file", "bytes", "blake3"}
+    assert set(fields["buckets"][0]) == {"index", "file", "bytes", "blake3", "moments"}
     manifest = read_manifest(checkpoint.as_uri())
     assert (manifest.step, manifest.run_id, len(manifest.buckets)) == (5, "run-id", 3)
     assert not list(checkpoint.glob("*.part"))

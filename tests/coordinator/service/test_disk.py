@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
-from dtfm.coordinator.core.state import Destination
 from dtfm.coordinator.service.disk import MOST_PIECE_BYTES, Disk, Forbidden, MembersDisk
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_file
-from tests.coordinator.script import LEASE, World, fresh_state, training
+from tests.coordinator.script import World, fresh_state, training
 
 FILE = f"step-00000002/{bucket_file(0, 'ab' * 16)}"
 UPLOAD, ANOTHER = bytes(16), bytes([1]) * 16
@@ -96,39 +94,29 @@ def test_a_disk_that_is_nearly_full_takes_nothing_and_says_how_much_is_left(
 
 
 def checkpoint_under_way() -> World:
-    """Of step 2: a writes the buckets 0 and 1, and b 2 and 3."""
+    """Of step 2: a sends the buckets 0 and 1, and b 2 and 3."""
     world = training()
     world.step()
     world.step()
+    world.write_snapshot()
     return world
 
 
-def test_who_is_to_write_a_bucket_may_write_its_file_and_nobody_else() -> None:
+def test_who_is_to_send_a_bucket_may_write_its_file_and_nobody_else() -> None:
     state = checkpoint_under_way().state
     assert {node for node in "ab" if most_bytes(state, node, 2, bucket_file(0, "ab" * 16))} == {"a"}
     assert {node for node in "ab" if most_bytes(state, node, 2, bucket_file(3, "ab" * 16))} == {"b"}
-    assert {node for node in "ab" if most_bytes(state, node, 2, "config.json")} == {"a"}, "it writes the first bucket"
+    assert {node for node in "ab" if most_bytes(state, node, 2, "config.json")} == {"a"}, "it sends the first bucket"
     for file in ("manifest.json", "bucket-00000.safetensors.part", bucket_file(99, "ab" * 16)):
         assert most_bytes(state, "a", 2, file) == 0
     assert most_bytes(state, "a", 1, bucket_file(0, "ab" * 16)) == 0, "no checkpoint of that step is under way"
 
 
-def test_while_parts_come_the_coordinator_waits_for_the_rest() -> None:
-    world = checkpoint_under_way()
-    for _ in range(3):
-        world.wait(60 * LEASE, beating="ab")
-        world.feed(t.PartArrived(2))
-    assert world.state.safekeeping.snapshot(Destination.CHECKPOINT, 2) is not None
-    world.wait(110 * LEASE, beating="ab")
-    assert world.state.safekeeping.snapshot(Destination.CHECKPOINT, 2) is None
-
-
 async def test_strangers_and_runs_with_other_storage_have_nothing_there() -> None:
-    world, told = checkpoint_under_way(), list[t.Input]()
-    elsewhere = MembersDisk(lambda: world.state, told.append)
+    world = checkpoint_under_way()
+    elsewhere = MembersDisk(lambda: world.state)
     with pytest.raises(Forbidden):
         await elsewhere.put(put(data=b"x"), "a")
-    own = MembersDisk(lambda: fresh_state(checkpoint={"uri": "coordinator:"}), told.append)
+    own = MembersDisk(lambda: fresh_state(checkpoint={"uri": "coordinator:"}))
     with pytest.raises(Forbidden):
         await own.get(wire.GetRequest(path=FILE), "a")
-    assert told == []

@@ -65,18 +65,14 @@ def test_every_micro_batch_passes_every_stage_once_and_neighbours_agree(plan: Pl
 
 
 @given(plans())
-def test_each_bucket_is_written_into_a_checkpoint_by_one_node_that_holds_it(plan: Plan) -> None:
+def test_the_members_of_a_buckets_group_are_the_nodes_that_hold_it(plan: Plan) -> None:
     layers = plan.stages[-1].layers[1]
     specs = [BucketSpec(layer, (layer,), ()) for layer in range(layers)] + [BucketSpec(layers, (0, layers - 1), ())]
     placements = [placement_of(plan, n, 0, specs) for s in plan.stages for n in s.replicas]
-    writers = [
-        (index, placement.node)
-        for placement in placements
-        if placement is not None
-        for index, group in placement.groups.items()
-        if group.checkpoint_writer(index, ("a",)) == placement.node
-    ]
-    assert sorted(index for index, _ in writers) == [spec.index for spec in specs]
+    for spec in specs:
+        holders = {p.node: p.groups[spec.index] for p in placements if p is not None and spec.index in p.groups}
+        assert holders
+        assert all(group.members == tuple(holders) for group in holders.values())
 
 
 def test_a_tied_parameter_is_reduced_by_all_stages_that_use_it_and_counted_by_the_first() -> None:

@@ -19,7 +19,7 @@ from dtfm.node.state.snapshot_files import file_header, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.peer_server import PeerServer
-from dtfm.protos.control_pb2 import DISKS, NodeMessage, Part, Peer, SnapshotParts
+from dtfm.protos.control_pb2 import NodeMessage, Part, Peer, SnapshotParts, Uploaded
 from dtfm.protos.frame import STATE_CHUNK_BYTES
 from dtfm.protos.plan_pb2 import Run
 from tests.node.dialling import dialler
@@ -50,13 +50,15 @@ def loaded(node: str, run: Run = RUN, specs: Sequence[BucketSpec] = SPECS) -> Lo
 
 
 class Node:
-    """A node with a disk of its own, and a server that lets peers read it. ``reports`` are its messages."""
+    """A node with a disk of its own, and a server that lets peers read it. ``reports`` are its messages about snapshots,
+    ``uploaded`` those about checkpoints."""
 
     def __init__(self, name: str, root: Path) -> None:
         self.name = name
         self.folder = root / name
         self.disk = Disk(self.folder, name)
         self.reports: asyncio.Queue[SnapshotParts] = asyncio.Queue()
+        self.uploaded: asyncio.Queue[Uploaded] = asyncio.Queue()
         self.snapshots = self.process()
         self.given = 0
         self.pace = 0.0
@@ -73,11 +75,13 @@ class Node:
         loop = asyncio.get_running_loop()
 
         def report(message: NodeMessage) -> None:
-            loop.call_soon_threadsafe(self.reports.put_nowait, message.snapshot_parts)
+            if message.HasField("uploaded"):
+                loop.call_soon_threadsafe(self.uploaded.put_nowait, message.uploaded)
+            else:
+                loop.call_soon_threadsafe(self.reports.put_nowait, message.snapshot_parts)
 
         snapshots = Snapshots(self.disk, report)
         on_disk = snapshots.open(loaded(self.name))
-        assert {told.destination for told in on_disk} <= {DISKS}
         self.earlier = {told.step: [p.bucket for p in told.parts] for told in on_disk}
         return snapshots
 
@@ -91,14 +95,13 @@ class Node:
 
     def begin_write(self, step: int = STEP, live: Mapping[int, Bucket] | None = None) -> None:
         """As after a commit."""
-        written = list((live if live is not None else buckets()).values())
-        self.snapshots.writer.write(loaded(self.name), step, DISKS, written)
+        self.snapshots.writer.write(step, list((live if live is not None else buckets()).values()))
 
     async def write(self, step: int = STEP, seed: int = 0) -> list[Part]:
         """As after a commit; the parts name this node as the coordinator has them do."""
         self.begin_write(step, buckets(seed))
         told = await self.reports.get()
-        assert (told.step, told.destination, told.problem) == (step, DISKS, "")
+        assert (told.step, told.problem) == (step, "")
         for part in told.parts:
             part.nodes.append(self.name)
         return list(told.parts)
@@ -136,7 +139,7 @@ async def three_nodes(root: Path) -> AsyncIterator[Three]:
     finally:
         for node in (a, b, c):
             await node.server.stop()
-            node.snapshots.writer.close()
+            node.snapshots.close()
 
 
 def buckets(seed: int = 0) -> Mapping[int, Bucket]:

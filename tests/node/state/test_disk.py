@@ -60,7 +60,7 @@ def test_other_files_are_left_alone_and_not_counted(tmp_path: Path) -> None:
     (folder / "notes").mkdir()
     (folder / f"step-{STEP:08d}" / f"{file_name(1)}.part").write_bytes(b"half")
     assert one.contents == {STEP: {0: 5}}
-    one.keep(0, 0)
+    one.keep([])
     assert [entry.name for entry in folder.iterdir()] == ["notes"]
 
 

@@ -22,7 +22,7 @@ from dtfm.node.state.snapshots import SnapshotDamaged
 from dtfm.node.state.state_store import Donation
 from dtfm.node.training.failure import plan_failed
 from dtfm.protos.connection import open_channel
-from dtfm.protos.control_pb2 import DISKS, KeepSnapshots, Part, Peer
+from dtfm.protos.control_pb2 import KeepSnapshots, Part, Peer
 from dtfm.protos.credentials import to_peer
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import state_call
@@ -52,7 +52,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[Three]:
 async def test_another_nodes_part_is_fetched_onto_disk_once(nodes: Three) -> None:
     a, _, me = nodes
     parts = await a.write()
-    wanted = KeepSnapshots(under_way=STEP, missing=parts, peers=[a.peer])
+    wanted = KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer])
     for _ in range(2):
         await me.snapshots.keep(wanted)
         told = await me.reports.get()
@@ -66,8 +66,8 @@ async def test_missing_parts_come_from_others_disks_and_parts_on_this_disk_do_no
 ) -> None:
     a, _, me = nodes
     parts = await a.write()
-    await me.snapshots.keep(KeepSnapshots(under_way=STEP, missing=parts[1:], peers=[a.peer]))
-    await me.snapshots.keep(KeepSnapshots(whole=STEP))
+    await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts[1:], peers=[a.peer]))
+    await me.snapshots.keep(KeepSnapshots(steps=[STEP]))
     given = a.given
     assert same(await restore(me, parts, a))
     assert a.given - given == frames_of(parts[0])
@@ -182,7 +182,7 @@ async def test_a_part_that_the_model_cannot_have_is_not_asked_for(nodes: Three) 
     with pytest.raises(SnapshotDamaged, match="the model has no bucket 1 whose file has"):
         await restore(me, parts, a)
     await me.snapshots.keep(
-        KeepSnapshots(under_way=STEP, missing=[Part(bucket=9, digest=bytes(32), nodes=["a"])], peers=[a.peer])
+        KeepSnapshots(steps=[STEP], step=STEP, missing=[Part(bucket=9, digest=bytes(32), nodes=["a"])], peers=[a.peer])
     )
     assert "the model has no bucket 9" in (await me.reports.get()).problem
     assert a.given == 0
@@ -195,13 +195,13 @@ async def test_two_parts_arrive_over_a_link_that_takes_two_leases_for_them(
     specs = [BucketSpec(index, (index,), ((f"{index}", (12_000,)),)) for index in range(2)]
     me.snapshots.open(loaded("me", SHORT, specs))
     live = [Bucket(spec, torch.device("cpu"), torch.float32) for spec in specs]
-    a.snapshots.writer.write(loaded("a", SHORT, specs), STEP, DISKS, live)
+    a.snapshots.writer.write(STEP, live)
     parts = (await a.reports.get()).parts
     for part in parts:
         part.nodes.append("a")
     with Relay(int(a.address.rpartition(":")[2]), sum(part.size_bytes for part in parts) / 2) as relay:
         a.address = f"127.0.0.1:{relay.port}"
-        await me.snapshots.keep(KeepSnapshots(under_way=STEP, missing=parts, peers=[a.peer]))
+        await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer]))
         told = await me.reports.get()
     assert ({part.bucket for part in told.parts}, told.problem) == ({0, 1}, "")
 
@@ -232,9 +232,11 @@ async def test_a_newer_request_replaces_the_one_before(nodes: Three) -> None:
     a, _, me = nodes
     parts = await a.write()
     unreachable = Peer(node="a", candidates=["127.0.0.1:1"])
-    first = asyncio.create_task(me.snapshots.keep(KeepSnapshots(under_way=STEP, missing=parts, peers=[unreachable])))
+    first = asyncio.create_task(
+        me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[unreachable]))
+    )
     await asyncio.sleep(0)
-    await me.snapshots.keep(KeepSnapshots(under_way=STEP, missing=parts, peers=[a.peer]))
+    await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer]))
     assert {part.bucket for part in (await me.reports.get()).parts} == {0, 1}
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -250,7 +252,7 @@ async def test_a_part_that_cannot_be_kept_leaves_nothing_behind(nodes: Three, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(NewFile, "finish", full)
-        await me.snapshots.keep(KeepSnapshots(under_way=STEP, missing=parts, peers=[a.peer]))
+        await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer]))
         assert "No space left" in (await me.reports.get()).problem
         assert same(await restore(me, parts, a))  # it can use what it cannot keep
     assert [file for file in me.folder.rglob("*") if file.is_file()] == []
@@ -281,13 +283,13 @@ async def test_a_file_that_is_fetched_is_in_memory_a_piece_at_a_time(nodes: Thre
     a, _, me = nodes
     specs = [BucketSpec(0, (0,), (("large", (4_000_000,)),))]
     live = [Bucket(spec, torch.device("cpu"), torch.float32) for spec in specs]
-    a.snapshots.writer.write(loaded("a", RUN, specs), STEP, DISKS, live)
+    a.snapshots.writer.write(STEP, live)
     (part,) = (await a.reports.get()).parts
     part.nodes.append("a")
     me.snapshots.open(loaded("me", RUN, specs))
     tracemalloc.start()
     try:
-        await me.snapshots.keep(KeepSnapshots(under_way=STEP, missing=[part], peers=[a.peer]))
+        await me.snapshots.keep(KeepSnapshots(steps=[STEP], step=STEP, missing=[part], peers=[a.peer]))
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -33,10 +33,7 @@ from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.control_pb2 import (
-    CHECKPOINT,
-    DISKS,
     Assignment,
     Begin,
     Commit,
@@ -44,7 +41,6 @@ from dtfm.protos.control_pb2 import (
     NodeMessage,
     Peer,
     PlanFailed,
-    SnapshotDestination,
     SnapshotSource,
 )
 from dtfm.scheduler.model.plan import Plan, Stage
@@ -296,34 +292,29 @@ def snapshot_in(root: Path) -> Path:
     return file.parent
 
 
-@pytest.mark.parametrize("destination", [CHECKPOINT, DISKS])
-async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(
-    node: Node, destination: SnapshotDestination, tmp_path: Path
-) -> None:
+async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(node: Node, tmp_path: Path) -> None:
     node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
     assert (await node.reports.get()).plan_ready.generation == 1
     node.trainer.begin(Begin(generation=1, step=1))
     assert (await node.reports.get()).step_ready.step == 1
-    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, snapshot=destination))
+    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, snapshot=True))
     told: dict[str, NodeMessage] = {}
     while told.keys() != {"snapshot_parts", "step_ready"}:  # the next step goes on beside it
         message = await node.reports.get()
         told[message.WhichOneof("message") or ""] = message
     parts = told["snapshot_parts"].snapshot_parts
-    assert (parts.step, parts.destination, parts.problem) == (1, destination, "")
+    assert (parts.step, parts.problem) == (1, "")
     held = node.equipment.store.held.buckets
     assert sorted(part.bucket for part in parts.parts) == sorted(held)
     folder = snapshot_in(tmp_path)
     copy = {index: Bucket(bucket.spec, torch.device("cpu"), torch.float64) for index, bucket in held.items()}
     for part in parts.parts:
-        name = bucket_file(part.bucket, part.nonce) if destination == CHECKPOINT else file_name(part.bucket)
-        content = (folder / name).read_bytes()
+        content = (folder / file_name(part.bucket)).read_bytes()
         assert blake3(content).digest() == part.digest
         loading = Loading(copy[part.bucket], "the snapshot")
         loading.take(content)
         loading.finish()
         assert torch.equal(copy[part.bucket].exp_avg_sq, held[part.bucket].exp_avg_sq)  # not of step 0, where it is 0
-    assert (folder / "config.json").exists() == (destination == CHECKPOINT)
 
 
 @pytest.mark.parametrize("folder", ["/etc", "file:///etc", "dir::file:///etc", "{}/link"])

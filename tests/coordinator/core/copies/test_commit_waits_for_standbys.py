@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.copies.availability import standbys_of
-from dtfm.coordinator.core.copies.disk_snapshots import PAUSE_LEASES
+from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
 from dtfm.coordinator.core.copies.standby import COMMIT_WAIT_FRACTION, commit_patience, keeping_up
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
@@ -194,12 +194,12 @@ def test_a_stage_whose_standby_is_late_is_written_to_disks() -> None:
         report(world, "c")
         report(world, "d")
         all_vote(world)
-        assert world.last_to("a", "commit").snapshot != wire.DISKS
+        assert not world.last_to("a", "commit").snapshot
     report(world, "d")
     all_vote(world)
     pass_time(world, LEASE)
     assert world.last_to("a", "commit").step == 3
-    assert world.last_to("a", "commit").snapshot == wire.DISKS
+    assert world.last_to("a", "commit").snapshot
 
 
 def test_a_standby_that_is_lost_is_not_waited_for() -> None:

@@ -1,4 +1,4 @@
-"""Snapshots on the nodes' own disks, when they are made and who fetches which files: `core/copies/disk_snapshots.py`."""
+"""Snapshots on the nodes' own disks, when they are made and who fetches which files: `core/copies/snapshot.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core.copies.availability import on_disk
-from dtfm.coordinator.core.copies.disk_snapshots import PATIENCE_FACTOR, TIME_FRACTION, pause_after
+from dtfm.coordinator.core.copies.snapshot import PATIENCE_FACTOR, TIME_FRACTION, pause_after
 from dtfm.coordinator.core.phases import Switching
-from dtfm.coordinator.core.state import Destination
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -49,7 +48,7 @@ def test_state_that_rests_on_one_node_is_written_to_its_disk_and_fetched_by_anot
     report_files(world, "b", 2, [2, 3])
     assert (to_fetch(world, "a"), to_fetch(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})
     order = world.last_to("a", "keep_snapshots")
-    assert (order.whole, order.under_way, [peer.node for peer in order.peers]) == (0, 2, ["b"])
+    assert (list(order.steps), order.step, [peer.node for peer in order.peers]) == ([2], 2, ["b"])
     assert [(part.size_bytes, part.digest) for part in order.missing] == [(SIZE, DIGESTS[2]), (SIZE, DIGESTS[3])]
     world.now += 1.5
     report_files(world, "a", 2, [2, 3])
@@ -58,7 +57,7 @@ def test_state_that_rests_on_one_node_is_written_to_its_disk_and_fetched_by_anot
     (event,) = world.events(ev.SnapshotWritten)
     assert (event.step, event.holders, event.seconds) == (2, {"a": ((0, 4),), "b": ((0, 4),)}, 1.5)
     assert [part.digest for part in event.parts] == [digest.hex() for digest in DIGESTS]
-    assert [world.last_to(node, "keep_snapshots") for node in "ab"] == [wire.KeepSnapshots(whole=2)] * 2
+    assert [world.last_to(node, "keep_snapshots") for node in "ab"] == [wire.KeepSnapshots(steps=[2])] * 2
     assert world.refolded() == world.state.ledger
 
 
@@ -154,9 +153,9 @@ def test_a_writer_that_never_answers_does_not_hold_up_the_next_snapshot() -> Non
     world.step()
     report_written(world, "a")
     step_after(world, PATIENCE_FACTOR * LEASE)
-    assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
+    assert world.state.safekeeping.snapshot is not None
     step_after(world, 1)
-    assert world.state.safekeeping.snapshot(Destination.DISKS) is None
+    assert world.state.safekeeping.snapshot is None
     assert world.events(ev.SnapshotWritten) == []
     step_after(world, pause_after(0, LEASE) - 1)  # the wait in vain cost nothing
     assert not snapshot_begins(world)
@@ -196,9 +195,9 @@ def test_large_files_may_take_longer_to_write_and_to_fetch() -> None:
     report_files(world, "a", 2, [0, 1], size=10**12)
     report_files(world, "b", 2, [2, 3], size=10**12)
     step_after(world, PATIENCE_FACTOR * 2000)  # 2 TB over 1 GB/s
-    assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
+    assert world.state.safekeeping.snapshot is not None
     step_after(world, 1)
-    assert world.state.safekeeping.snapshot(Destination.DISKS) is None
+    assert world.state.safekeeping.snapshot is None
 
 
 def test_a_snapshot_is_not_whole_when_the_only_disk_with_a_part_of_it_has_left() -> None:
@@ -208,16 +207,8 @@ def test_a_snapshot_is_not_whole_when_the_only_disk_with_a_part_of_it_has_left()
     report_files(world, "a", 2, [2, 3])  # b has still to fetch from a
     world.lose("a")
     world.wait((PATIENCE_FACTOR + 1) * LEASE, beating="b")
-    assert world.state.safekeeping.snapshot(Destination.DISKS) is None
+    assert world.state.safekeeping.snapshot is None
     assert world.events(ev.SnapshotWritten) == []
-
-
-def test_no_snapshot_goes_to_disks_for_a_while_after_a_checkpoint() -> None:
-    world = snapshot_due("a", "b", checkpoint={"every": 2})
-    world.step()
-    assert world.last_to("a", "commit").snapshot == wire.CHECKPOINT
-    world.step()
-    assert not snapshot_begins(world)
 
 
 def test_nodes_keep_a_snapshot_until_the_next_is_whole() -> None:
@@ -226,9 +217,9 @@ def test_nodes_keep_a_snapshot_until_the_next_is_whole() -> None:
     world.step()
     assert snapshot_begins(world)
     report_written(world, "a", "b")
-    assert (world.last_to("a", "keep_snapshots").whole, world.last_to("a", "keep_snapshots").under_way) == (3, 6)
+    assert world.last_to("a", "keep_snapshots").steps == [3, 6]
     report_fetched(world, 6)
-    assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=6)
+    assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(steps=[6])
 
 
 def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
@@ -267,10 +258,10 @@ def test_a_snapshot_is_given_up_when_its_only_writer_is_lost() -> None:
     world = snapshot_due("a", "b")
     world.join("c")
     world.step()
-    assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
+    assert world.state.safekeeping.snapshot is not None
     report_written(world, "b")
     world.lose("a")
-    assert world.state.safekeeping.snapshot(Destination.DISKS) is None
+    assert world.state.safekeeping.snapshot is None
     assert world.events(ev.SnapshotWritten) == []
 
 
@@ -304,7 +295,7 @@ def test_a_file_that_differs_from_those_of_most_replicas_does_not_count_whoever_
     assert [(e.node, e.charge, e.undecided) for e in world.events(ev.NodeQuarantined)] == [
         ("liar", Charge.SNAPSHOT, False)
     ]
-    tally = world.state.safekeeping.snapshot(Destination.DISKS)
+    tally = world.state.safekeeping.snapshot
     assert tally is not None
     assert [tally.parts[bucket].digest for bucket in (0, 1)] == [DIGESTS[bucket].hex() for bucket in (0, 1)]
     assert on_disk(world.state, 2, [0, 1]) == {0: ("a", "b"), 1: ("a", "b")}
@@ -375,7 +366,7 @@ def test_a_node_that_still_measures_its_links_is_told_what_to_keep_too() -> None
     world.step()
     report_written(world, "a", "b")
     report_fetched(world, 6)
-    assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(whole=6)
+    assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(steps=[6])
     assert world.state.members.sessions["c"].on_disk == {}
 
 
@@ -384,6 +375,6 @@ def test_files_without_digests_do_not_count_for_a_snapshot_under_way() -> None:
     world.step()
     report_written(world, "a")
     prepare_with(world, "c", claim(2, range(BUCKETS)))
-    assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(under_way=2)
+    assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(steps=[2])
     report_written(world, "b")
     assert (to_fetch(world, "a"), to_fetch(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})

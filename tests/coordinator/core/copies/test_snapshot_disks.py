@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from dtfm.coordinator.core.copies.disk_snapshots import PAUSE_LEASES
+from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
 from dtfm.coordinator.core.phases import Stepping, Switching
-from dtfm.coordinator.core.state import Destination
-from dtfm.coordinator.core.transition import TimePassed
+from dtfm.coordinator.core.transition import ManifestDone, TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.answers import links
+from tests.coordinator.answers import links, uploaded
 from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared
 
 PAUSE = PAUSE_LEASES * LEASE
@@ -23,19 +23,21 @@ NODES = ("a", "b", "c")
 @dataclass
 class Node:
     """``disk`` has the digest of each file, by step and bucket; ``read`` is the number of messages that the node has read;
-    ``order`` says what it has to write or to fetch."""
+    ``order`` says what it has to write or to fetch, ``uploads`` what it has to send to checkpoints."""
 
     disk: dict[int, dict[int, bytes]] = field(default_factory=dict)
     read: int = 0
-    whole: int = 0
+    kept: frozenset[int] = frozenset()
     order: wire.KeepSnapshots | None = None
+    uploads: list[wire.Upload] = field(default_factory=list)
 
 
 class Machines:
     """A coordinator, and nodes whose disks outlast their processes."""
 
     def __init__(self) -> None:
-        self.world = World(fresh_state(**LONG, cluster={"nodes": 2, "stages": "auto"}))
+        changes = {**LONG, "cluster": {"nodes": 2, "stages": "auto"}, "checkpoint": {"every": 3, "holds": "weights"}}
+        self.world = World(fresh_state(**changes))
         self.world.automatic_standbys = False
         self.nodes = {name: Node() for name in NODES}
         self.incarnation = 0
@@ -47,7 +49,7 @@ class Machines:
         """The node joins as a new process with the same disk; it has still to measure its links."""
         world, node = self.world, self.nodes[name]
         self.incarnation += 1
-        node.read, node.whole, node.order = 0, 0, None
+        node.read, node.kept, node.order, node.uploads = 0, frozenset(), None, []
         claims = [
             wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket) for bucket in sorted(buckets)])
             for step, buckets in sorted(node.disk.items())
@@ -67,12 +69,16 @@ class Machines:
             messages = self.world.heard_by(name) if name in self.world.streams else []
             for message in messages[node.read :]:
                 if message.WhichOneof("message") == "keep_snapshots":
-                    self._tidy(node, message.keep_snapshots.whole, message.keep_snapshots.under_way)
-                    node.whole = message.keep_snapshots.whole
+                    node.kept = frozenset(message.keep_snapshots.steps)
+                    self._tidy(node, node.kept)
                     node.order = message.keep_snapshots if message.keep_snapshots.missing else node.order
-                elif message.commit.snapshot == wire.DISKS:
+                elif message.WhichOneof("message") == "upload":
+                    parts = message.upload.parts
+                    assert all(self.has(name, message.upload.step, part.bucket, part.digest) for part in parts), name
+                    node.uploads.append(message.upload)
+                elif message.commit.snapshot:
                     step = message.commit.step
-                    self._tidy(node, node.whole, step)
+                    self._tidy(node, node.kept | {step})
                     plan = self.world.plan_in_force
                     stage = plan.stage_of(name)
                     assert stage is not None
@@ -81,7 +87,7 @@ class Machines:
                         wire.Part(bucket=bucket, digest=bytes([bucket, generation % 256]) * 16)
                         for bucket in range(*plan.stages[stage].layers)
                     ]
-                    node.order = wire.KeepSnapshots(under_way=step, missing=mine)
+                    node.order = wire.KeepSnapshots(step=step, missing=mine)
             node.read = len(messages)
 
     def do_work(self, name: str, able: bool) -> None:
@@ -89,7 +95,7 @@ class Machines:
         node = self.nodes[name]
         if node.order is None or not self.is_member(name):
             return
-        step, wanted = node.order.under_way, node.order.missing
+        step, wanted = node.order.step, node.order.missing
         mine = node.disk.setdefault(step, {})
         for part in wanted if able else []:
             if not part.nodes or any(
@@ -100,45 +106,57 @@ class Machines:
         parts = [wire.Part(bucket=p.bucket, size_bytes=8, digest=p.digest) for p in done]
         node.order = None
         problem = "" if len(done) == len(wanted) else "scripted"
-        self.world.hear(
-            name, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=step, parts=parts, problem=problem)
-        )
+        self.world.hear(name, snapshot_parts=wire.SnapshotParts(step=step, parts=parts, problem=problem))
+
+    def send_files(self, name: str, able: bool) -> None:
+        """The node sends what it is to send, if it is ``able`` to; the manifest of what is there in whole is written."""
+        node = self.nodes[name]
+        for upload in node.uploads if self.is_member(name) else []:
+            files = {part.bucket: (8, part.digest) for part in upload.parts if able}
+            self.world.hear(name, uploaded(upload.step, files, "" if able else "scripted", moments=bytes(64)))
+        node.uploads = []
+        if self.world.manifests:
+            self.world.feed(ManifestDone(self.world.manifests.pop().step, "" if able else "scripted"))
 
     def has(self, name: str, step: int, bucket: int, digest: bytes) -> bool:
         return self.nodes[name].disk.get(step, {}).get(bucket) == digest
 
-    def _tidy(self, node: Node, *steps: int) -> None:
+    def _tidy(self, node: Node, steps: Collection[int]) -> None:
         node.disk = {step: buckets for step, buckets in node.disk.items() if step in steps}
 
     def check(self) -> None:
-        """Every file that the coordinator counts on is on its node's disk, and no disk holds more than two snapshots."""
+        """Every file that the coordinator counts on is on its node's disk, and no disk holds more than four snapshots."""
         state = self.world.state
         assert self.world.refolded() == state.ledger
-        whole, under_way = state.ledger.copies.on_disks, state.safekeeping.snapshot(Destination.DISKS)
-        counted_on = {whole.step: dict(enumerate(whole.parts))} if whole is not None else {}
-        if under_way is not None:
-            counted_on[under_way.step] = dict(under_way.parts)
+        counted_on = {step: dict(enumerate(whole.parts)) for step, whole in state.ledger.copies.on_disks.items()}
+        for under_way in (state.safekeeping.snapshot, state.safekeeping.upload):
+            if under_way is not None:
+                counted_on[under_way.step] = dict(under_way.parts)
         for name, session in state.members.sessions.items():
             assert session.on_disk.keys() <= counted_on.keys()
             for step, buckets in session.on_disk.items():
                 for bucket in buckets:
                     assert self.has(name, step, bucket, bytes.fromhex(counted_on[step][bucket].digest)), (name, step)
-        assert all(len(node.disk) <= 2 for node in self.nodes.values())
+        assert all(len(node.disk) <= 4 for node in self.nodes.values())
 
-    def restorable(self, snapshot: ev.SnapshotWritten | None) -> int:
-        """The snapshot's step, if members have all of its files on disk; otherwise 0."""
-        if snapshot is None:
-            return 0
+    def restorable(self, snapshots: Collection[ev.SnapshotWritten]) -> int:
+        """The newest step of which members have all files on disk; 0: there is none."""
         here = [name for name in NODES if self.is_member(name)]
-        digests = enumerate(bytes.fromhex(part.digest) for part in snapshot.parts)
-        there = all(any(self.has(name, snapshot.step, bucket, digest) for name in here) for bucket, digest in digests)
-        return snapshot.step if there else 0
+
+        def is_there(snapshot: ev.SnapshotWritten) -> bool:
+            digests = enumerate(bytes.fromhex(part.digest) for part in snapshot.parts)
+            return all(
+                any(self.has(name, snapshot.step, bucket, digest) for name in here) for bucket, digest in digests
+            )
+
+        return max((snapshot.step for snapshot in snapshots if is_there(snapshot)), default=0)
 
 
 MOVES = st.one_of(
     *[st.just(("train",))] * 3,
     *[st.just(("train later",))] * 3,
     st.tuples(st.just("work"), st.sampled_from(NODES), st.sampled_from([True, True, True, False])),
+    st.tuples(st.just("send"), st.sampled_from(NODES), st.sampled_from([True, True, False])),
     *[st.just(("all work",))] * 3,
     *[st.tuples(st.just("start"), st.sampled_from(NODES))] * 3,
     *[st.tuples(st.just("report links"), st.sampled_from(NODES))] * 3,
@@ -162,6 +180,8 @@ def play(machines: Machines, move: tuple[Any, ...]) -> None:
                 world.step()
         case "work":
             machines.do_work(*rest)
+        case "send":
+            machines.send_files(*rest)
         case "all work":
             for _ in range(2):  # they write first, then they fetch
                 for node in NODES:
@@ -187,9 +207,9 @@ def test_files_that_the_coordinator_counts_on_are_on_disk_and_training_goes_back
         machines.start(name)
         machines.report_links(name)
     for move in moves:
-        rolled, snapshot = len(machines.world.events(ev.RolledBack)), machines.world.state.ledger.copies.on_disks
+        rolled, before = len(machines.world.events(ev.RolledBack)), machines.world.state.ledger.copies.on_disks.values()
         play(machines, move)
         for event in machines.world.events(ev.RolledBack)[rolled:]:
-            assert event.step == machines.restorable(snapshot)
+            assert event.step == machines.restorable(before)
         machines.read_messages()
         machines.check()

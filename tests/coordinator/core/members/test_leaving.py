@@ -48,7 +48,7 @@ def test_the_last_holder_of_a_stage_leaves_a_checkpoint_behind_if_nobody_can_tak
     ask_to_leave(world, "b")
     world.step()
     commit = world.last_to("b", "commit")
-    assert commit.snapshot == wire.CHECKPOINT
+    assert commit.snapshot
     assert commit.pause
     world.apply()
     assert isinstance(world.state.phase, Pausing)
@@ -66,7 +66,8 @@ def test_a_failed_checkpoint_does_not_hold_a_leaving_node_back() -> None:
     ask_to_leave(world, "b")
     world.step()
     world.apply()
-    world.write_checkpoint("b", problem="disk full")
+    world.write_snapshot("a")
+    world.write_snapshot("b", problem="disk full")
     assert world.last_to("b", "finish").completed
 
 
@@ -77,7 +78,7 @@ def test_a_newcomer_can_take_over_from_a_leaving_node() -> None:
     ask_to_leave(world, "b")
     world.join("c")
     world.step()
-    assert world.last_to("b", "commit").snapshot == wire.NO_SNAPSHOT
+    assert world.last_to("b", "commit").snapshot is False
     world.apply()
     assert isinstance(world.state.phase, Switching)
     assert world.plan_in_force.nodes == ("a", "c")

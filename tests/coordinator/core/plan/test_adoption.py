@@ -123,7 +123,7 @@ def without_its_only_holder(*oldest_first: str, **changes: dict[str, Any]) -> Wo
     world.settle()
     for _ in range(4):
         world.step()
-        if world.state.safekeeping.snapshots:
+        if world.state.safekeeping.snapshot:
             world.save()
     world.automatic_standbys = False
     world.hear("m", leaving=wire.Leaving(reason="bye"))
@@ -205,7 +205,7 @@ def shared_by_two_holders(**changes: dict[str, Any]) -> World:
         world.step()
     world.join("c", "d")
     world.step()
-    if world.state.safekeeping.snapshots:
+    if world.state.safekeeping.snapshot:
         world.save()
     world.apply()
     assert isinstance(world.state.phase, Switching)

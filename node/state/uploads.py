@@ -1,0 +1,125 @@
+"""Sends files of a snapshot from this node's disk to the run's place for checkpoints, in the background."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+from blake3 import blake3
+
+from dtfm.node.data.allowed import check_checkpoint
+from dtfm.node.data.storage import NewFile
+from dtfm.node.model.bucket import STATE_TENSORS
+from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.model.precision import run_dtype
+from dtfm.node.state.disk import Disk
+from dtfm.node.state.snapshot_files import file_header, in_one_sentence, write_model_files
+from dtfm.protos.checkpoint_names import NONCE_BYTES, bucket_file
+from dtfm.protos.control_pb2 import NodeMessage, Part, Upload, Uploaded
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20
+"""Bytes that are sent at a time. An upload that spares the line pauses after each."""
+
+
+class Abandoned(Exception):
+    """The coordinator does not want the file any more."""
+
+
+class Uploads:
+    """One thread that sends files. ``report`` takes a message for the coordinator."""
+
+    def __init__(self, disk: Disk, report: Callable[[NodeMessage], None]) -> None:
+        self._disk = disk
+        self._report = report
+        self._thread = ThreadPoolExecutor(1, "upload")
+        self._step = 0
+        self._changed = Event()  # ends a pause of the thread
+
+    def send(self, loaded: LoadedRun, upload: Upload) -> None:
+        """Sends the files in the background, after those of the same step that are on their way, and reports each."""
+        self._turn_to(upload.step)
+        self._thread.submit(self._send, loaded, upload)
+
+    def keep(self, steps: Collection[int]) -> None:
+        """Files of other steps are not sent any more."""
+        if self._step not in steps:
+            self._turn_to(0)
+
+    def close(self) -> None:
+        """Ends with the piece that is on its way."""
+        self._turn_to(0)
+        self._thread.shutdown(cancel_futures=True)
+
+    def _turn_to(self, step: int) -> None:
+        if step != self._step:
+            self._step = step
+            self._changed.set()
+
+    def _send(self, loaded: LoadedRun, upload: Upload) -> None:
+        self._changed.clear()
+        try:
+            for part in upload.parts:
+                self._check_wanted(upload)
+                check_checkpoint(upload.folder, loaded.allowed)
+                if part.bucket == 0:
+                    write_model_files(upload.folder, loaded.model, loaded.data, run_dtype(loaded.run))
+                sent = self._send_file(loaded, upload, part)
+                self._report(NodeMessage(uploaded=Uploaded(step=upload.step, parts=[sent])))
+        except Abandoned:
+            log.info("the checkpoint of step %d is not wanted any more", upload.step)
+        except Exception as error:
+            log.warning("a part of step %d cannot be sent to %s: %s", upload.step, upload.folder, error)
+            problem = in_one_sentence(error)
+            self._report(NodeMessage(uploaded=Uploaded(step=upload.step, problem=problem)))
+
+    def _send_file(self, loaded: LoadedRun, upload: Upload, part: Part) -> Part:
+        """Returns what has arrived."""
+        spec, dtype = loaded.model.buckets[part.bucket], run_dtype(loaded.run)
+        each, header = spec.size * dtype.itemsize, file_header(spec, dtype)
+        first = file_header(spec, dtype, weights=True) if upload.weights else header
+        whole, sent, found = blake3(), blake3(first), [blake3() for _ in range(1 + STATE_TENSORS)]
+        nonce, at, size, begun = secrets.token_hex(NONCE_BYTES), 0, len(first), time.monotonic()
+        with NewFile(upload.folder, bucket_file(part.bucket, nonce)) as target:
+            target.write(first)
+            for piece in _small(self._disk.read(upload.step, part.bucket)[1]):
+                self._check_wanted(upload)
+                whole.update(piece)
+                for number, content in enumerate(_split(piece, at, (len(header), each, each, each))):
+                    found[number].update(content)
+                    if number == 1 or (number > 1 and not upload.weights):
+                        target.write(content)
+                        sent.update(content)
+                        size += len(content)
+                at += len(piece)
+                if upload.bytes_per_second:
+                    self._changed.wait(max(0.0, begun + size / upload.bytes_per_second - time.monotonic()))
+            if whole.digest() != part.digest or found[0].digest() != blake3(header).digest():
+                raise OSError(f"bucket {part.bucket} of step {upload.step} is damaged on this node's disk")
+            target.finish()
+        moments = b"".join(tensor.digest() for tensor in found[2:]) if upload.weights else b""
+        return Part(bucket=part.bucket, size_bytes=size, digest=sent.digest(), nonce=nonce, moments=moments)
+
+    def _check_wanted(self, upload: Upload) -> None:
+        """Raises Abandoned if the coordinator does not want it any more."""
+        if self._step != upload.step:
+            raise Abandoned
+
+
+def _small(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The pieces, in pieces of at most PIECE_BYTES."""
+    for large in pieces:
+        for begin in range(0, len(large), PIECE_BYTES):
+            yield large[begin : begin + PIECE_BYTES]
+
+
+def _split(piece: memoryview, at: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
+    """What of a file's ``piece``, which begins at byte ``at``, belongs to each of the file's parts of these ``sizes``."""
+    for size in sizes:
+        yield piece[max(-at, 0) : max(size - at, 0)]
+        at -= size

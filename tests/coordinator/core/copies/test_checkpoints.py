@@ -1,0 +1,277 @@
+"""Checkpoints: who sends which files, what becomes whole, and what is tried again: `core/copies/checkpoints.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.copies.checkpoints import LEAST_BANDWIDTH, LINE_FRACTION
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.answers import FILE_DIGEST, uploaded
+from tests.coordinator.script import BUCKETS, LEASE, MANIFEST, World, prepared, training
+from tests.coordinator.snapshots import claim, with_snapshot
+
+WEIGHTS: dict[str, Any] = {"uri": "coordinator:"}
+"""The run file's default: the weights alone come to the coordinator's disk."""
+
+
+def checkpoint_under_way(*nodes: str, **changes: Any) -> World:
+    """The snapshot of step 2 is written, and what nodes have on disk is to be sent; a and b have a half of the layers each, and
+    what other nodes there are, too."""
+    world = training(*(nodes or "ab"), **{"train": {"steps": 100, "evaluate_every": 0}, **changes})
+    world.step()
+    world.step()
+    world.write_snapshot()
+    return world
+
+
+def to_send(world: World) -> dict[str, list[int]]:
+    """By node, the buckets that it is sending."""
+    upload = world.state.safekeeping.upload
+    assert upload is not None
+    return {node: sorted(sending.buckets) for node, sending in sorted(upload.sending.items())}
+
+
+def refused(world: World, node: str) -> str:
+    return str(world.last_to(node, "refusal").sentence)
+
+
+def test_once_all_have_written_each_bucket_is_sent_by_one_node_that_has_it() -> None:
+    world = training("a", "b", "c", train={"steps": 100})  # a and b are replicas of the first stage
+    world.step()
+    world.step()
+    world.write_snapshot("a", "b")
+    assert world.state.safekeeping.upload is None
+    world.write_snapshot("c")
+    assert to_send(world) == {"a": [0], "b": [1], "c": [2, 3]}
+    message = world.last_to("b", "upload")
+    assert (message.step, message.folder, message.weights) == (2, "memory://checkpoints/step-00000002", False)
+    assert [(part.bucket, part.size_bytes, part.digest) for part in message.parts] == [(1, 10, FILE_DIGEST)]
+
+
+def test_it_is_whole_when_all_files_have_come_and_the_manifest_is_written() -> None:
+    world = checkpoint_under_way()
+    world.send_files("a")
+    assert world.manifests == []
+    world.send_files("b")
+    assert [(manifest.step, len(manifest.files)) for manifest in world.manifests] == [(2, BUCKETS)]
+    assert "checkpoint_written" not in world.names()
+    assert not world.tidied  # the older ones may still be needed
+    world.feed(t.ManifestDone(2, "", digest=MANIFEST))
+    assert world.state.ledger.copies.checkpoints.keys() == {2}
+    run_id = world.state.ledger.run_id
+    assert world.tidied == [t.TidyCheckpoints("memory://checkpoints", run_id, 2, 3, frozenset(), frozenset())]
+    assert world.refolded() == world.state.ledger
+
+
+def test_training_goes_on_meanwhile_and_may_use_part_of_the_line() -> None:
+    world = checkpoint_under_way()
+    assert isinstance(world.state.phase, Stepping)
+    assert world.last_to("a", "upload").bytes_per_second == LINE_FRACTION * 1e9
+    world.step()
+
+
+def test_a_node_without_measured_links_is_not_slowed_down_to_nothing() -> None:
+    world = training(train={"steps": 100})
+    world.step()
+    world.step()
+    unknown = replace(world.state.ledger.reach, links={})
+    world.state = replace(world.state, ledger=replace(world.state.ledger, reach=unknown))
+    world.write_snapshot()
+    assert world.last_to("a", "upload").bytes_per_second == LEAST_BANDWIDTH
+
+
+def test_after_the_last_step_it_may_use_the_whole_line() -> None:
+    world = training(train={"steps": 1})
+    world.step()
+    world.write_snapshot()
+    assert world.last_to("a", "upload").bytes_per_second == 0
+
+
+def test_what_a_node_cannot_send_is_sent_by_another_that_has_it() -> None:
+    world = checkpoint_under_way("a", "b", "c")
+    world.send_files("a", problem="no route to the bucket")
+    assert to_send(world) == {"b": [0, 1], "c": [2, 3]}
+    assert [part.bucket for part in world.last_to("b", "upload").parts] == [0]
+    assert world.events(ev.CheckpointFailed) == []
+
+
+def test_what_a_node_does_not_send_in_time_is_sent_by_another() -> None:
+    world = checkpoint_under_way("a", "b", "c")
+    world.send_files("b", "c")
+    world.wait(world.state.patience + 1, beating="abc")
+    assert to_send(world) == {"b": [0]}
+    world.hear("a", uploaded(2, {0: (10, FILE_DIGEST)}))
+    assert world.manifests == [], "it is not its turn any more"
+    world.send_files("b")
+    assert len(world.manifests) == 1
+
+
+def test_when_a_node_is_lost_another_one_sends_its_part() -> None:
+    world = checkpoint_under_way("a", "b", "c")
+    world.lose("a")
+    assert to_send(world) == {"b": [0, 1], "c": [2, 3]}
+
+
+def test_what_is_on_no_disk_any_more_ends_it_and_the_next_one_comes() -> None:
+    world = checkpoint_under_way()
+    world.send_files("a")
+    world.lose("b")
+    assert world.state.safekeeping.upload is None
+    assert "bucket 2 is on no disk any more" in world.events(ev.CheckpointFailed)[-1].reason
+
+
+def test_if_nobody_can_send_it_is_tried_again_ever_more_seldom_and_says_why() -> None:
+    world = checkpoint_under_way()
+    waits = []
+    for _ in range(3):
+        for node in "ab":
+            world.send_files(node, problem="OSError: the bucket is gone")
+        assert to_send(world) == {}
+        reason = world.events(ev.CheckpointFailed)[-1].reason
+        assert "b: OSError: the bucket is gone; it is tried again in" in reason
+        upload = world.state.safekeeping.upload
+        assert upload is not None
+        assert upload.again is not None
+        waits.append(upload.again - world.now)
+        world.wait(waits[-1] + 1, beating="ab")
+        assert to_send(world) == {"a": [0, 1], "b": [2, 3]}
+    assert waits == [2 * LEASE, 4 * LEASE, 8 * LEASE]
+    world.send_files()
+    assert len(world.manifests) == 1
+
+
+def test_of_a_file_that_is_not_right_another_node_sends_its_own() -> None:
+    world = checkpoint_under_way("a", "b", "c")
+    world.send_files()
+    world.feed(t.ManifestDone(2, "bucket 0 is not what it should be", bucket=0))
+    assert to_send(world) == {"b": [0]}
+    world.send_files()
+    world.feed(t.ManifestDone(2, "", digest=MANIFEST))
+    assert world.state.ledger.copies.checkpoint_step == 2
+
+
+def test_a_checkpoint_that_is_due_waits_for_the_one_that_is_under_way() -> None:
+    world = checkpoint_under_way()
+    for _ in range(2):
+        world.step()
+        assert not world.last_to("a", "commit").snapshot
+    world.save()
+    world.step()
+    assert world.last_to("a", "commit").snapshot
+    assert world.state.ledger.training.step == 5
+
+
+def test_one_that_is_in_trouble_gives_way_to_the_next() -> None:
+    world = checkpoint_under_way()
+    for node in "ab":
+        world.send_files(node, problem="no room")
+    world.step()
+    world.step()
+    world.write_snapshot()
+    upload = world.state.safekeeping.upload
+    assert upload is not None
+    assert upload.step == 4
+    world.save()
+    assert world.tidied[-1].given_up == {2}  # what there is of it goes, as nobody will finish it
+    assert world.state.safekeeping.unfinished == frozenset()
+
+
+def test_the_last_one_does_not_wait_for_one_under_way() -> None:
+    world = checkpoint_under_way(train={"steps": 3, "evaluate_every": 0})
+    world.step()
+    assert world.last_to("a", "commit").snapshot
+    assert "it was not done when training came to an end" in world.events(ev.CheckpointFailed)[-1].reason
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
+
+
+def test_a_run_with_weights_alone_is_over_once_its_state_is_on_two_disks_as_well() -> None:
+    world = training(train={"steps": 1, "evaluate_every": 0}, checkpoint=WEIGHTS)
+    world.step()
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert world.state.ledger.copies.checkpoints[1].weights
+    assert world.exit_code is None
+    for node, fetched in (("a", [2, 3]), ("b", [0, 1])):
+        parts = [wire.Part(bucket=bucket, size_bytes=10, digest=FILE_DIGEST) for bucket in fetched]
+        world.hear(node, snapshot_parts=wire.SnapshotParts(step=1, parts=parts))
+    assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 4),), "b": ((0, 4),)}
+    assert world.exit_code == 0
+
+
+def test_training_does_not_go_back_to_weights_alone() -> None:
+    world = checkpoint_under_way(checkpoint={**WEIGHTS, "every": 2})
+    world.save()
+    assert world.state.ledger.copies.checkpoint_step == 2
+    world.step()
+    world.lose("a")
+    world.lose("b")
+    world.join("c", "d")
+    world.wait(10_000 * LEASE, beating="cd")
+    assert world.events(ev.RolledBack)[-1].step == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (uploaded(2, {BUCKETS: (1, FILE_DIGEST)}), "parts.bucket"),
+        (uploaded(2, {1: (1, b"short")}), "parts.digest"),
+        (uploaded(2, {1: (1 << 51, FILE_DIGEST)}), "parts.size_bytes"),
+        (uploaded(2, {1: (1, FILE_DIGEST)}, moments=bytes(64)), "parts.moments"),
+        (
+            wire.NodeMessage(uploaded=wire.Uploaded(step=2, parts=[wire.Part(digest=FILE_DIGEST, nonce="../x")])),
+            "nonce",
+        ),
+    ],
+)
+def test_files_that_no_checkpoint_can_have_are_refused(message: wire.NodeMessage, words: str) -> None:
+    world = checkpoint_under_way()
+    world.hear("a", message)
+    assert words in refused(world, "a")
+
+
+def test_weights_come_with_the_digests_of_the_moments() -> None:
+    world = checkpoint_under_way(checkpoint={**WEIGHTS, "every": 2})
+    world.hear("a", uploaded(2, {0: (10, FILE_DIGEST)}))
+    assert "parts.moments" in refused(world, "a")
+
+
+def test_files_that_a_node_was_not_to_send_do_not_count() -> None:
+    world = checkpoint_under_way()
+    world.hear("a", uploaded(2, {3: (10, FILE_DIGEST)}))
+    world.hear("a", uploaded(1, {0: (10, FILE_DIGEST)}))
+    upload = world.state.safekeeping.upload
+    assert upload is not None
+    assert upload.files == {}
+
+
+def test_the_snapshot_behind_a_checkpoint_stays_on_disks_beside_the_last_one_that_is_spread() -> None:
+    """Each bucket of it is on one machine alone, but if all nodes are started again, nothing else is as new."""
+    world = with_snapshot(checkpoint={**WEIGHTS, "every": 6})
+    world.step()
+    world.write_checkpoint()
+    assert [(event.step, event.spread) for event in world.events(ev.SnapshotWritten)] == [(3, True), (6, False)]
+    assert list(world.last_to("a", "keep_snapshots").steps) == [3, 6]
+    for node in "ab":
+        world.lose(node)
+    for incarnation, (node, half) in enumerate((("a", [0, 1]), ("b", [2, 3])), 2):
+        claims = [claim(3, range(BUCKETS)), claim(6, half)]
+        world.prepare(node, prepared(on_disk=claims), incarnation=incarnation)
+        world.report_links(node)
+    world.wait(LEASE, beating="ab")
+    assert world.state.ledger.training.step == 6
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [
+        ["a"],
+        ["a"],
+        ["b"],
+        ["b"],
+    ]
