@@ -92,8 +92,8 @@ class PlanAdopted:
 
     def narrate(self) -> str:
         expected = describe_seconds(self.predicted_seconds, self.lower_bound_seconds)
-        what = f"{describe_plan(self.plan)}; {f'{expected}; ' if expected else ''}{self.reason}"
-        return f"plan {self.generation} from step {self.step + 1} on: {what}"
+        what = f"{describe_plan(self.plan)}{f'; {expected}' if expected else ''}"
+        return f"plan {self.generation} from step {self.step + 1} on: {what}. {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def decide(
             predicted,
             bound,
             Reason.FIRST,
-            "This is the first plan." + _summary(plan, predicted, objective),
+            "This is the first plan." + _idle(plan),
             spent,
         )
     transfer_seconds = incumbent.holdings.seconds(draft.groups, draft.cuts)
@@ -134,7 +134,7 @@ def decide(
     if transfers:
         size = sum(transfer.bytes for transfer in transfers)
         sentence += f" {len(transfers)} nodes fetch {size / 1e6:.0f} MB in {transfer_seconds:.3g} s."
-    return Decision(plan, predicted, bound, reason, sentence + _summary(plan, predicted, objective), spent, transfers)
+    return Decision(plan, predicted, bound, reason, sentence + _idle(plan), spent, transfers)
 
 
 def _steady(problem: Problem, incumbent: Plan, draft: Draft) -> Draft:
@@ -152,12 +152,9 @@ _OBSTACLES = {
 }
 
 
-def _summary(plan: Plan, predicted: Predicted, objective: Objective) -> str:
-    shape = " + ".join(str(len(stage.replicas)) for stage in plan.stages)
+def _idle(plan: Plan) -> str:
     named = ", ".join(plan.idle[:5]) + (f" and {len(plan.idle) - 5} more" if len(plan.idle) > 5 else "")
-    idle = f"; idle, because no faster plan uses them: {named}" if plan.idle else ""
-    seconds = _seconds(predicted, objective)
-    return f" Replicas per stage: {shape}; {seconds:{',.0f' if seconds >= 100 else '.3g'}} s per step{idle}."
+    return f" Idle, because no faster plan uses them: {named}." if plan.idle else ""
 
 
 def _predict(problem: Problem, draft: Draft, transfer_seconds: float) -> Predicted:

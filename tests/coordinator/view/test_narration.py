@@ -43,9 +43,9 @@ def test_a_plan_is_adopted_with_its_seconds_and_the_bound() -> None:
     def said(predicted: float | None, bound: float | None) -> str:
         return ev.PlanAdopted(1, PLAN, "why", 0, predicted, bound).narrate()
 
-    assert said(12.3, 8.12).endswith("; 12.3 s a step, at best 8.12 s; why")
-    assert said(12.3, None).endswith("; 12.3 s a step; why")
-    assert said(None, None) == f"plan 1 from step 1 on: {describe_plan(PLAN)}; why"
+    assert said(12.3, 8.12).endswith("; 12.3 s a step, at best 8.12 s. why")
+    assert said(12.3, None).endswith("; 12.3 s a step. why")
+    assert said(None, None) == f"plan 1 from step 1 on: {describe_plan(PLAN)}. why"
 
 
 @pytest.mark.parametrize(
