@@ -16,7 +16,9 @@ from dtfm.coordinator.view.for_people import is_for_people
 LINES = 10
 """Number of lines about steps that a whole run prints without a terminal."""
 
-_SAID_OTHERWISE = (ev.RunStarted, ev.RunFinished, ev.RunFailed)
+_SAID_OTHERWISE = (ev.RunStarted, ev.RunFailed)
+_FOR_OTHERS = (ev.InvitationMade, ev.RunDescribed)
+"""What matters where other people's nodes join."""
 
 
 class RunProgress:
@@ -26,6 +28,7 @@ class RunProgress:
         self._console = console
         self._steps = steps
         self._rate: float | None = None
+        self._over = False
         self._last = time.monotonic()
         self._bar = Progress(
             TextColumn("step"),
@@ -51,7 +54,9 @@ class RunProgress:
     def show(self, event: ev.Event) -> None:
         if isinstance(event, ev.StepCommitted):
             self._show_step(event)
-        elif is_for_people(event) and not isinstance(event, _SAID_OTHERWISE):
+        elif isinstance(event, ev.RunFinished):
+            self._over = True  # that its nodes leave then is no news
+        elif not self._over and is_for_people(event) and not isinstance(event, _SAID_OTHERWISE + _FOR_OTHERS):
             self._console.print(event.narrate(), markup=False, highlight=False)
 
     def _show_step(self, event: ev.StepCommitted) -> None:

@@ -71,6 +71,12 @@ def read(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_the_demos_progress_leaves_out_the_same() -> None:
     output = StringIO()
     with RunProgress(Console(file=output), 3) as progress:
-        for event in (ev.NodeReady("a"), ev.StateAgreed(1, ()), ev.NodeLeft("a", "why")):
+        for event in (
+            ev.NodeReady("a"),
+            ev.StateAgreed(1, ()),
+            ev.NodeLeft("a", "why"),
+            ev.RunFinished(3, "why"),
+            ev.NodeLeft("b", ""),
+        ):
             progress.show(event)
     assert output.getvalue() == "a left: why\n"
