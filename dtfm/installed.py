@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +23,14 @@ def _tell(wanted: bool) -> None:
 
 
 Version = Annotated[bool, typer.Option("--version", is_eager=True, callback=_tell, help="Print the version, and exit.")]
+
+
+def program(name: str) -> str:
+    """How a shell here calls this program of the dtfm that runs: its name where that is found, else its path."""
+    path, found = Path(sys.executable).with_name(name), shutil.which(name)
+    if not path.exists() or (found is not None and path.samefile(found)):
+        return name
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def install_line(extra: str, also: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import get_args, get_type_hints
 
@@ -42,6 +43,22 @@ def test_more_is_installed_for_the_same_python_from_the_same_source(
     assert installed.install_line("s3", "--force-reinstall torch").endswith(
         line.replace("install", "install --force-reinstall torch")
     )
+
+
+def test_a_program_is_called_by_its_path_where_the_shell_does_not_find_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "dtfm-node"):
+        (tmp_path / "bin" / name).touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert installed.program("dtfm-node") == "dtfm-node"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert installed.program("dtfm-node") == f"{tmp_path}/bin/dtfm-node"
+    monkeypatch.chdir(tmp_path)
+    assert installed.program("dtfm-node") == "bin/dtfm-node"
+    assert installed.program("another") == "another"
 
 
 @pytest.mark.parametrize("app", APPS)

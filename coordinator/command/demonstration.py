@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import shlex
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from dtfm.coordinator.command.child_processes import Child, Children
 from dtfm.coordinator.command.exporting import export_checkpoint
@@ -24,11 +29,20 @@ from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.coordinator.view.progress import RunProgress
+from dtfm.installed import program
 
 DEFAULT_STEPS = 100
-"""Steps of a demo whose run file names no number: at most three minutes on two cores."""
-SAMPLE_SECONDS = 120
-"""Seconds after which a sample of generated text is given up."""
+"""Steps of a demo whose run file names no number."""
+OWN = {
+    "data": {"sequence_length": 128},
+    "train": {"global_batch": 16, "evaluate_every": 100},
+}
+"""What the demo trains without a run file: many small steps, after which a small model writes words."""
+OWN_STEPS = 300
+OWN_SECONDS, OWN_STEP_SECONDS = 40, 0.3
+"""How long that takes on two free cores: all but the steps, and a step."""
+CHILD_SECONDS = 120
+"""Seconds after which the tokenizer, or a sample of generated text, is given up."""
 
 
 def demonstrate(
@@ -36,17 +50,21 @@ def demonstrate(
 ) -> int:
     """Trains in a new folder of ``parent``, and returns the exit code. ``threads``: per node; 0: an even share of the cores.
     Raises ValueError."""
-    table = read_table(run) if run is not None else {}
+    table = read_table(run) if run is not None else OWN
     demo_run_file(table, nodes, steps, parent)  # refuses a bad run file before a folder is made
     folder = new_folder(parent)
     threads = threads or max(1, (os.cpu_count() or 1) // nodes)
+    if run is None:
+        steps = steps or OWN_STEPS
+        table = {**OWN, "data": {**OWN["data"], "tokenizer": str(folder / "tokenizer")}}
     trained = demo_run_file(table, nodes, steps, folder)
-    return asyncio.run(_train(Settings(trained, nodes, folder, threads, device, json_lines)))
+    return asyncio.run(_train(Settings(trained, nodes, folder, threads, device, json_lines, own=run is None)))
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one demo does, its options resolved. ``threads`` is per node; ``folder`` is its own."""
+    """What one demo does, its options resolved. ``threads`` is per node; ``folder`` is its own. ``own``: there is no run file, so
+    that the demo makes its own tokenizer."""
 
     run: RunFile
     nodes: int
@@ -54,6 +72,7 @@ class Settings:
     threads: int
     device: str
     json_lines: bool
+    own: bool
 
     @property
     def store_url(self) -> str:
@@ -94,6 +113,10 @@ def new_folder(parent: Path) -> Path:
 async def _train(demo: Settings) -> int:
     """Trains, shows progress, exports the model and samples from it. Returns the exit code."""
     console = Console(stderr=demo.json_lines, soft_wrap=True)
+    if not demo.json_lines:
+        _introduce(demo, console)
+    if demo.own:
+        await _child("dtfm.node.data.make_tokenizer", demo.run.data.tokenizer)
     with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
         state, events = open_run(store, demo.run)
         mark(state.run.checkpoints, state.ledger.run_id)
@@ -110,10 +133,6 @@ async def _train(demo: Settings) -> int:
                 progress.show(record.event)
 
         server.on_event(show)
-        if not demo.json_lines:
-            console.print(
-                f"{demo.nodes} nodes on this machine, {demo.threads} threads each; everything goes to {demo.folder}"
-            )
         async with Children(
             server.invitation(made.invitation, secret), demo.folder, demo.threads, demo.device
         ) as children:
@@ -143,14 +162,23 @@ async def _train(demo: Settings) -> int:
     return code
 
 
+def _introduce(demo: Settings, console: Console) -> None:
+    """Says what is about to happen, and how long it takes."""
+    threads = "one thread" if demo.threads == 1 else f"{demo.threads} threads"
+    what = "a small Llama on the source text of Python's library" if demo.own else demo.run.name
+    console.print(f"Trains {what}: a coordinator and {demo.nodes} nodes of {threads} each, on this machine alone.")
+    if demo.own:
+        minutes = math.ceil((OWN_SECONDS + OWN_STEP_SECONDS * demo.run.train.steps) / 60)
+        long = f"{minutes} minutes" if minutes > 1 else "a minute"
+        console.print(f"This takes about {long} on two free cores. Ctrl-C ends it, and leaves nothing running.")
+    console.print(f"Everything is written to {_short(demo.folder)}.")
+
+
 async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated: ev.Evaluated | None) -> None:
-    """Says where everything is, shows a sample of what the model writes, and names commands to try next."""
+    """Says where everything is, shows what the model writes, and names commands to try next."""
     model = demo.folder / "model"
-    if demo.run.model.family == "module":
-        sample = ""
-    else:
+    if demo.run.model.family != "module":
         await asyncio.to_thread(export_checkpoint, checkpoint, model)
-        sample = "" if demo.json_lines else await _sample(model)
     if demo.json_lines:
         return
     console.print()
@@ -159,41 +187,59 @@ async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated
             f"Held-out loss: {evaluated.loss:.3f} nats per token (token frequencies alone: "
             f"{evaluated.unigram_entropy:.3f})."
         )
-    if sample:
-        console.print("What the model writes:")
-        console.print("\n".join(f"    {line}" for line in sample.splitlines()), markup=False, highlight=False)
-    console.print(f"Checkpoint: {checkpoint}")
+    python = shlex.quote(_short(Path(sys.executable)))
+    coordinator, store = program("dtfm-coordinator"), shlex.quote(_short(demo.folder / "dtfm.db"))
+    next_ = [
+        ("Who trained what, as it was at the end:", f"{coordinator} watch --store {store}"),
+        ("All that happened:", f"{coordinator} events --store {store}"),
+        ("Train on your own machines:", f"{coordinator} serve --listen 0.0.0.0:7400"),
+    ]
     if model.exists():
-        console.print(f"Folder for transformers' from_pretrained: {model}")
+        await _show_samples(demo, console, model)
+        console.print(f"The model, for transformers' from_pretrained: {_short(model)}")
+        again = f"{python} -m dtfm.node.model.generate_text {shlex.quote(_short(model))} --prompt 'class '"
+        next_.insert(0, ("Let it write more:", again))
     console.print("Try next:")
-    for command in (
-        f"dtfm-coordinator events --store {demo.store_url}",
-        f"dtfm-coordinator watch --store {demo.store_url}",
-        "dtfm-coordinator demo --nodes 3 --steps 50",
-        "dtfm-coordinator serve --listen 0.0.0.0:7400    # prints what to paste on other machines",
-    ):
-        console.print(f"    {command}", markup=False, highlight=False)
+    for why, command in next_:
+        console.print(f"  {why}\n    {command}", markup=False, highlight=False)
 
 
-async def _sample(model: Path) -> str:
-    """Text written by the exported model, or an empty text where that fails.
+async def _show_samples(demo: Settings, console: Console, model: Path) -> None:
+    """Prints what the model writes, and what it wrote before training where its first weights followed from the seed."""
+    program = "dtfm.node.model.generate_text", str(model)
+    wanted = {"After training": _child(*program)}
+    if not demo.run.model.pretrained:
+        wanted = {"Before training": _child(*program, "--untrained", str(demo.run.seed)), **wanted}
+    samples = dict(zip(wanted, await asyncio.gather(*wanted.values()), strict=True))
+    if not all(samples.values()):
+        return
+    table = Table(*samples, box=box.SIMPLE_HEAD, width=min(console.width, 120), padding=(0, 1))
+    table.add_row(
+        *(Text("".join(c if c.isprintable() or c == "\n" else "?" for c in text)) for text in samples.values())
+    )
+    console.print(table)
 
-    A child process makes it: the coordinator needs no torch.
-    """
+
+async def _child(*program: str) -> str:
+    """What a module of the node's, with its arguments, prints: the coordinator needs no torch. Empty where that fails."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "dtfm.node.model.generate_text", str(model)),
+        *(sys.executable, "-P", "-m", *program),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), SAMPLE_SECONDS)
+        output, _ = await asyncio.wait_for(process.communicate(), CHILD_SECONDS)
     except TimeoutError:
         return ""
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    text = output.decode(errors="replace")
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)[:2000]
+    return output.decode(errors="replace")[:2000]
+
+
+def _short(path: Path) -> str:
+    """From the working folder on, where it is below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -12,11 +12,18 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
+from dtfm.node.model.causal.anatomy import dissect
+from dtfm.node.model.causal.config import build
+from dtfm.node.model.causal.language_model import CausalLM
 
 
-def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: float = 0.8) -> str:
-    """``prompt`` and up to ``tokens`` more from the model in ``folder``; deterministic for a seed.
+def generate(
+    folder: Path, prompt: str, tokens: int, seed: int, temperature: float = 0.8, untrained: int | None = None
+) -> str:
+    """``prompt`` and up to ``tokens`` more from the model in ``folder``; deterministic for a seed. ``untrained``: with the
+    weights with which a run of this seed begins.
 
     Raises:
         ValueError: no model there, or the prompt does not fit.
@@ -36,6 +43,8 @@ def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: flo
         raise ValueError(
             f"the prompt has {ids.shape[1]} tokens; give at least one, and fewer than the model's positions"
         )
+    if untrained is not None:
+        forget(model, untrained)
     torch.manual_seed(seed)
     made = model.generate(
         ids,
@@ -49,15 +58,27 @@ def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: flo
     return tokenizer.decode(made[0].numpy())
 
 
+def forget(model: Any, seed: int) -> None:
+    """Gives the model the weights with which a run of this seed begins."""
+    module, sample = build(model.config), Sample((2,), torch.int64, model.config.vocab_size)
+    module.config.use_cache = False
+    before = CausalLM(module, sample, dissect(module, sample), None)
+    parameters = dict(model.named_parameters())
+    for bucket in before.buckets:
+        for name, value in before.initial_parameters(bucket, seed).items():
+            parameters[name].data.copy_(value)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dtfm.node.model.generate_text", description=__doc__)
     parser.add_argument("folder", type=Path, help="a folder made by `dtfm-coordinator export`")
-    parser.add_argument("--prompt", default="def ", help="text to continue (default: %(default)r)")
+    parser.add_argument("--prompt", default="def", help="text to continue (default: %(default)r)")
     parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--untrained", type=int, metavar="SEED", help="as a run of this seed begins, before training")
     options = parser.parse_args(arguments)
     try:
-        print(generate(options.folder, options.prompt, options.tokens, options.seed))
+        print(generate(options.folder, options.prompt, options.tokens, options.seed, untrained=options.untrained))
     except ValueError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 
@@ -53,11 +54,14 @@ def plain_step_seconds(run: Run, steps: int) -> list[float]:
 def demo_step_seconds(steps: int) -> list[float]:
     """The seconds from commit to commit of the demo."""
     with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "run.toml").touch()
         command = [
             sys.executable,
             "-m",
             "dtfm.coordinator.cli",
             "demo",
+            "--run",
+            f"{folder}/run.toml",
             "--steps",
             str(steps),
             "--dir",

@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
 
 from tests.cluster.launch import Process
 from tests.cluster.leaks import processes_in
+from tests.cluster.ports import free_port
 from tests.cluster.runs import run_file
+
+
+def test_the_demo_ends_with_what_the_model_learnt_and_commands_that_work(tmp_path: Path) -> None:
+    heard: list[str] = []
+    line = [sys.executable, "-m", "dtfm.coordinator.cli", "demo", "--nodes", "2", "--steps", "3"]
+    demo = Process(line, tmp_path, on_line=lambda said: heard.append(said.decode().rstrip()), fresh=True)
+    try:
+        assert demo.wait(100) == 0, demo.errors
+    finally:
+        demo.close()
+    assert "about a minute on two free cores" in heard[1]
+    said = "\n".join(heard)
+    assert re.search(r"Before training +After training", said)
+    assert "invitation" not in said
+    assert "left:" not in said
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "dtfm-demo" / "1" / "model")
+    assert len(tokenizer) == 1024
+    commands = [line.strip() for line in heard[heard.index("Try next:") :] if line.startswith("    ")]
+    assert len(commands) == 4
+    for command in commands[:3]:
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+    invited = threading.Event()
+    last = shlex.split(commands[3].replace("7400", str(free_port())))
+    serving = Process(
+        last, tmp_path, on_line=lambda line: invited.set() if b"dtfm-node join" in line else None, fresh=True
+    )
+    try:
+        assert invited.wait(60), serving.errors
+    finally:
+        serving.close()
 
 
 class Demo:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.data.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.generate_text import generate, main as sample_command
+from dtfm.node.model.generate_text import forget, generate, main as sample_command
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
@@ -145,6 +145,9 @@ def test_transformers_loads_the_export_with_equal_logits(family: str, tied: bool
     text = generate(tmp_path / "export", "All nodes", tokens=5, seed=1)
     assert text.startswith("All nodes")
     assert text == generate(tmp_path / "export", "All nodes", tokens=5, seed=1)
+    for seed, same in ((3, False), (4, True)):
+        forget(loaded, seed)
+        assert torch.allclose(loaded(tokens).logits, stage.forward(tokens), rtol=1e-6, atol=1e-6) == same
 
 
 def test_the_export_brings_its_tokenizer(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""`python -m dtfm.node.data.make_tokenizer FOLDER`: a small tokenizer of words and parts of words, made on the spot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from dtfm.node.data.sources import standard_library
+
+SIZE = 1024
+"""Tokens: the bytes, and 767 words and parts of words. More would make each step of a small model longer."""
+EVERY = 8
+"""Of the library's files, one in this many is looked at: enough to know which words are frequent."""
+
+
+def make_tokenizer(folder: Path, texts: Iterable[str], size: int = SIZE) -> None:
+    """Trains a byte-level BPE tokenizer, in which "<end>" is number 0, and saves it as transformers loads it."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(texts, trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    bpe.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"})
+    )
+
+
+if __name__ == "__main__":
+    library = ("".join(pieces) for number, pieces in enumerate(standard_library()) if number % EVERY == 0)
+    make_tokenizer(Path(sys.argv[1]), library)
