@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,7 +132,8 @@ async def shown_certificate(address: str, timeout: float) -> bytes:
     except TimeoutError:
         raise ConnectionError(f"no answer within {timeout:.0f} s") from None
     except OSError as error:  # ssl.SSLError is one
-        raise ConnectionError(str(error)) from error
+        of_system = (error.errno or 0) > 0 and not isinstance(error, ssl.SSLError)
+        raise ConnectionError(os.strerror(error.errno or 0) if of_system else str(error)) from error
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
     return ssl.DER_cert_to_PEM_cert(shown).encode()

@@ -85,9 +85,10 @@ class Entry:
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
-        if isinstance(self._place, Invitation):
-            return " or ".join(self._place.addresses)
-        return self._place or "the coordinator that was used last"
+        try:
+            return " or ".join(self.leads_to[0])
+        except ValueError:
+            return "the coordinator that was used last"
 
     @property
     def leads_to(self) -> tuple[tuple[str, ...], bytes | None]:

@@ -33,13 +33,13 @@ from dtfm.installed import program
 
 DEFAULT_STEPS = 100
 """Steps of a demo whose run file names no number."""
-OWN = {
+OWN: dict[str, dict[str, Any]] = {
     "data": {"sequence_length": 128},
-    "train": {"global_batch": 16, "evaluate_every": 100},
+    "train": {"global_batch": 8, "learning_rate": 0.006, "evaluate_every": 100},
 }
 """What the demo trains without a run file: many small steps, after which a small model writes words."""
-OWN_STEPS = 300
-OWN_SECONDS, OWN_STEP_SECONDS = 40, 0.3
+OWN_STEPS = 400
+OWN_SECONDS, OWN_STEP_SECONDS = 40, 0.2
 """How long that takes on two free cores: all but the steps, and a step."""
 CHILD_SECONDS = 120
 """Seconds after which the tokenizer, or a sample of generated text, is given up."""
@@ -51,7 +51,9 @@ def demonstrate(
     """Trains in a new folder of ``parent``, and returns the exit code. ``threads``: per node; 0: an even share of the cores.
     Raises ValueError."""
     table = read_table(run) if run is not None else OWN
-    demo_run_file(table, nodes, steps, parent)  # refuses a bad run file before a folder is made
+    demo_run_file(
+        table, nodes, steps, parent, str(run or "the demo's run")
+    )  # refuses a bad run file before a folder is made
     folder = new_folder(parent)
     threads = threads or max(1, (os.cpu_count() or 1) // nodes)
     if run is None:
@@ -79,7 +81,9 @@ class Settings:
         return f"sqlite:///{self.folder / 'dtfm.db'}"
 
 
-def demo_run_file(table: dict[str, Any], nodes: int, steps: int | None, folder: Path) -> RunFile:
+def demo_run_file(
+    table: dict[str, Any], nodes: int, steps: int | None, folder: Path, source: str = "the demo's run"
+) -> RunFile:
     """The run file that a demo trains: ``table`` with the demo's own defaults filled in.
 
     The run waits for all ``nodes``. Unless ``table`` says otherwise, they form two stages and write checkpoints to ``folder``.
@@ -92,7 +96,7 @@ def demo_run_file(table: dict[str, Any], nodes: int, steps: int | None, folder: 
     if steps is not None:
         train["steps"] = steps
     checkpoint = {"uri": (folder / "checkpoints").resolve().as_uri(), **table.get("checkpoint", {})}
-    return parse_run({**table, "cluster": cluster, "train": train, "checkpoint": checkpoint}, "the demo's run")
+    return parse_run({**table, "cluster": cluster, "train": train, "checkpoint": checkpoint}, source)
 
 
 def new_folder(parent: Path) -> Path:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 def members(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Shows the nodes: address, device, and what each computes."""
-    for document in asyncio.run(_members(where, store)):
+    documents = asyncio.run(_members(where, store))
+    if not documents and not json_lines:
+        print("No node takes part.")
+    for document in documents:
         print(json.dumps(document) if json_lines else _member_line(document), flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 from dtfm.protos.access import MOST_NAMES_OF_A_KEY
@@ -21,6 +22,8 @@ def devices_named(text: str) -> tuple[str, ...]:
         return tuple(f"cuda:{number}" for number in range(count))
     named = tuple(each.strip() for each in text.split(","))
     if len(named) == 1:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+            raise ValueError(f"there is no device {text!r}: give auto, all, cpu, cuda or cuda:N")
         return named
     for number, name in enumerate(named):
         if name != "cpu" and not (name.startswith("cuda:") and name[5:].isdecimal()):

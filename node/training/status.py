@@ -80,7 +80,7 @@ class Status:
 
     def last_line(self) -> str:
         """What is left to say once this node ends."""
-        return f"This node took part: {self._done}" if self._run.steps else ""
+        return f"This node took part: {self._done}" if self._worked else ""
 
     @property
     def _done(self) -> str:

@@ -148,6 +148,8 @@ async def test_a_joining_node_needs_only_addresses_and_the_pin_to_find_the_autho
         assert await ask(address, to_coordinator(found[1]), "anybody") == b"no"  # has no certificate yet
         with pytest.raises(PermissionError, match="is not the coordinator that was named"):
             await fetch_authority([address], bytes(32), 10)
+        with pytest.raises(ConnectionError, match=r"^Connection refused$"):
+            await fetch_authority(["127.0.0.1:1"], PIN, 10)
     with pytest.raises(ConnectionError, match=r"refused|failed"):
         await fetch_authority([address], PIN, 10)
 

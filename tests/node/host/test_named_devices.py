@@ -29,6 +29,7 @@ def test_devices_may_be_listed() -> None:
     [
         ("cuda:0,cuda:0", "cuda:0 is there twice"),
         ("cuda:0,all", "'all' cannot be one of several"),
+        ("gpu", "there is no device 'gpu': give auto, all, cpu, cuda or cuda:N"),
         ("cpu,", "'' cannot be one of several"),
         (",".join(["cpu"] * 33), "33 devices are more than 32"),
     ],

@@ -38,6 +38,8 @@ def test_a_line_says_how_the_run_fares_what_this_node_does_and_what_it_has_done(
     clock = Clock()
     status = Status("b", "idle", clock)
     assert status.line() == status.last_line() == ""
+    status.welcomed(Welcome(status=fares(198)))
+    assert status.last_line() == "", "a node that did nothing does not say that it took part"
     status.welcomed(Welcome(worked_steps=40, status=fares(198)))  # by an earlier process of this node
     status.assigned(PLAN)
     status.committed(committed(199))
