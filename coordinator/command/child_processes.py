@@ -16,7 +16,7 @@ TAIL_LINES = 15
 """Lines of a failed node's output that are shown."""
 TERM_SECONDS = 3.0
 """Seconds between SIGTERM and SIGKILL."""
-GIVE_UP_SECONDS = 20
+GIVE_UP_SECONDS = 20.0
 """Seconds after which nodes end by themselves when the demo was killed outright."""
 
 

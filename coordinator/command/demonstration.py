@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dtfm.coordinator.command.child_processes import Child, Children
+from dtfm.coordinator.command.child_processes import GIVE_UP_SECONDS, Child, Children
 from dtfm.coordinator.command.exporting import export_checkpoint
 from dtfm.coordinator.config.run_file import RunFile, parse_run, read_table
 from dtfm.coordinator.log import events as ev
@@ -36,6 +36,7 @@ DEFAULT_STEPS = 100
 OWN: dict[str, dict[str, Any]] = {
     "data": {"sequence_length": 128},
     "train": {"global_batch": 8, "learning_rate": 0.006, "evaluate_every": 100},
+    "checkpoint": {"every": 0},
 }
 """What the demo trains without a run file: many small steps, after which a small model writes words."""
 OWN_STEPS = 400
@@ -51,9 +52,7 @@ def demonstrate(
     """Trains in a new folder of ``parent``, and returns the exit code. ``threads``: per node; 0: an even share of the cores.
     Raises ValueError."""
     table = read_table(run) if run is not None else OWN
-    demo_run_file(
-        table, nodes, steps, parent, str(run or "the demo's run")
-    )  # refuses a bad run file before a folder is made
+    demo_run_file(table, nodes, steps, parent, str(run))  # a bad run file is refused before a folder is made
     folder = new_folder(parent)
     threads = threads or max(1, (os.cpu_count() or 1) // nodes)
     if run is None:
@@ -91,6 +90,7 @@ def demo_run_file(
     """
     cluster = dict(table.get("cluster", {}))
     cluster["nodes"] = nodes
+    cluster.setdefault("wait_for_coordinator", GIVE_UP_SECONDS)  # nobody starts it again
     cluster.setdefault("stages", [-(-nodes // 2), nodes // 2] if nodes > 1 else [1])
     train = {"steps": DEFAULT_STEPS, **table.get("train", {})}
     if steps is not None:
@@ -201,7 +201,7 @@ async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated
     if model.exists():
         await _show_samples(demo, console, model)
         console.print(f"The model, for transformers' from_pretrained: {_short(model)}")
-        again = f"{python} -m dtfm.node.model.generate_text {shlex.quote(_short(model))} --prompt 'class '"
+        again = f"{python} -m dtfm.node.model.generate_text {shlex.quote(_short(model))} --prompt class"
         next_.insert(0, ("Let it write more:", again))
     console.print("Try next:")
     for why, command in next_:
@@ -218,9 +218,7 @@ async def _show_samples(demo: Settings, console: Console, model: Path) -> None:
     if not all(samples.values()):
         return
     table = Table(*samples, box=box.SIMPLE_HEAD, width=min(console.width, 120), padding=(0, 1))
-    table.add_row(
-        *(Text("".join(c if c.isprintable() or c == "\n" else "?" for c in text)) for text in samples.values())
-    )
+    table.add_row(*(Text("".join(c if c.isprintable() or c == "\n" else "?" for c in s)) for s in samples.values()))
     console.print(table)
 
 

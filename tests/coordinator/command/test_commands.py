@@ -161,6 +161,9 @@ def test_plan_prints_the_schedulers_decision(
 def test_the_demo_spreads_its_nodes_over_two_stages(tmp_path: Path) -> None:
     assert [demo_run_file({}, n, None, tmp_path).cluster.pinned for n in (1, 2, 4, 5)] == [(1,), (1, 1), (2, 2), (3, 2)]
     assert demo_run_file({}, 4, 7, tmp_path).train.steps == 7
+    assert demo_run_file({}, 4, 7, tmp_path).cluster.wait_for_coordinator == 20, (
+        "a demo that was killed leaves no nodes"
+    )
     assert demo_run_file({}, 4, None, tmp_path).checkpoint.uri == (tmp_path / "checkpoints").as_uri()
     mine = demo_run_file({"cluster": {"stages": 3}, "checkpoint": {"uri": "memory://x"}}, 4, None, tmp_path)
     assert (mine.cluster.pinned, mine.cluster.nodes, mine.checkpoint.uri) == (3, 4, "memory://x")
