@@ -25,7 +25,7 @@ def test_the_demo_ends_with_what_the_model_learnt_and_commands_that_work(tmp_pat
     line = [sys.executable, "-m", "dtfm.coordinator.cli", "demo", "--nodes", "2", "--steps", "3"]
     demo = Process(line, tmp_path, on_line=lambda said: heard.append(said.decode().rstrip()), fresh=True)
     try:
-        assert demo.wait(100) == 0, demo.errors
+        assert demo.wait(240) == 0, demo.errors
     finally:
         demo.close()
     assert "about a minute on two free cores" in heard[1]
