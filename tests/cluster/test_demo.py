@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import AutoTokenizer
 
 from tests.cluster.launch import Process
@@ -20,6 +21,7 @@ from tests.cluster.ports import free_port
 from tests.cluster.runs import run_file
 
 
+@pytest.mark.timeout(300)
 def test_the_demo_ends_with_what_the_model_learnt_and_commands_that_work(tmp_path: Path) -> None:
     heard: list[str] = []
     line = [sys.executable, "-m", "dtfm.coordinator.cli", "demo", "--nodes", "2", "--steps", "3"]
@@ -70,7 +72,7 @@ class Demo:
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     demo = Demo(tmp_path)
     try:
-        assert demo.stepping.wait(60), demo.process.errors
+        assert demo.stepping.wait(100), demo.process.errors
         assert len(processes_in(tmp_path)) == 3
         demo.process.send(signal.SIGINT)
         assert demo.process.wait(30) == 1
