@@ -130,7 +130,12 @@ def _assignment(
         step=ledger.training.step,
         snapshot=source,
         reason=reason,
-        last_commit=control_pb2.Commit(generation=last.generation, step=last.step, gradient_norm=last.gradient_norm)
+        last_commit=control_pb2.Commit(
+            generation=last.generation,
+            step=last.step,
+            gradient_norm=last.gradient_norm,
+            learning_rate=last.learning_rate,
+        )
         if last is not None
         else None,
         counts_from=ledger.training.counts_from,

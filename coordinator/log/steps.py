@@ -31,7 +31,7 @@ UNAUDITED = "UNAUDITED"
 class StepCommitted:
     """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
     ``wait_seconds`` are by node. ``resumed``: part of the step was done in an earlier generation, and ``seconds`` is the time of
-    the rest."""
+    the rest. ``learning_rate``: that of the step; 0 in logs of older versions."""
 
     step: int
     generation: int
@@ -43,6 +43,7 @@ class StepCommitted:
     compute_seconds: dict[str, float]
     wait_seconds: dict[str, float]
     resumed: bool = False
+    learning_rate: float = 0.0
     event: Literal["step_committed"] = "step_committed"
 
     @property

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.schedule import learning_rate
 from dtfm.protos.plan_pb2 import Run
 
 CPU_CHUNK = 1 << 16
@@ -39,9 +38,11 @@ def squared_norm(flat: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def adamw(train: Run.Train, step: int, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor) -> None:
+def adamw(
+    train: Run.Train, step: int, rate: float, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor
+) -> None:
     """Updates a bucket's state in place, where it is, with flat ``gradients`` of its dtype, which are overwritten unless they are
-    on another device.
+    on another device. ``rate``: the learning rate.
 
     The rule is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv 1711.05101), written in separate operations: torch's own
     kernels fuse multiply-adds differently on each device, while separate operations, each rounded by IEEE 754, give a CPU and a
@@ -49,7 +50,6 @@ def adamw(train: Run.Train, step: int, gradient_norm: float, bucket: Bucket, gra
     multiplies on others. As usual, weight decay applies to tensors of two dimensions or more, not to biases and norms.
     """
     parameters = bucket.parameters
-    rate = learning_rate(train, step)
     clip = clip_coefficient(gradient_norm, train.clip_norm)
     to_mean = 1 / (1 - train.beta1**step)
     to_root = 1 / math.sqrt(1 - train.beta2**step)

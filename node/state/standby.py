@@ -21,7 +21,7 @@ from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
-from dtfm.node.state.state_store import NORM
+from dtfm.node.state.state_store import TERMS
 from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import StandbyRequest
@@ -137,7 +137,7 @@ class StandbyCopies:
                 log.warning("the standby's copies are not all as of step %d", commit.step)
         for copy in self._copies.values():
             if copy.voted is not None and copy.voted[0] == commit.generation and copy.step == commit.step - 1:
-                self._begin_update(copy, commit.step, commit.gradient_norm)
+                self._begin_update(copy, commit.step, commit.gradient_norm, commit.learning_rate)
         await self._updates()
         return {index: copy.bucket for index, copy in self._copies.items() if copy.step == commit.step}
 
@@ -215,7 +215,7 @@ class StandbyCopies:
         if copy.started and copy.step is not None:
             totals, step = {Kind.UPDATE: copy.bucket.parameters.nbytes}, copy.step + 1
             if copy.voted is not None:
-                totals[Kind.COMMITTED] = NORM.size
+                totals[Kind.COMMITTED] = TERMS.size
         wanted = (step, totals.get(header.kind), copy.have)
         if (header.step, header.total, header.offset) != wanted:
             raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} of step {header.step}")
@@ -237,14 +237,14 @@ class StandbyCopies:
             case Kind.UPDATE:
                 copy.voted = header.generation, whole
             case Kind.COMMITTED:
-                (norm,) = NORM.unpack(whole)
-                await asyncio.shield(self._begin_update(copy, step, norm))
+                norm, rate = TERMS.unpack(whole)
+                await asyncio.shield(self._begin_update(copy, step, norm, rate))
         copy.newest = header.part
         async with self._changed:
             self._changed.notify_all()
         self._tell_status()
 
-    def _begin_update(self, copy: _Copy, step: int, gradient_norm: float) -> asyncio.Future[None]:
+    def _begin_update(self, copy: _Copy, step: int, gradient_norm: float, rate: float) -> asyncio.Future[None]:
         """Applies the gradients voted for, in a thread. They are taken here and now, on the event loop, so that no other caller
         can apply them again."""
         assert copy.voted is not None
@@ -255,7 +255,7 @@ class StandbyCopies:
             if received:
                 b = copy.bucket
                 gradients = torch.frombuffer(received, dtype=b.parameters.dtype).to(b.parameters.device)
-                adamw(self._run.train, step, gradient_norm, b, gradients)
+                adamw(self._run.train, step, rate, gradient_norm, b, gradients)
             copy.step = step
 
         copy.applying = asyncio.get_running_loop().run_in_executor(None, update)

@@ -14,11 +14,12 @@ import torch
 
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket, bucket_bytes
+from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import StateRequest
 
-NORM = struct.Struct("<d")
-"""The payload of a COMMITTED frame: the global gradient norm."""
+TERMS = struct.Struct("<dd")
+"""The payload of a COMMITTED frame: the global gradient norm, and the learning rate."""
 
 MAX_BEHIND = 8
 """Most steps of one bucket that may wait for a standby; a slower one is dropped."""
@@ -184,22 +185,23 @@ class StateStore:
         with self._change():
             self._voting = 0
 
-    def apply(self, step: int, gradient_norm: float, update: Callable[[], None]) -> None:
-        """Runs ``update``, which changes the held buckets, by the gradients voted for, to their state after ``step``.
+    def apply(self, commit: Commit, update: Callable[[], None]) -> None:
+        """Runs ``update``, which changes the held buckets, by the gradients voted for, to their state after the commit's step.
 
         If it raises, the buckets are of no use to anybody and are no longer held.
         """
+        step = commit.step
         with self._change():
             buckets, self._held, self._voting = self._held.buckets, HeldState(step, {}), 0
             update()
             self._held = HeldState(step, buckets)
-            norm = memoryview(NORM.pack(gradient_norm))
+            terms = memoryview(TERMS.pack(commit.gradient_norm, commit.learning_rate))
             for subscription in self._subscribed():
                 headers = [
-                    _header(Kind.COMMITTED, 0, step, index, step, len(norm)) for index in sorted(subscription.started)
+                    _header(Kind.COMMITTED, 0, step, index, step, len(terms)) for index in sorted(subscription.started)
                 ]
-                subscription.count(len(headers) * len(norm))
-                subscription.put([(header, norm) for header in headers])
+                subscription.count(len(headers) * len(terms))
+                subscription.put([(header, terms) for header in headers])
 
     # Called from any thread
 

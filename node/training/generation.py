@@ -36,7 +36,7 @@ from dtfm.node.transport.kept import Offer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
-from dtfm.protos.control_pb2 import Device, Peer
+from dtfm.protos.control_pb2 import Commit, Device, Peer
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run
 
@@ -177,10 +177,11 @@ class Generation:
         work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with)
         return Offer(self.number, step, frozenset(self.around), work.find)
 
-    def apply(self, step: int, gradient_norm: float) -> None:
-        """The optimizer's update with the reduced gradients. From now on what arrives for ``step`` is stale."""
+    def apply(self, commit: Commit) -> None:
+        """The optimizer's update with the reduced gradients. From now on what arrives for this step is stale."""
+        step, rate = commit.step, commit.learning_rate
         for index, bucket in self.stage.buckets.items():
-            adamw(self._loaded.run.train, step, gradient_norm, bucket, bucket.gradients)
+            adamw(self._loaded.run.train, step, rate, commit.gradient_norm, bucket, bucket.gradients)
             self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more
         self.commitments = None

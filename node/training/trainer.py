@@ -462,8 +462,7 @@ class Trainer:
         self._committed_in = commit.generation
         self._snapshots.writer.before_change()
         with span(Activity.APPLY, commit.step):
-            update = partial(generation.apply, commit.step, commit.gradient_norm)
-            self._store.apply(commit.step, commit.gradient_norm, update)
+            self._store.apply(commit, partial(generation.apply, commit))
         self._digests.begin(commit.step, generation.stage.buckets.values())  # the next step's vote waits for them
 
     def _links_changed(self, changed: LinksChanged) -> None:

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.data.samples import training_samples
 from dtfm.node.host.rows import Row, show
@@ -110,10 +111,11 @@ class Work:
                 for stage in self.stages[:-1]:
                     x = stage.forward(x)
                 self.stages[-1].loss(x, labels, 1 / SHARE).weighted.backward()  # type: ignore[no-untyped-call]
+            rate = learning_rate(self.run.train, step)
             norm = sum(squared_norm(bucket.gradients) for stage in self.stages for bucket in stage.buckets.values())
             for stage in self.stages:
                 for index, bucket in stage.buckets.items():
-                    adamw(self.run.train, step, norm**0.5, bucket, bucket.gradients)
+                    adamw(self.run.train, step, rate, norm**0.5, bucket, bucket.gradients)
                     stage.refresh(index)
 
     def results(self, given: Mapping[str, torch.Tensor] | None) -> Iterator[Result]:

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 
 import torch
 
+from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.data.dataset import Data
 from dtfm.node.model.loaded_run import LoadedRun
@@ -25,7 +26,7 @@ from dtfm.node.training.pipeline import Outcome
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.control_pb2 import Device
+from dtfm.protos.control_pb2 import Commit, Device
 from dtfm.protos.frame import Header, frames
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model import plan as plans
@@ -187,7 +188,8 @@ class InProcess:
     def commit(self, done: Mapping[str, tuple[Outcome, float]]) -> None:
         step = self.step + 1
         norm = math.sqrt(sum(done[stage.replicas[0]][1] for stage in self.plan.stages))
-        self._all(lambda generation: generation.apply(step, norm))
+        commit = Commit(step=step, gradient_norm=norm, learning_rate=learning_rate(self._loaded.run.train, step))
+        self._all(lambda generation: generation.apply(commit))
         self.step = step
 
     def evaluate(self) -> float:

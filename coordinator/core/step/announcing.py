@@ -15,9 +15,11 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
 
-def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float) -> None:
-    """Sends the commit of ``step``."""
-    state, run = transition.state, transition.state.run
+def announce(transition: Transition, plan: Plan) -> None:
+    """Sends the commit of the last step."""
+    state, run, committed = transition.state, transition.state.run, transition.state.ledger.training.last
+    assert committed is not None
+    step = committed.step
     last, stuck = step == run.train.steps, leaver_is_stuck(transition.state)
     ends = last or state.ledger.hold is not None
     closing = stuck or state.is_closing
@@ -26,7 +28,8 @@ def announce(transition: Transition, step: int, plan: Plan, gradient_norm: float
     commit = wire.Commit(
         generation=plan.generation,
         step=step,
-        gradient_norm=gradient_norm,
+        gradient_norm=committed.gradient_norm,
+        learning_rate=committed.learning_rate,
         evaluate=evaluate,
         snapshot=snapshot.begin(
             transition, step, checkpoint=ends or closing or _is_due(step, run.checkpoint.every), last=closing

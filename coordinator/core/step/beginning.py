@@ -60,7 +60,7 @@ def _begin(transition: Transition, phase: Switching) -> None:
     transition.emit(ev.PlanStarted(ledger.training.generation, step, len(finished), phase.codecs))
     drift.forget(transition)
     if transition.state.is_closing and ledger.training.last is not None:
-        announce(transition, ledger.training.step, plan, ledger.training.last.gradient_norm)
+        announce(transition, plan)
         return
     if ledger.hold is not None and not ledger.hold.ends:
         regroup(transition, f"after step {ledger.training.step}")

@@ -9,6 +9,7 @@ from dtfm.coordinator.core.copies import agreed_state, standby
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, resumption, showing
 from dtfm.coordinator.core.step.announcing import announce
+from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.log import events as ev
@@ -56,6 +57,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
             compute_seconds={node: vote.compute_seconds for node, vote in sorted(phase.votes.items())},
             wait_seconds={node: vote.wait_seconds for node, vote in sorted(phase.votes.items())},
             resumed=phase.resumed,
+            learning_rate=learning_rate(state.message.train, phase.step),
         )
     )
     if clipped := _clipped(phase.votes):
@@ -63,7 +65,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
     resumption.committed(transition, phase)
     drift.committed(transition, phase.votes)
     showing.committed(transition, phase.votes)
-    announce(transition, phase.step, plan, math.sqrt(squared_norm))
+    announce(transition, plan)
 
 
 def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]:

@@ -43,7 +43,9 @@ def test_a_node_that_missed_the_last_commit_learns_of_it_with_the_next_plan() ->
     world.lose("a")
     for node in ("b", "c"):
         assignment = world.last_to(node, "assignment")
-        commit = wire.Commit(generation=1, step=1, gradient_norm=committed.gradient_norm)
+        commit = wire.Commit(
+            generation=1, step=1, gradient_norm=committed.gradient_norm, learning_rate=committed.learning_rate
+        )
         assert (assignment.step, assignment.last_commit) == (1, commit)
 
 

@@ -20,7 +20,7 @@ from dtfm.node.network.dialling import Dialler
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
-from dtfm.node.state.state_store import MAX_BEHIND, NORM, HeldState, StateStore, Subscription, Tensor
+from dtfm.node.state.state_store import MAX_BEHIND, TERMS, HeldState, StateStore, Subscription, Tensor
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.credentials import make_authority, make_key
@@ -33,9 +33,10 @@ from tests.protos.members import NOW, member
 CPU = torch.device("cpu")
 GENERATION = 2
 NORM_OF_ALL = 2.5
+RATE = 1e-2
 RUN = Run(
     lease_seconds=5,
-    train=Run.Train(steps=100, learning_rate=1e-2, weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1),
+    train=Run.Train(weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1),
 )
 # The first is several frames long.
 SPECS = [BucketSpec(0, (0,), (("w", (700, 500)), ("b", (500,)))), BucketSpec(1, (1,), (("v", (7, 3)),))]
@@ -85,11 +86,11 @@ class Donor:
 
     def commit(self) -> None:
         step = self.step + 1
-        self.store.apply(step, NORM_OF_ALL, lambda: self._update(step))
+        self.store.apply(committed(step), lambda: self._update(step))
 
     def _update(self, step: int) -> None:
         for bucket in self.buckets.values():
-            adamw(RUN.train, step, NORM_OF_ALL, bucket, bucket.gradients)
+            adamw(RUN.train, step, RATE / step, NORM_OF_ALL, bucket, bucket.gradients)
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ class Threads(ThreadPoolExecutor):
 
 
 def committed(step: int, generation: int = GENERATION) -> Commit:
-    return Commit(generation=generation, step=step, gradient_norm=NORM_OF_ALL)
+    return Commit(generation=generation, step=step, gradient_norm=NORM_OF_ALL, learning_rate=RATE / step)
 
 
 def same(copied: Mapping[int, Bucket], donor: Donor, specs: Sequence[BucketSpec] = SPECS) -> bool:
@@ -175,7 +176,7 @@ async def test_a_copy_takes_no_more_memory_than_its_state_and_the_gradients_that
         for donor in donors:
             donor.train()
         await standby.until(5)
-        assert max(told) <= state + sum(b.parameters.nbytes + NORM.size for b in donors[0].buckets.values())
+        assert max(told) <= state + sum(b.parameters.nbytes + TERMS.size for b in donors[0].buckets.values())
         await standby.copies.close()
         assert told[-1] == 0
     finally:
@@ -348,7 +349,7 @@ async def test_peers_wait_for_a_step_that_is_being_applied_and_the_lock_is_free(
     donors[0].train(commit=False)
     subscription = store.subscribe([0, 1], asyncio.get_running_loop())
     with ThreadPoolExecutor(2) as threads:
-        applied = threads.submit(store.apply, 5, NORM_OF_ALL, update)
+        applied = threads.submit(store.apply, committed(5), update)
         assert applying.wait(10)
         started = threads.submit(store.start, subscription, 0)
         subscription.close()  # on this thread, while the step is applied
@@ -415,7 +416,7 @@ async def test_a_step_counts_as_extra_memory_from_before_it_is_copied_until_all_
         assert extra_memory(ExtraMemory.UPDATES)[subscription] == gradients
     donors[0].commit()
     assert parse(await anext(sent))[0].kind is Kind.COMMITTED
-    assert extra_memory(ExtraMemory.UPDATES)[subscription] == NORM.size
+    assert extra_memory(ExtraMemory.UPDATES)[subscription] == TERMS.size
     subscription.close()
 
 

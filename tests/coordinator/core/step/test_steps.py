@@ -8,6 +8,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Switching
+from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -25,7 +26,7 @@ def test_a_commit_is_in_the_log_before_any_node_hears_of_it() -> None:
     assert [type(command) for command in ready.commands] == [t.Send, t.Send]
 
 
-def test_a_commit_carries_the_whole_models_norm_and_mean_loss() -> None:
+def test_a_commit_carries_the_whole_models_norm_the_mean_loss_and_the_learning_rate() -> None:
     world = training()
     world.now += 2.0
     world.step()
@@ -35,7 +36,9 @@ def test_a_commit_carries_the_whole_models_norm_and_mean_loss() -> None:
     assert committed.gradient_norm == 2.0  # two stages, 2.0 squared each
     assert committed.seconds == 2.0
     fares = wire.RunStatus(step=1, steps=3, generation=1, loss=0.5, tokens=128, seconds=2.0)
-    commit = wire.Commit(generation=1, step=1, gradient_norm=2.0, status=fares)
+    rate = learning_rate(world.state.message.train, 1)
+    assert rate == committed.learning_rate > 0
+    commit = wire.Commit(generation=1, step=1, gradient_norm=2.0, learning_rate=rate, status=fares)
     assert world.last_to("a", "commit") == world.last_to("b", "commit") == commit
 
 
