@@ -13,7 +13,7 @@ from dtfm.coordinator.command.invite import expel, forgive, invite, revoke
 from dtfm.coordinator.command.observe import events, members, watch
 from dtfm.coordinator.command.plan import plan, plan_now
 from dtfm.coordinator.command.serve import serve
-from dtfm.coordinator.command.steer import go_on, pause, stop
+from dtfm.coordinator.command.steer import go_on, pause, set_key, stop
 from dtfm.installed import Version
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ for command in (
 ):
     app.command()(command)
 app.command("continue")(go_on)
+app.command("set")(set_key)
 
 
 def main() -> None:

@@ -738,12 +738,11 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "learning_rate", "checkpoint_uri", "evaluate", "snapshot", "pause", "status")
+    __slots__ = ("generation", "step", "gradient_norm", "learning_rate", "evaluate", "snapshot", "pause", "status")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINT_URI_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -752,12 +751,11 @@ class Commit(_message.Message):
     step: int
     gradient_norm: float
     learning_rate: float
-    checkpoint_uri: str
     evaluate: bool
     snapshot: bool
     pause: bool
     status: RunStatus
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., checkpoint_uri: _Optional[str] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")
@@ -965,20 +963,26 @@ class ForgiveReply(_message.Message):
     def __init__(self, sentence: _Optional[str] = ...) -> None: ...
 
 class SteerRequest(_message.Message):
-    __slots__ = ("wish",)
+    __slots__ = ("wish", "key", "value")
     class Wish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PAUSE: _ClassVar[SteerRequest.Wish]
         CONTINUE: _ClassVar[SteerRequest.Wish]
         STOP: _ClassVar[SteerRequest.Wish]
         STOP_NOW: _ClassVar[SteerRequest.Wish]
+        SET: _ClassVar[SteerRequest.Wish]
     PAUSE: SteerRequest.Wish
     CONTINUE: SteerRequest.Wish
     STOP: SteerRequest.Wish
     STOP_NOW: SteerRequest.Wish
+    SET: SteerRequest.Wish
     WISH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
     wish: SteerRequest.Wish
-    def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ...) -> None: ...
+    key: str
+    value: str
+    def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ..., key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class SteerReply(_message.Message):
     __slots__ = ("sentence",)

@@ -455,7 +455,7 @@ class ObserverServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Steer(self, request, context):
-        """Pauses the run, goes on with it, or stops it.
+        """Pauses the run, goes on with it, stops or changes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -155,7 +155,8 @@ def _health(server: Server) -> tuple[bool, str]:
 
 def _tell_end(record: Record) -> None:
     if isinstance(record.event, RunFinished):
-        print("The coordinator stays, and tells nodes that come back; Ctrl-C ends it.", flush=True)
+        print("The coordinator stays, and tells nodes that come back; Ctrl-C ends it.")
+        print("To go on with more steps: dtfm-coordinator set train.steps=N", flush=True)
 
 
 def _tell(

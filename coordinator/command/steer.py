@@ -1,4 +1,4 @@
-"""``dtfm-coordinator pause``, ``continue`` and ``stop``: the whole run."""
+"""``dtfm-coordinator pause``, ``continue``, ``stop`` and ``set``: the whole run."""
 
 from __future__ import annotations
 
@@ -40,9 +40,28 @@ def stop(
     _steer(where, wire.SteerRequest.STOP_NOW if now else wire.SteerRequest.STOP, json_lines)
 
 
-def _steer(where: str, wish: wire.SteerRequest.Wish, json_lines: bool) -> None:
+def set_key(
+    change: Annotated[
+        str,
+        typer.Argument(metavar="KEY=VALUE", help='Of the run file, like train.steps=400 or checkpoint.uri="s3://..."'),
+    ],
+    where: Where = "",
+    json_lines: Json = False,
+) -> None:
+    """Changes a key of the run file while the run goes on. More train.steps also continue a run that is over.
+
+    The log keeps the change, so that it outlives a restart. A key that cannot change is refused by a list of those that can.
+    """
+    key, equals, value = change.partition("=")
+    if not equals:
+        raise ValueError(f"{change!r} is not KEY=VALUE; for example: dtfm-coordinator set train.steps=400")
+    _steer(where, wire.SteerRequest.SET, json_lines, key.strip(), value.strip())
+
+
+def _steer(where: str, wish: wire.SteerRequest.Wish, json_lines: bool, key: str = "", value: str = "") -> None:
     from dtfm.coordinator.command.client import ask
 
-    reply: wire.SteerReply = asyncio.run(ask(where, lambda stub: stub.Steer, wire.SteerRequest(wish=wish)))
+    request = wire.SteerRequest(wish=wish, key=key, value=value)
+    reply: wire.SteerReply = asyncio.run(ask(where, lambda stub: stub.Steer, request))
     name = wire.SteerRequest.Wish.Name(wish).lower()
     print(json.dumps({"asked": name, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")

@@ -69,9 +69,7 @@ class RunFile(Table):
     @property
     def checkpoints(self) -> str:
         """The URL of the folder for checkpoints, as the coordinator reaches it."""
-        if not self.keeps_checkpoints_itself:
-            return self.checkpoint.uri
-        return Path("dtfm-runs", self.name).resolve().as_uri()
+        return self.own_folder if self.keeps_checkpoints_itself else self.checkpoint.uri
 
     @property
     def keeps_checkpoints_itself(self) -> bool:
@@ -79,9 +77,18 @@ class RunFile(Table):
         return self.checkpoint.uri == f"{COORDINATOR}:"
 
     @property
-    def checkpoints_for_nodes(self) -> str:
-        """The URL of the folder for checkpoints, as nodes reach it."""
-        return COORDINATORS_DISK if self.keeps_checkpoints_itself else self.checkpoint.uri
+    def own_folder(self) -> str:
+        """The URL of the folder for checkpoints on the coordinator's own disk."""
+        return Path("dtfm-runs", self.name).resolve().as_uri()
+
+    def as_nodes_reach(self, place: str) -> str:
+        """The URL by which nodes reach a folder of checkpoints. ``place``: its URL for the coordinator."""
+        name = f"/dtfm-runs/{self.name}"
+        has_moved = (
+            self.keeps_checkpoints_itself and f"{name}/" in place
+        )  # the coordinator was elsewhere when it wrote this one
+        is_own = has_moved or f"{place}/".startswith(f"{self.own_folder}/")
+        return COORDINATORS_DISK + place.rpartition(name)[2] if is_own else place
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
@@ -110,7 +117,9 @@ class RunFile(Table):
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,
-            checkpoint=plan_pb2.Run.Checkpoint(uri=self.checkpoints_for_nodes, weights=self.checkpoint.weights),
+            checkpoint=plan_pb2.Run.Checkpoint(
+                uri=self.as_nodes_reach(self.checkpoints), weights=self.checkpoint.weights
+            ),
             trust=plan_pb2.Run.Trust(mode=_TRUST_MODES[self.trust.mode], audit_rate=self.trust.audits),
         )
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from dtfm.coordinator.config.changes import AT_A_START, WHILE_IT_RUNS
 from dtfm.coordinator.config.run_file import RunFile
 
 EXAMPLE = """\
@@ -47,6 +48,10 @@ A run file describes one training run, in [TOML](https://toml.io). The coordinat
 
 Every key has a default, and the empty file is a valid one: it trains the demo's small Llama. An unknown key, a wrong type or
 a value out of bounds is refused before anything starts, with the key's name, its value, and what would be right.
+
+While the run goes on, `dtfm-coordinator set KEY=VALUE` changes {", ".join(f"`{key}`" for key in WHILE_IT_RUNS)}. When the
+coordinator is started again, the run file may also differ in {", ".join(f"`{key}`" for key in AT_A_START)}, where a dot at the
+end stands for the whole table.
 
 This file trains a Llama of eight layers on text files of your own:
 

@@ -276,8 +276,8 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A checkpoint under way: ``parts`` are by bucket the files of the snapshot of ``step``, on the nodes' disks. ``urgent``: no
-    step follows.
+    """A checkpoint under way, in the folder of ``step`` at ``place``: ``parts`` are by bucket the files of the snapshot, on the
+    nodes' disks. ``weights``: it gets these alone. ``urgent``: no step follows.
 
     ``files`` have arrived, by bucket, and were ``sent_by`` these nodes; those of ``sending`` are on their way, by node.
     ``finishing``: the manifest is being written. After a ``problem``, those that ``failed`` leave the rest to others. If no
@@ -285,6 +285,8 @@ class Upload:
     """
 
     step: int
+    place: str
+    weights: bool
     parts: Mapping[int, SnapshotPart]
     urgent: bool
     files: Mapping[int, CheckpointFile] = field(default_factory=dict)
@@ -368,6 +370,11 @@ class State:
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
     stopped: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run is over, and not because it failed."""
+        return self.ledger.outcome is not None and self.ledger.outcome.completed
 
     @property
     def is_closing(self) -> bool:

@@ -1,4 +1,5 @@
-"""What an operator asks of the whole run: a pause, to go on, or to stop so that a later process goes on.
+"""What an operator asks of the whole run: a pause, to go on, to stop so that a later process goes on, or another value of a key
+of the run file.
 
 Who pauses or stops the run is in the ledger (``hold``), so a restart does the same. The commit of the step in hand then ends in a
 pause (step/pause.py).
@@ -6,10 +7,17 @@ pause (step/pause.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from dtfm.coordinator.config.changes import value_of, with_change
+from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.core.audits import Auditing
+from dtfm.coordinator.core.copies import checkpoints
 from dtfm.coordinator.core.ending import put_down
 from dtfm.coordinator.core.members.invitations import check_operator
 from dtfm.coordinator.core.phases import Gathering, Switching
 from dtfm.coordinator.core.refusal import Refused
+from dtfm.coordinator.core.state import Planner, Safekeeping, State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import AnswerAccess, SteerAsked, Transition
 from dtfm.coordinator.log import events as ev
@@ -17,31 +25,78 @@ from dtfm.protos import control_pb2 as wire
 
 
 def steer(transition: Transition, asked: SteerAsked) -> None:
-    """An operator pauses the run, goes on with it, or stops it."""
-    hold, over = transition.state.ledger.hold, transition.state.stopped
+    """An operator pauses the run, goes on with it, stops or changes it."""
+    state, request = transition.state, asked.asked
+    sets = request.wish == wire.SteerRequest.SET
     try:
-        check_operator(transition.state.ledger, asked.by)
-        if over:
+        check_operator(state.ledger, asked.by)
+        if state.stopped and not (sets and state.is_complete):
             raise Refused(wire.RUN_OVER, "the run is over, or has stopped already")
-        if asked.wish not in wire.SteerRequest.Wish.values():
-            raise Refused(wire.MALFORMED, f"wish {asked.wish} is none of this version of dtfm")
+        if request.wish not in wire.SteerRequest.Wish.values():
+            raise Refused(wire.MALFORMED, f"wish {request.wish} is none of this version of dtfm")
+        sentence = _set(transition, request, asked.by) if sets else _steer(transition, request.wish, asked.by)
     except Refused as refused:
         transition.commands.append(AnswerAccess(asked.ticket, refused))
         return
-    match asked.wish:
-        case wire.SteerRequest.CONTINUE:
-            sentence = "the run is not paused" if hold is None else "the run goes on"
-            if hold is not None:
-                transition.emit(ev.RunContinued(asked.by))
-        case wire.SteerRequest.STOP_NOW:
-            sentence = "the run stops now"
-            put_down(transition, asked.by)
-        case wish:
-            wanted = ev.RunPaused(asked.by, ends=wish == wire.SteerRequest.STOP)
-            if hold is None or hold.ends != wanted.ends:
-                transition.emit(wanted)
-            sentence = (hold if hold is not None and hold.ends == wanted.ends else wanted).narrate()
     transition.commands.append(AnswerAccess(asked.ticket, wire.SteerReply(sentence=sentence)))
+
+
+def changed_run(state: State, request: wire.SteerRequest) -> RunFile:
+    """The run as it would be with what the request sets. Raises Refused."""
+    try:
+        run = with_change(state.run, request.key, request.value, state.ledger.training.step)
+    except ValueError as problem:
+        raise Refused(wire.MALFORMED, str(problem)) from None
+    if state.stopped and run.train.steps <= state.ledger.training.step:
+        raise Refused(wire.RUN_OVER, "the run is over; set train.steps to more than it has, and it goes on")
+    return run
+
+
+def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
+    state, run = transition.state, changed_run(transition.state, request)
+    before, value = (value_of(each, request.key) for each in (state.run, run))
+    if value == before:
+        return f"{request.key} is {value} already"
+    transition.emit(changed := ev.RunChanged(by, request.key, value, before))
+    transition.set_run(run)
+    if run.checkpoints != state.run.checkpoints:
+        checkpoints.moved(transition)
+    if state.stopped:
+        _begin_again(transition)
+    return changed.narrate()
+
+
+def _begin_again(transition: Transition) -> None:
+    """A run that was complete goes on: as if this process had just started, with the nodes that come back."""
+    transition.enter(Gathering(transition.now, "the run has more steps now"))
+    state = transition.state
+    transition.state = replace(
+        state,
+        stopped=False,
+        planner=Planner(number=state.planner.number),
+        safekeeping=Safekeeping(standby_number=state.safekeeping.standby_number),
+        evaluations={},
+        auditing=Auditing(),
+        speeds={},
+    )
+
+
+def _steer(transition: Transition, wish: wire.SteerRequest.Wish, by: str) -> str:
+    hold = transition.state.ledger.hold
+    match wish:
+        case wire.SteerRequest.CONTINUE:
+            if hold is not None:
+                transition.emit(ev.RunContinued(by))
+            return "the run is not paused" if hold is None else "the run goes on"
+        case wire.SteerRequest.STOP_NOW:
+            put_down(transition, by)
+            return "the run stops now"
+        case _:
+            wanted = ev.RunPaused(by, ends=wish == wire.SteerRequest.STOP)
+            if hold is not None and hold.ends == wanted.ends:
+                return hold.narrate()
+            transition.emit(wanted)
+            return wanted.narrate()
 
 
 def stop_when_safe(transition: Transition) -> None:

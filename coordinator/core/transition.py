@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.findings import Finding
 from dtfm.coordinator.core.phases import FOLLOWS, Phase
 from dtfm.coordinator.core.refusal import Refused
@@ -129,10 +130,10 @@ class ForgiveAsked:
 
 @dataclass(frozen=True, slots=True)
 class SteerAsked:
-    """``by`` wants the run paused, continued or stopped."""
+    """``by`` wants the run paused, continued, stopped or changed."""
 
     ticket: int
-    wish: wire.SteerRequest.Wish
+    asked: wire.SteerRequest
     by: str
 
 
@@ -322,6 +323,10 @@ class Transition:
         """Adds the event to the log, and what follows from it to the ledger."""
         self.state = replace(self.state, ledger=event.apply(self.state.ledger))
         self.entries.append(event)
+
+    def set_run(self, run: RunFile) -> None:
+        """What the ledger has in force now, as all else reads it."""
+        self.state = replace(self.state, run=run, message=run.message(self.state.ledger.run_id))
 
     def find(self, finding: Finding) -> None:
         """Leaves a finding for act.py, which carries it out."""

@@ -48,6 +48,7 @@ from dtfm.coordinator.log.run import (
     Described as Described,
     DescriptionDropped as DescriptionDropped,
     Listens as Listens,
+    RunChanged as RunChanged,
     RunContinued as RunContinued,
     RunDescribed as RunDescribed,
     RunFailed as RunFailed,
@@ -123,6 +124,7 @@ Event = (
     | NodeForgiven
     | RunPaused
     | RunContinued
+    | RunChanged
     | RunStopped
     | RunFinished
     | RunFailed

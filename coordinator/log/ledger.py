@@ -28,7 +28,9 @@ class Ledger:
 
     run_id: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """The run file as JSON."""
+    """The run that is in force, as JSON: the run file, and what operators have changed since."""
+    file: Mapping[str, Any] = field(default_factory=dict)
+    """The run file as JSON, as it was at the last start."""
     listens: Listens | None = None
     """Where nodes look for the coordinator; None in logs of older versions."""
     described: Described | None = None
@@ -64,6 +66,12 @@ class Ledger:
     def keeps_checkpoints(self) -> int:
         """How many checkpoints the run keeps."""
         return int(self.run.get("checkpoint", {}).get("keep", MOST_CHECKPOINTS))
+
+    def with_run(self, run: Mapping[str, Any]) -> Ledger:
+        """With ``run`` in force. One that is complete goes on if it has more steps now; one that failed is tried again."""
+        more = run.get("train", {}).get("steps", 0) > self.training.step
+        over = self.outcome is not None and self.outcome.completed and not more
+        return replace(self, run=run, outcome=self.outcome if over else None)
 
     @property
     def ready(self) -> tuple[str, ...]:

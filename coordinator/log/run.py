@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from blake3 import blake3
@@ -68,7 +68,7 @@ class RunStarted:
     event: Literal["run_started"] = "run_started"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return type(ledger)(run_id=self.run_id, run=self.run)
+        return type(ledger)(run_id=self.run_id, run=self.run, file=self.run)
 
     def narrate(self) -> str:
         return f"run {self.run.get('name')} started (id {self.run_id})"
@@ -76,15 +76,16 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """A coordinator process continues the log; nodes have to join again. ``run`` is the run file from now on."""
+    """A coordinator process continues the log; nodes have to join again. ``run`` is in force from now on, and follows from the
+    run ``file``, which is empty in logs of older versions, and what operators have changed."""
 
     reason: str
     run: dict[str, Any]
+    file: dict[str, Any] = field(default_factory=dict)
     event: Literal["run_resumed"] = "run_resumed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
-        return replace(ledger, run=self.run, outcome=outcome).without_members()
+        return replace(ledger.with_run(self.run), file=self.file or self.run).without_members()
 
     def narrate(self) -> str:
         return f"run resumed: {self.reason}"
@@ -195,6 +196,24 @@ class RunContinued:
 
     def narrate(self) -> str:
         return f"{self.by} goes on with the run"
+
+
+@dataclass(frozen=True, slots=True)
+class RunChanged:
+    """``by`` an operator: ``key`` of the run file, like "train.steps", is ``value`` from now on. It was ``before``."""
+
+    by: str
+    key: str
+    value: Any
+    before: Any
+    event: Literal["run_changed"] = "run_changed"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        table, name = self.key.split(".")
+        return ledger.with_run({**ledger.run, table: {**ledger.run.get(table, {}), name: self.value}})
+
+    def narrate(self) -> str:
+        return f"{self.by} set {self.key} to {self.value}; it was {self.before}"
 
 
 @dataclass(frozen=True, slots=True)

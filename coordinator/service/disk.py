@@ -114,9 +114,7 @@ class MembersDisk:
 
     def __init__(self, state: Callable[[], State]) -> None:
         self._state = state
-        run = state().run
-        root = Path(url2pathname(urlsplit(run.checkpoints).path)) if run.keeps_checkpoints_itself else None
-        self._disk = None if root is None else Disk(root)
+        self._disk = Disk(Path(url2pathname(urlsplit(state().run.own_folder).path)))
         self.thread = ThreadPoolExecutor(1, "disk")
 
     async def put(self, request: wire.PutRequest, by: str) -> None:
@@ -134,7 +132,6 @@ class MembersDisk:
         return await self._do(by, lambda disk: disk.get(request.path, request.offset, request.length))
 
     async def _do(self, by: str, work: Callable[[Disk], Done]) -> Done:
-        disk = self._disk
-        if by not in self._state().ledger.members or disk is None:
-            raise Forbidden(f"{by} is no member now, or checkpoints are elsewhere")
-        return await asyncio.get_running_loop().run_in_executor(self.thread, lambda: work(disk))
+        if by not in self._state().ledger.members:
+            raise Forbidden(f"{by} is no member now")
+        return await asyncio.get_running_loop().run_in_executor(self.thread, lambda: work(self._disk))

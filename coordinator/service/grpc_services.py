@@ -50,7 +50,7 @@ class Asked(Protocol):
 
     async def forgive(self, node: str, by: str) -> wire.ForgiveReply: ...
 
-    async def steer(self, wish: wire.SteerRequest.Wish, by: str) -> wire.SteerReply: ...
+    async def steer(self, request: wire.SteerRequest, by: str) -> wire.SteerReply: ...
 
 
 class Joins(control_pb2_grpc.CoordinatorServicer):
@@ -182,7 +182,7 @@ class Observers(control_pb2_grpc.ObserverServicer):
     async def Steer(self, request: wire.SteerRequest, context: Context) -> wire.SteerReply:
         caller = await self._gate.admit(context, "Steer")
         try:
-            return await self._asked.steer(request.wish, caller)
+            return await self._asked.steer(request, caller)
         except Refused as refused:
             await _answer(context, refused)
 

@@ -104,14 +104,15 @@ class LogWriter:
                 return
             await appended.wait()
 
-    def end_followers(self) -> None:
-        """No event follows: who has heard all waits for no other."""
-        self._closed = True
-        self._appended.set()
+    def let_follow(self, more: bool) -> None:
+        """Whether events follow. If not, who has heard all waits for no other."""
+        self._closed = not more
+        if not more:
+            self._appended.set()
 
     async def close(self) -> None:
         """Waits for writes in progress, and lets followers end."""
-        self.end_followers()
+        self.let_follow(False)
         if self._writing:
             await asyncio.wait(self._writing)
         self._thread.shutdown(wait=False)

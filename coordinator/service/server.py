@@ -21,6 +21,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.members.invitations import check_enrolment
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.steering import changed_run
 from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
@@ -28,6 +29,7 @@ from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.service.claiming import claim
 from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.disk import MembersDisk
 from dtfm.coordinator.service.front import Front
@@ -145,15 +147,19 @@ class Server:
         try:
             if events:
                 await self._log.append(events)
-            while self.exit_code is None:
-                await self._go_on()
-            await self._let_nodes_go()
-            await self._log.take_snapshot(self.ledger)
-            if self.ledger.outcome is not None:
-                self._log.end_followers()
-                while stays and self.ledger.outcome.completed and not self._told_to_stop.is_set():
+            while True:
+                while self.exit_code is None:
                     await self._go_on()
-            return self.exit_code
+                await self._let_nodes_go()
+                await self._log.take_snapshot(self.ledger)
+                if self.ledger.outcome is not None:
+                    self._log.let_follow(False)
+                    while stays and self.state.is_complete and not self._told_to_stop.is_set():
+                        await self._go_on()
+                if self.state.stopped:
+                    return self.exit_code
+                self.exit_code = None  # an operator has given the run more steps
+                self._log.let_follow(True)
         finally:
             timer.cancel()
             self._compiling.cancel()
@@ -227,9 +233,13 @@ class Server:
         reply: wire.ForgiveReply = await self._ask(lambda ticket: t.ForgiveAsked(ticket, node, by))
         return reply
 
-    async def steer(self, wish: wire.SteerRequest.Wish, by: str) -> wire.SteerReply:
+    async def steer(self, request: wire.SteerRequest, by: str) -> wire.SteerReply:
         """Raises Refused."""
-        reply: wire.SteerReply = await self._ask(lambda ticket: t.SteerAsked(ticket, wish, by))
+        if request.wish == wire.SteerRequest.SET:
+            place = changed_run(self.state, request).checkpoints
+            if place != self.state.run.checkpoints:
+                await claim(place, self.ledger.run_id, self.state.patience)
+        reply: wire.SteerReply = await self._ask(lambda ticket: t.SteerAsked(ticket, request, by))
         return reply
 
     def invitation(self, id: str, secret: bytes) -> str:

@@ -8,11 +8,11 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fsspec.core import url_to_fs
 
+from dtfm.coordinator.config.changes import check_same, goes_on_with
 from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.state import State
@@ -23,18 +23,6 @@ from dtfm.coordinator.log.ledger_snapshot import restore
 from dtfm.coordinator.log.manifest import manifest_and_digest, newest
 from dtfm.coordinator.log.store import Store, free_name
 from dtfm.coordinator.service.server import Deaf, Server
-
-CHANGEABLE = (
-    "cluster.",
-    "network.",
-    "checkpoint.",
-    "trust.",
-    "train.activation_checkpointing",
-    "train.optimizer_state",
-    "train.evaluate_every",
-    "train.evaluation_samples",
-)
-"""Keys that may change when a run is resumed: they do not change what is learned."""
 
 REASONS = {signal.SIGINT: "it was interrupted (Ctrl-C)", signal.SIGTERM: "it was terminated (SIGTERM)"}
 """By signal, why the coordinator stops."""
@@ -56,13 +44,13 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
             f"run {run.name!r}; give {run.name!r} a store of its own with --store, or put the other one aside with --new"
         )
     else:
-        before = parse_run(ledger.run, store.url)
-        now = run or before
-        _check_same(before, now)
+        step, file = ledger.training.step, dict(ledger.file)
+        now = parse_run(ledger.run, store.url)
+        if run is not None:
+            now, file = goes_on_with(run, file, ledger.run, step), run.model_dump(mode="json")
         if ledger.described is not None:
             _check_pinned(ledger.described, ledger.described_by, now)
-        reason = f"from the log, after step {ledger.training.step}"
-        events = [ev.RunResumed(reason, now.model_dump(mode="json"))]
+        events = [ev.RunResumed(f"from the log, after step {step}", now.model_dump(mode="json"), file)]
     ledger = fold(events, ledger)
     current = parse_run(ledger.run, store.url)
     state = State(
@@ -134,24 +122,12 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
             "not hold that run's log: name its log with --store to go on with it, or start over with --new, which puts them "
             "aside"
         )
-    _check_same(before, run)
+    check_same(before, run, step)
     return [
         ev.RunStarted(manifest.run_id, run.model_dump(mode="json")),
         ev.CheckpointWritten(step, folder, digest),
         ev.RolledBack(step, step, f"this log begins with the checkpoint of step {step}"),
     ]
-
-
-def _check_same(before: RunFile, now: RunFile) -> None:
-    """Raises ValueError if resuming would train something else."""
-    old, new = _keys(before), _keys(now)
-    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(CHANGEABLE))
-    if changed:
-        key = changed[0]
-        raise ValueError(
-            f"{key} is {new.get(key)!r} in the run file, and was {old.get(key)!r} when the run started; put it back, or "
-            f"start a new run"
-        )
 
 
 def _check_pinned(described: ev.Described, by: str, run: RunFile) -> None:
@@ -165,17 +141,3 @@ def _check_pinned(described: ev.Described, by: str, run: RunFile) -> None:
                 f"trust.{what} pins {pinned}, and this run has trained on {said}, as {by or 'a node'} said; correct the run "
                 f"file, or start a new run"
             )
-
-
-def _keys(run: RunFile) -> dict[str, Any]:
-    """By dotted key. The tokenizer is the one that nodes use: whether its default was written out, as older logs have it, makes
-    no difference."""
-    return {**dict(_flat(run.model_dump(mode="json"))), "data.tokenizer": run.message("").data.tokenizer}
-
-
-def _flat(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value

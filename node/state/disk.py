@@ -37,14 +37,14 @@ class Disk:
 
     def __init__(self, root: Path, node: str) -> None:
         self._root = root
-        self._node = node
+        self.node = node
         self._folder: Path | None = None
         self._kept = frozenset[int]()
 
     def open(self, run_id: str) -> None:
         """Uses this run's folder from now on, and removes abandoned ones. The folder's name is a digest, so that neither a node
         nor a run can name another place."""
-        digest = blake3(f"{self._node}\n{run_id}".encode()).hexdigest(16)
+        digest = blake3(f"{self.node}\n{run_id}".encode()).hexdigest(16)
         self._folder, self._kept = self._root / f"snapshots-{digest}", frozenset()
         for other in self._root.iterdir() if self._root.is_dir() else ():
             if other != self._folder and _is_ours(other) and time.time() - other.stat().st_mtime > ABANDONED_SECONDS:

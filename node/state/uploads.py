@@ -12,7 +12,7 @@ from threading import Event
 from blake3 import blake3
 
 from dtfm.node.data.allowed import check_checkpoint
-from dtfm.node.data.storage import NewFile
+from dtfm.node.data.storage import NewFile, check_place
 from dtfm.node.model.bucket import STATE_TENSORS
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
@@ -67,6 +67,8 @@ class Uploads:
             for part in upload.parts:
                 self._check_wanted(upload)
                 check_checkpoint(upload.folder, loaded.allowed)
+                if (place := upload.folder.rpartition("/")[0]) != loaded.run.checkpoint.uri.rstrip("/"):
+                    check_place(place, loaded.run.id, self._disk.node)  # an operator has named another since
                 if part.bucket == 0:
                     write_model_files(upload.folder, loaded.model, loaded.data, run_dtype(loaded.run))
                 sent = self._send_file(loaded, upload, part)

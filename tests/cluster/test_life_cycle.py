@@ -104,6 +104,32 @@ def test_after_the_end_the_coordinator_stays_and_sends_home_who_comes_back(tmp_p
         assert len(cluster.of("step_committed")) == 4
 
 
+def test_a_run_gets_more_steps_while_it_goes_on_and_after_it_is_over(tmp_path: Path) -> None:
+    """With a learning rate that stays, so that its losses are those of a run that had so many steps from the start."""
+    text = run_file(model=GPT2, stages=[1, 1], steps=10).replace(
+        "warmup_steps", "final_learning_rate_fraction = 1.0\nwarmup_steps"
+    )
+    with Cluster(tmp_path, text, start=False) as cluster:
+        cluster.start_coordinator(exits=False)
+        for name in "ab":
+            cluster.add(name)
+        cluster.wait_for("step_committed")
+        assert "set train.steps to 14; it was 10" in command(cluster, "set", "train.steps=14")["sentence"]
+        assert cluster.wait_for("run_finished")["step"] == 14
+        assert {node.wait(20) for node in cluster.nodes.values()} == {0}
+        over = len(cluster.events)
+        assert "set train.steps to 17; it was 14" in command(cluster, "set", "train.steps=17")["sentence"]
+        for name in "ab":
+            cluster.add(name)
+        assert cluster.wait_for("run_finished", after=over)["step"] == 17
+        assert {node.wait(20) for node in cluster.nodes.values()} == {0}
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGINT)
+        assert cluster.coordinator.wait(20) == 0
+    assert [e["step"] for e in cluster.of("step_committed")] == list(range(1, 18))
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=17), rel=1e-9, abs=0)
+
+
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1], steps=5000, lease=60), nodes="a") as cluster:
         cluster.wait_for("step_committed")

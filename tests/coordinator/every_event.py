@@ -39,6 +39,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.RunPaused("bob", ends=True),
     ev.RunPaused("bob"),
     ev.RunContinued("bob"),
+    ev.RunChanged("bob", "train.steps", 400, 200),
     ev.RunStopped(7, "why"),
     ev.Listens("0.0.0.0:7400", ("run.example.org",)),
     ev.NodeJoined("a", "first contact", "10.0.0.1:7000", DEVICE, "0.1"),

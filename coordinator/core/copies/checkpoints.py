@@ -6,6 +6,7 @@ checkpoint whole. Nobody is accused and no run ends because storage is in troubl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Sending, Session, State, Upload
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
-from dtfm.coordinator.core.validation.files import check_uploaded
+from dtfm.coordinator.core.validation.files import check_moments, check_uploaded
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import MANIFEST, bucket_of, step_folder
@@ -41,7 +42,8 @@ def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart
     trouble is given up for it."""
     give_up(transition, f"that of step {step} takes its place")
     safekeeping = transition.state.safekeeping
-    upload = Upload(step, parts, urgent=transition.state.is_closing)
+    run = transition.state.run
+    upload = Upload(step, run.checkpoints, run.checkpoint.weights, parts, urgent=transition.state.is_closing)
     transition.set_safekeeping(replace(safekeeping, upload=upload, unfinished=safekeeping.unfinished | {step}))
     _go_on(transition)
 
@@ -50,10 +52,11 @@ def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -
     """Files of the node have arrived, or it could not send the rest."""
     described, upload, node = transition.state.ledger.described, transition.state.safekeeping.upload, session.node
     assert described is not None
-    check_uploaded(message, described.buckets, weights=transition.state.run.checkpoint.weights)
+    check_uploaded(message, described.buckets)
     if upload is None or upload.step != message.step or node not in upload.sending:
         transition.log(f"ignored that {node} has sent files of step {message.step}: none is awaited from it")
         return
+    check_moments(message, weights=upload.weights)
     mine = upload.sending[node].buckets
     files = {
         part.bucket: ev.CheckpointFile(part.size_bytes, part.digest.hex(), part.nonce, part.moments.hex())
@@ -85,8 +88,8 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
             _go_on(transition)
         return
     _end(transition, is_whole=True)
-    folder, weights = step_folder(transition.state.run.checkpoints, done.step), transition.state.run.checkpoint.weights
-    transition.emit(ev.CheckpointWritten(done.step, folder, done.digest, weights))
+    folder = step_folder(upload.place, done.step)
+    transition.emit(ev.CheckpointWritten(done.step, folder, done.digest, upload.weights))
     tidy(transition)
     disks.tidy(transition)
 
@@ -126,7 +129,7 @@ def most_bytes(state: State, node: str, step: int, file: str) -> int:
     """How large the node may make this file of the checkpoint of ``step``, where the coordinator keeps checkpoints itself; 0: it
     may not write it."""
     upload, bucket = state.safekeeping.upload, bucket_of(file)
-    if upload is None or upload.step != step or node not in upload.sending:
+    if upload is None or (upload.step, upload.place) != (step, state.run.own_folder) or node not in upload.sending:
         return 0
     if (bucket or 0) not in upload.sending[node].buckets:
         return 0
@@ -148,6 +151,15 @@ def give_up(transition: Transition, reason: str) -> None:
     if (upload := transition.state.safekeeping.upload) is not None:
         _end(transition)
         failed(transition, upload.step, reason)
+
+
+def moved(transition: Transition) -> None:
+    """The run has another place for checkpoints: what has failed in the one before may work there."""
+    safekeeping, upload = transition.state.safekeeping, transition.state.safekeeping.upload
+    transition.set_safekeeping(replace(safekeeping, next_checkpoint=-math.inf))
+    if upload is not None and upload.is_in_trouble:
+        _end(transition)
+        begin(transition, upload.step, upload.parts)
 
 
 def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
@@ -174,7 +186,7 @@ def _go_on(transition: Transition) -> None:
         return
     if len(upload.files) == len(upload.parts):
         _set(transition, replace(upload, finishing=True))
-        folder = step_folder(state.run.checkpoints, upload.step)
+        folder = step_folder(upload.place, upload.step)
         files = tuple(upload.files[bucket] for bucket in sorted(upload.files))
         transition.commands.append(WriteManifest(upload.step, folder, files))
         return
@@ -207,9 +219,9 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     rate = 0.0 if upload.urgent else max(LINE_FRACTION * fastest, LEAST_BANDWIDTH)
     message = wire.Upload(
         step=upload.step,
-        folder=step_folder(state.run.checkpoints_for_nodes, upload.step),
+        folder=state.run.as_nodes_reach(step_folder(upload.place, upload.step)),
         parts=[part_message(bucket, upload.parts[bucket], ()) for bucket in buckets],
-        weights=state.run.checkpoint.weights,
+        weights=upload.weights,
         bytes_per_second=rate,
     )
     transition.send([node], wire.CoordinatorMessage(upload=message))

@@ -25,7 +25,6 @@ from dtfm.coordinator.core.validation.files import check_own_layers, check_parts
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.checkpoint_names import step_folder
 
 PAUSE_LEASES = 6
 """The least time between two snapshots for which nodes fetch what is on one machine alone."""
@@ -164,8 +163,7 @@ def source(state: State) -> wire.SnapshotSource:
     checkpoint = ledger.copies.checkpoints.get(ledger.training.step)
     if checkpoint is None or checkpoint.weights:
         return wire.SnapshotSource()
-    itself = state.run.keeps_checkpoints_itself
-    folder = step_folder(state.run.checkpoints_for_nodes, ledger.training.step) if itself else checkpoint.folder
+    folder = state.run.as_nodes_reach(checkpoint.folder)
     return wire.SnapshotSource(folder=folder, manifest=bytes.fromhex(checkpoint.manifest), states=_states(ledger))
 
 

@@ -64,7 +64,7 @@ def end_pause(transition: Transition) -> None:
     elif transition.state.planner.chosen is not None:
         adopt(transition, transition.state.planner.chosen, "")
     elif not phase.for_leaver:
-        again(transition, "a node of the plan that was chosen has left")
+        again(transition, "what the pause was for has changed")
 
 
 def awaits(state: State, phase: Pausing) -> str:

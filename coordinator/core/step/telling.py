@@ -52,7 +52,7 @@ def tell_changes(transition: Transition) -> None:
         return
     sessions, training = state.members.sessions, state.ledger.training
     stays = state.phase is before.phase and state.planner is before.planner
-    if not stays and awaited(state) != awaited(before):
+    if (not stays and awaited(state) != awaited(before)) or state.run is not before.run:
         tell(transition, sessions)
     elif training.step != before.ledger.training.step:
         tell(transition, sessions.keys() - set(training.plan.nodes if training.plan is not None else ()))

@@ -23,15 +23,20 @@ def check_parts(message: wire.SnapshotParts | wire.Uploaded, buckets: int, diges
         check_number("parts.size_bytes", part.size_bytes, 0, 1 << 50)
 
 
-def check_uploaded(message: wire.Uploaded, buckets: int, *, weights: bool) -> None:
-    """Raises Refused for files that a checkpoint, which may have the ``weights`` alone, cannot have."""
+def check_uploaded(message: wire.Uploaded, buckets: int) -> None:
+    """Raises Refused for files that no checkpoint can have."""
     check_parts(message, buckets)
-    moments_bytes = 2 * DIGEST_BYTES if weights else 0
     for part in message.parts:
         if not _NONCE.fullmatch(part.nonce):
             raise malformed("parts.nonce", part.nonce, "32 hexadecimal digits")
-        if len(part.moments) != moments_bytes:
-            raise malformed("parts.moments", part.moments.hex(), f"{moments_bytes} bytes")
+
+
+def check_moments(message: wire.Uploaded, *, weights: bool) -> None:
+    """Raises Refused unless those files that have the ``weights`` alone come with the digests of the moments."""
+    size = 2 * DIGEST_BYTES if weights else 0
+    for part in message.parts:
+        if len(part.moments) != size:
+            raise malformed("parts.moments", part.moments.hex(), f"{size} bytes")
 
 
 def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: int) -> None:

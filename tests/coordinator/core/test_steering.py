@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
+from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -14,15 +16,19 @@ from tests.coordinator.doors import Door
 from tests.coordinator.script import LEASE, LONG, World, restarted, training
 
 
-def steer(world: World, wish: SteerRequest.Wish, by: str = "operator") -> str:
+def steer(world: World, wish: SteerRequest.Wish, by: str = "operator", key: str = "", value: object = "") -> str:
     """The coordinator's sentence."""
     Door(world)
-    world.feed(t.SteerAsked(1, wish, by))
+    world.feed(t.SteerAsked(1, SteerRequest(wish=wish, key=key, value=str(value)), by))
     if (refused := world.refusals.pop(1, None)) is not None:
         return str(refused)
     granted = world.granted[1]
     assert isinstance(granted, wire.SteerReply)
     return granted.sentence
+
+
+def set_key(world: World, key: str, value: object) -> str:
+    return steer(world, SteerRequest.SET, key=key, value=value)
 
 
 def paused() -> World:
@@ -172,3 +178,126 @@ def test_only_operators_steer(wish: SteerRequest.Wish) -> None:
     Door(world).enrolled("viewer", "viewer")
     assert "this is for the role operator" in steer(world, wish, by="viewer")
     assert not world.events(ev.RunPaused) + world.events(ev.RunStopped)
+
+
+def test_more_steps_while_the_run_goes_on_change_its_end_and_the_learning_rate_from_the_next_commit_on() -> None:
+    world = training(train={"steps": 3, "evaluate_every": 0})
+    world.step()
+    begun = world.last_to("a", "commit").learning_rate
+    assert set_key(world, "train.steps", 5) == "operator set train.steps to 5; it was 3"
+    assert [told.steps for told in world.told[world.streams["a"]]][-1] == 5
+    world.step()
+    assert begun > world.last_to("a", "commit").learning_rate == rate_of(world, steps=5) > rate_of(world, steps=3)
+    for _ in range(2):
+        world.step()
+        assert not world.last_to("a", "commit").pause
+    world.step()
+    assert world.last_to("a", "commit").pause
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert [event.step for event in world.events(ev.RunFinished)] == [5]
+
+
+def rate_of(world: World, steps: int) -> float:
+    train = type(world.state.message.train)()
+    train.CopyFrom(world.state.message.train)
+    train.steps = steps
+    return learning_rate(train, world.state.ledger.training.step)
+
+
+def test_fewer_steps_than_are_trained_are_refused() -> None:
+    world = training()
+    world.step()
+    assert "train.steps = 1: must be at least 2, as 1 steps are trained" in set_key(world, "train.steps", 1)
+    assert not world.events(ev.RunChanged)
+    set_key(world, "train.steps", 2)
+    world.step()
+    assert world.last_to("a", "commit").pause
+
+
+def test_a_run_that_is_over_goes_on_from_its_last_checkpoint_with_more_steps() -> None:
+    world = training()
+    world.finish_run()
+    assert world.exit_code == 0
+    assert set_key(world, "checkpoint.every", 7) == (
+        "the run is over; set train.steps to more than it has, and it goes on"
+    )
+    for node in "ab":
+        world.lose(node)
+    set_key(world, "train.steps", 4)
+    assert world.refolded().outcome is None
+    world.join("a", "b", incarnation=2)
+    world.settle()
+    assert world.last_to("a", "assignment").snapshot.folder.endswith("step-00000003")
+    world.step()
+    assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2, 3, 4]
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert [event.step for event in world.events(ev.RunFinished)] == [3, 4]
+
+
+def test_a_failed_run_has_no_more_steps() -> None:
+    world = training()
+    world.feed(t.StopAsked("Ctrl-C"))
+    assert set_key(world, "train.steps", 9) == "the run is over, or has stopped already"
+
+
+def test_the_log_has_the_run_file_and_what_was_made_of_it() -> None:
+    world = training(**LONG)
+    set_key(world, "checkpoint.every", 1)
+    ledger = world.refolded()
+    assert (ledger.file["checkpoint"]["every"], ledger.run["checkpoint"]["every"]) == (0, 1)
+    assert parse_run(ledger.run, "the log") == world.state.run
+
+
+def test_a_last_checkpoint_that_cannot_be_sent_goes_to_the_place_that_an_operator_names() -> None:
+    world = training(train={"steps": 1, "evaluate_every": 0})
+    world.step()
+    world.evaluate()
+    world.apply()
+    world.write_checkpoint(problem="the storage is full")
+    assert isinstance(world.state.phase, Pausing)
+    set_key(world, "checkpoint.uri", "file:///elsewhere")
+    assert world.last_to("a", "upload").folder == "file:///elsewhere/step-00000001"  # it is tried at once
+    world.save()
+    assert world.manifests[-1].folder == "file:///elsewhere/step-00000001"
+    assert [event.folder for event in world.events(ev.CheckpointWritten)] == ["file:///elsewhere/step-00000001"]
+    assert world.exit_code == 0
+
+
+def test_a_checkpoint_under_way_is_finished_where_it_began() -> None:
+    world = training(**{**LONG, "checkpoint": {"every": 1}})
+    world.step()
+    before = world.state.run.checkpoints
+    world.write_snapshot()
+    set_key(world, "checkpoint.uri", "file:///elsewhere")
+    world.save()
+    assert world.events(ev.CheckpointWritten)[-1].folder == f"{before}/step-00000001"
+    world.step()
+    world.write_snapshot()
+    assert world.last_to("a", "upload").folder == "file:///elsewhere/step-00000002"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        (
+            "train.learning_rate",
+            1,
+            "'train.learning_rate' cannot be set while the run goes on. These can: train.steps, ",
+        ),
+        ("", "", "'' cannot be set"),
+        ("checkpoint.uri", "ftp://x", "checkpoint.uri = 'ftp://x': names 'ftp://x', which no run may use"),
+        ("checkpoint.keep", "many", "checkpoint.keep = 'many': must be a whole number"),
+        ("train.steps", 10**9, "train.steps = 1000000000: must be at most 100000000"),
+        ("checkpoint.every", 0, "checkpoint.every is 0 already"),
+    ],
+)
+def test_what_cannot_be_set_changes_nothing(key: str, value: object, sentence: str) -> None:
+    world = training(**LONG)
+    before = world.state.run
+    assert sentence in set_key(world, key, value)
+    assert world.state.run is before
+    assert not world.events(ev.RunChanged)

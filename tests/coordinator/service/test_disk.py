@@ -93,9 +93,9 @@ def test_a_disk_that_is_nearly_full_takes_nothing_and_says_how_much_is_left(
         disk.put(put(data=b"x"), 10)
 
 
-def checkpoint_under_way() -> World:
+def checkpoint_under_way(uri: str = "coordinator:") -> World:
     """Of step 2: a sends the buckets 0 and 1, and b 2 and 3."""
-    world = training()
+    world = training(checkpoint={"uri": uri})
     world.step()
     world.step()
     world.write_snapshot()
@@ -113,7 +113,7 @@ def test_who_is_to_send_a_bucket_may_write_its_file_and_nobody_else() -> None:
 
 
 async def test_strangers_and_runs_with_other_storage_have_nothing_there() -> None:
-    world = checkpoint_under_way()
+    world = checkpoint_under_way("memory://x")
     elsewhere = MembersDisk(lambda: world.state)
     with pytest.raises(Forbidden):
         await elsewhere.put(put(data=b"x"), "a")

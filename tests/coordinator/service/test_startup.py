@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtfm.coordinator.config.run_file import RunFile, parse_run
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.startup import open_run, start_over
+from dtfm.protos import control_pb2 as wire
 from tests.coordinator.fake_node import no_vote_for
 from tests.coordinator.serving import run_in, serving, train
 from tests.coordinator.stores import store_url
@@ -76,6 +79,62 @@ async def test_a_default_that_an_older_log_has_written_out_is_the_same_training_
     with pytest.raises(ValueError, match=r"data.tokenizer is 'gpt2' in the run file, and was 'bytes'"):
         async with serving(tmp_path, parse_run({**run, "data": {"tokenizer": "gpt2"}}, "the test")):
             pass
+
+
+async def test_what_was_set_stays_at_a_start_unless_the_run_file_is_edited(tmp_path: Path) -> None:
+    file = run_in(tmp_path, train={"steps": 30})
+    with Store(store_url(tmp_path), write=True) as store:
+        store.append([ev.RunStarted("id", file.model_dump(mode="json"))])
+        store.append([ev.RunChanged("me", "train.steps", 40, 30), ev.RunChanged("me", "checkpoint.every", 7, 2)])
+
+    def in_force(**changes: dict[str, Any]) -> tuple[int, int, int]:
+        run = parse_run(begin(tmp_path, run_in(tmp_path, **changes) if changes else None).run, "the log")
+        return run.train.steps, run.checkpoint.every, run.train.warmup_steps
+
+    warm_up = file.train.warmup_steps
+    assert in_force(train={"steps": 30}) == (40, 7, warm_up)
+    assert in_force() == (40, 7, warm_up)
+    assert in_force(train={"steps": 300}) == (300, 7, warm_up), "which follows from the steps only when the run starts"
+    assert in_force(train={"steps": 300}, checkpoint={"every": 9}) == (300, 9, warm_up)
+
+
+async def test_a_run_file_with_fewer_steps_than_are_trained_is_refused(tmp_path: Path) -> None:
+    await train_to_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=r"train.steps = 2: must be at least 3, as 2 steps are trained"):
+        begin(tmp_path, run_in(tmp_path, train={"steps": 2}))
+    forget_log(tmp_path)
+    with pytest.raises(ValueError, match=r"train.steps = 1: must be at least 3, as 2 steps are trained"):
+        begin(tmp_path, run_in(tmp_path, train={"steps": 1}))
+
+
+async def test_a_run_that_is_over_goes_on_with_more_steps_in_the_run_file(tmp_path: Path) -> None:
+    await train_to_checkpoint(tmp_path)
+    async with serving(tmp_path) as served:
+        assert await train(served, served.node("a"), served.node("b")) == 0
+    async with serving(tmp_path, run_in(tmp_path, train={"steps": 4})) as served:
+        assert await train(served, served.node("a"), served.node("b")) == 0
+        assert [event.step for event in served.events if isinstance(event, ev.StepCommitted)] == [1, 2, 3, 4]
+
+
+async def test_a_place_is_tried_before_the_run_has_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken").mkdir()
+    await train_to_checkpoint(tmp_path / "taken")
+    async with serving(tmp_path) as served:
+
+        async def name(place: Path) -> str:
+            request = wire.SteerRequest(wish=wire.SteerRequest.SET, key="checkpoint.uri", value=str(place))
+            try:
+                return (await served.server.steer(request, served.operator)).sentence
+            except Refused as refused:
+                return str(refused)
+
+        assert "checkpoints cannot be written to" in await name(tmp_path / "file" / "below")
+        assert "holds checkpoints of another run, 'demo'; name another place" in await name(
+            tmp_path / "taken/checkpoints"
+        )
+        assert "set checkpoint.uri to file:///" in await name(tmp_path / "free")
+        assert [path.name for path in (tmp_path / "free").iterdir()] == [f"run-{served.ledger.run_id}"]
 
 
 def begin(folder: Path, run: RunFile | None) -> Ledger:

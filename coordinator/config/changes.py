@@ -1,0 +1,114 @@
+"""What may change of a run: while it runs, by ``dtfm-coordinator set``, and when its coordinator starts again with an edited run
+file.
+
+The run in force is the run file with what operators have set since; the ledger has both. From the next start on, a key that was
+edited in the run file counts as it stands there. What operators have set of the other keys stays.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dtfm.coordinator.config.run_file import RunFile, parse_run
+
+WHILE_IT_RUNS = (
+    "train.steps",
+    "train.evaluate_every",
+    "checkpoint.uri",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "cluster.nodes",
+    "trust.keys_per_address",
+)
+"""The coordinator alone follows these, or tells nodes with each commit."""
+
+AT_A_START = (
+    "cluster.",
+    "network.",
+    "checkpoint.",
+    "trust.",
+    "train.steps",
+    "train.activation_checkpointing",
+    "train.optimizer_state",
+    "train.evaluate_every",
+    "train.evaluation_samples",
+)
+"""These do not change what is learned, but for the number of steps, with which the learning rate falls."""
+
+
+def with_change(run: RunFile, key: str, text: str, step: int) -> RunFile:
+    """The run once an operator has set ``key`` to ``text``, which is a value as in TOML; a string needs no quotes. ``step``: the
+    last committed one. Raises ValueError."""
+    if key not in WHILE_IT_RUNS:
+        raise ValueError(
+            f"{key[:100]!r} cannot be set while the run goes on. These can: {', '.join(WHILE_IT_RUNS)}. Some other keys can be "
+            "changed in the run file, before the coordinator is started again with it"
+        )
+    table, name = key.split(".")
+    fields = run.model_dump(mode="json")
+    fields[table][name] = _value(text)
+    changed = parse_run(fields, f"{key}={text[:100]}")
+    _check_steps(run, changed, step)
+    return changed
+
+
+def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str, Any], step: int) -> RunFile:
+    """The run that goes on after ``step`` with this run file. ``before`` is the one of the last start, and ``in_force`` what
+    operators have made of that. Raises ValueError if it would train something else."""
+    now, old = file.model_dump(mode="json"), parse_run(in_force, "the log")
+    for key in WHILE_IT_RUNS:
+        table, name = key.split(".")
+        if before.get(table, {}).get(name) == now[table][name]:
+            now[table][name] = value_of(old, key)
+    for name in {"warmup_steps", "decay_steps"} - file.train.model_fields_set:
+        now["train"][name] = getattr(old.train, name)  # their defaults are those of the steps that the run began with
+    run = parse_run(now, "the run file")
+    check_same(old, run, step)
+    return run
+
+
+def check_same(before: RunFile, now: RunFile, step: int) -> None:
+    """Raises ValueError if to go on with ``now`` after ``step`` would train something else."""
+    old, new = _keys(before), _keys(now)
+    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(AT_A_START))
+    if changed:
+        key = changed[0]
+        raise ValueError(
+            f"{key} is {new.get(key)!r} in the run file, and was {old.get(key)!r} when the run started; put it back, or "
+            f"start a new run"
+        )
+    _check_steps(before, now, step)
+
+
+def value_of(run: RunFile, key: str) -> Any:
+    """``key`` is one of WHILE_IT_RUNS."""
+    table, name = key.split(".")
+    return getattr(getattr(run, table), name)
+
+
+def _check_steps(before: RunFile, run: RunFile, step: int) -> None:
+    if run.train.steps <= step and run.train.steps != before.train.steps:
+        raise ValueError(f"train.steps = {run.train.steps}: must be at least {step + 1}, as {step} steps are trained")
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _keys(run: RunFile) -> dict[str, Any]:
+    """By dotted key. The tokenizer is the one that nodes use: whether its default was written out, as older logs have it, makes
+    no difference."""
+    return {**dict(_flat(run.model_dump(mode="json"))), "data.tokenizer": run.message("").data.tokenizer}
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
