@@ -15,11 +15,6 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_PASTE = {
-    Role.NODE: "dtfm-node join {}",
-    Role.VIEWER: "dtfm-coordinator watch {}",
-    Role.OPERATOR: "dtfm-coordinator members {}",
-}
 
 
 def invite(
@@ -29,14 +24,15 @@ def invite(
         Role, typer.Option(help="node: trains; viewer: looks; operator: looks, plans, invites, revokes and expels.")
     ] = Role.NODE,
     expires: Annotated[str, typer.Option(help="How long it can be used, like 30m, 12h or 7d.")] = "7d",
-    uses: Annotated[int, typer.Option(min=1, help="How many may come by it.")] = 1,
+    uses: Annotated[int, typer.Option(min=1, help="How many may come by each.")] = 1,
+    count: Annotated[int, typer.Option(min=1, max=100, help="How many invitations to make.")] = 1,
     believed: Annotated[
         bool,
         typer.Option("--believed", help="The word of nodes that come by it decides when others contradict each other."),
     ] = False,
     json_lines: Json = False,
 ) -> None:
-    """Makes an invitation: one string by which somebody joins a run, and the line to paste.
+    """Makes invitations: strings by which somebody joins a run, each with the line to paste.
 
     Whoever has the string can use it, so send it as you would a password. A node that came by it needs it only once.
     """
@@ -45,14 +41,18 @@ def invite(
     request = wire.InviteRequest(
         name=name, role=role.value, seconds=read_duration(expires), uses=uses, believed=believed
     )
-    reply: wire.InviteReply = asyncio.run(ask(where, lambda stub: stub.Invite, request))
-    if json_lines:
-        fields = {"id": reply.id, "role": role.value, "expires": reply.expires, "uses": uses, "believed": believed}
-        print(json.dumps({**fields, "invitation": reply.invitation}))
-        return
-    until = datetime.fromtimestamp(reply.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    print(f"Invitation {reply.id} (role {role.value}), good for {uses} use{'s' if uses > 1 else ''} until {until}:")
-    print(f"    {_PASTE[role].format(reply.invitation)}")
+    for _ in range(count):
+        reply: wire.InviteReply = asyncio.run(ask(where, lambda stub: stub.Invite, request))
+        if json_lines:
+            fields = {"id": reply.id, "role": role.value, "expires": reply.expires, "uses": uses, "believed": believed}
+            told = {"invitation": reply.invitation, "line": reply.line, "leads_to": reply.leads_to}
+            print(json.dumps({**fields, **told}))
+            continue
+        until = datetime.fromtimestamp(reply.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        print(f"Invitation {reply.id} (role {role.value}), good for {uses} use{'s' if uses > 1 else ''} until {until}:")
+        print(f"    {reply.line}")
+    if not json_lines:
+        print(f"  (leads to {reply.leads_to})")
 
 
 def revoke(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -86,4 +87,4 @@ def serve(
         from dtfm.coordinator.command.serving import Paths, serve_run
     paths = Paths(authority, invitation_file, health)
     options = (listen, advertise or [], paths, announce, json_lines, verbose, not exit_when_over)
-    raise typer.Exit(serve_run(store, run_file, new, *options))
+    raise typer.Exit(asyncio.run(serve_run(store, run_file, new, *options)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shlex
 import sys
 import time
 from contextlib import nullcontext
@@ -12,21 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
-from dtfm.coordinator.config.run_file import RunFile, read_run_file
-from dtfm.coordinator.log.events import Listens, Revoked, RunFinished
-from dtfm.coordinator.log.manifest import mark
+from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarted
+from dtfm.coordinator.log.manifest import CheckpointError, mark
 from dtfm.coordinator.log.store import Record, Store
-from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
+from dtfm.coordinator.service.addresses import EVERYWHERE, public_addresses
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
+from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
 from dtfm.protos import DEFAULT_ADDRESS
+from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
 from dtfm.protos.health import answering
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
-from dtfm.protos.places import local_places
 from dtfm.protos.private_files import read_private, write_private
 
 
@@ -40,8 +39,8 @@ class Paths:
     health: Path | None
 
 
-def serve_run(
-    store: str,
+async def serve_run(
+    store_url: str,
     run_file: Path | None,
     new: bool,
     listen: str,
@@ -57,65 +56,64 @@ def serve_run(
     if listen:
         read_address(listen)
     run = read_run_file(run_file) if run_file is not None or new else None
-    for aside in start_over(store, run) if new and run is not None else ():
+    for aside in start_over(store_url, run) if new and run is not None else ():
         print(f"What was there is {aside} now.", file=sys.stderr)
-    with Store(store, write=True) as opened:
-        return asyncio.run(_serve(opened, run, listen, advertised, paths, announce, json_lines, verbose, stays))
-
-
-async def _serve(
-    store: Store,
-    run: RunFile | None,
-    listen: str,
-    advertised: list[str],
-    paths: Paths,
-    announce: bool,
-    json_lines: bool,
-    verbose: bool,
-    stays: bool,
-) -> int:
-    old = None if paths.invitation is None else _written_before(paths.invitation)
-    state, events = open_run(store, run)
-    mark(state.run.checkpoints, state.ledger.run_id)
-    known = state.ledger.listens
-    host, port = read_address(listen or (known.address if known else DEFAULT_ADDRESS))
-    advertised = advertised or list(known.advertised if known else ())
-    begun = len(events)
-    key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
-    server = Server(state, store, key)
-    server.on_event(lambda record: print_record(record, json_lines=json_lines, all_events=verbose))
-    if stays and not json_lines:
-        server.on_event(_tell_end)
-    port = await server.bind(host, port)
-    server.addresses = public_addresses(host, port, advertised)
-    listens = Listens(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", tuple(advertised))
-    events += [listens] if listens != known else []
-    # Before the first call can come, so that a node on this machine finds the key that it looks for.
-    events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
-    text = ""
-    stale = paths.invitation is not None and not (old is not None and _leads_here(paths.invitation, old, server))
-    over = state.ledger.outcome.reason if state.ledger.outcome is not None else ""
-    if not over and (first := first_invitation(state.ledger, time.time(), another=stale)) is not None:
-        events.append(first[0])
-        text = server.invitation(first[0].invitation, first[1])
-        if paths.invitation is not None:
-            write_private(paths.invitation, f"{text}\n".encode())
-            if old is not None and old.id in state.ledger.access.invitations:
-                events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
-    server.begin_with(events[begun:])
-    await server.start()
-    _tell(state.run, host, port, text, paths.invitation, over, json_lines=json_lines)
-    announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
-    async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
-        code = await serve_until_over(server, events, stays=stays)
-    if code and server.ledger.outcome is None:
-        minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
-        print(
-            f"The coordinator has stopped after step {step}. Nodes keep what they have, and wait {minutes:g} minutes for it "
-            "to come back: the same command goes on with the run. To send them home, let it go on, and: dtfm-coordinator stop",
-            file=sys.stderr,
-        )
-    return code
+    with Store(store_url, write=True) as store:
+        old = None if paths.invitation is None else _written_before(paths.invitation)
+        state, events = open_run(store, run)
+        try:
+            mark(state.run.checkpoints, state.ledger.run_id)
+        except CheckpointError as problem:
+            if isinstance(events[0], RunStarted):
+                raise
+            print(f"{problem} The run goes on, and tries again when a checkpoint is due.", file=sys.stderr)
+        known = state.ledger.listens
+        host, port = read_address(listen or (known.address if known else DEFAULT_ADDRESS))
+        advertised = advertised or list(known.advertised if known else ())
+        begun = len(events)
+        key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
+        server = Server(state, store, key)
+        server.on_event(lambda record: print_record(record, json_lines=json_lines, all_events=verbose))
+        if stays and not json_lines:
+            server.on_event(_tell_end)
+        port = await server.bind(host, port)
+        server.addresses = public_addresses(host, port, advertised)
+        listens = Listens(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", tuple(advertised))
+        events += [listens] if listens != known else []
+        # Before the first call can come, so that a node on this machine finds the key that it looks for.
+        events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
+        text = ""
+        stale = paths.invitation is not None and not (old is not None and _leads_here(paths.invitation, old, server))
+        over = state.ledger.outcome.reason if state.ledger.outcome is not None else ""
+        uses = 1 if state.ledger.is_open and paths.invitation is None else FIRST_USES  # several nodes read the file
+        if not over and (first := first_invitation(state.ledger, time.time(), uses, another=stale)) is not None:
+            events.append(first[0])
+            text = server.invitation(first[0].invitation, first[1])
+            if paths.invitation is not None:
+                write_private(paths.invitation, f"{text}\n".encode())
+                if old is not None and old.id in state.ledger.access.invitations:
+                    events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
+        server.begin_with(events[begun:])
+        await server.start()
+        shown = "" if paths.invitation is not None else text
+        if json_lines:
+            line, leads_to = pasted_line(shown, Role.NODE, state.run), where_it_leads(server.addresses)
+            told = {"event": "listening", "address": _here(host, port), "invitation": shown}
+            print(json.dumps({**told, "line": line, "leads_to": leads_to}), flush=True)
+        else:
+            _tell(server, host, port, shown, paths.invitation, over)
+        announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
+        async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
+            code = await serve_until_over(server, events, stays=stays)
+        if code and server.ledger.outcome is None:
+            minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
+            print(
+                f"The coordinator has stopped after step {step}. Nodes keep what they have, and wait {minutes:g} minutes for it "
+                "to come back: the same command goes on with the run. To send them home, start it again, and: "
+                "dtfm-coordinator stop",
+                file=sys.stderr,
+            )
+        return code
 
 
 def _written_before(file: Path) -> Invitation | None:
@@ -159,30 +157,26 @@ def _tell_end(record: Record) -> None:
         print("To go on with more steps: dtfm-coordinator set train.steps=N", flush=True)
 
 
-def _tell(
-    run: RunFile, host: str, port: int, invitation: str, file: Path | None, over: str, *, json_lines: bool
-) -> None:
-    if file is not None:
-        invitation = ""
-    places = local_places(run.data.source, run.message("").data.tokenizer, run.model.pretrained, run.checkpoint.uri)
-    allow = "".join(f" --allow-data {shlex.quote(path)}" for _, path in places)
-    if json_lines:
-        print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
-        return
+def _tell(server: Server, host: str, port: int, invitation: str, file: Path | None, over: str) -> None:
+    run, leads_to = server.state.run, where_it_leads(server.addresses)
+    line = pasted_line(invitation, Role.NODE, run)
     print(f"Run {run.name!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
     if file is not None and not over:
-        print(f"To take part, on each machine: dtfm-node join{allow}, with the invitation in {file}.")
+        print(f"To take part, on each machine: {line}, with the invitation in {file}.")
     elif invitation:
-        print(f"To take part, on each machine (up to {FIRST_USES}, within {FIRST_SECONDS / 86400:.0f} days):")
-        print(f"    dtfm-node join {invitation}{allow}")
-        if allow:
+        days = f"within {FIRST_SECONDS / 86400:.0f} days"
+        if server.ledger.is_open:
+            print(f"To take part, on one machine, {days} (lines for eight more: dtfm-coordinator invite --count 8):")
+        else:
+            print(f"To take part, on each machine (up to {FIRST_USES}, {days}):")
+        print(f"    {line}")
+        print(f"  (leads to {leads_to})")
+        if "--allow-data" in line:
             print("  (the run names these files of each machine, and only its operator can allow that)")
     elif over:
         print(f"The run is over: {over}. Nodes that come back are told. --new starts another run.")
     else:
         print("Nodes that were here come back by themselves. To let others in: dtfm-coordinator invite")
-    if host in LOOPBACK:
-        print("  (on this machine, dtfm-node join will do; others need: serve --listen 0.0.0.0:7400)")
     sys.stdout.flush()
 
 

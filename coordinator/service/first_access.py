@@ -13,6 +13,7 @@ from dtfm.protos.credentials import make_key, public_key
 from dtfm.protos.invitation import new_secret, secret_digest
 
 FIRST_USES = 100
+"""Of the first invitation, where the members know each other. Among strangers each key needs one of its own."""
 FIRST_SECONDS = 7 * 86400.0
 
 
@@ -31,13 +32,15 @@ def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> li
     return [Enrolled(name, Role.OPERATOR.value, _written(key), "")]
 
 
-def first_invitation(ledger: Ledger, at: float, *, another: bool = False) -> tuple[InvitationMade, bytes] | None:
+def first_invitation(
+    ledger: Ledger, at: float, uses: int, *, another: bool = False
+) -> tuple[InvitationMade, bytes] | None:
     """An invitation for nodes, and its secret; None if the ledger has one that is good still, unless ``another`` is needed."""
     if not another and any(
         invited.role == Role.NODE and invited.is_usable(at) for invited in ledger.access.invitations.values()
     ):
         return None
-    return node_invitation(at, FIRST_USES, "the first nodes")
+    return node_invitation(at, uses, "the first nodes")
 
 
 def node_invitation(at: float, uses: int, name: str) -> tuple[InvitationMade, bytes]:

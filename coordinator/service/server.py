@@ -36,11 +36,13 @@ from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
+from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.planner import choose
 from dtfm.coordinator.service.repeated import Repeated
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
 from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos.access import Role
 from dtfm.protos.candidates import origin_of, read_candidate
 from dtfm.protos.connection import coordinator_options
 from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
@@ -216,7 +218,9 @@ class Server:
         reply: wire.InviteReply = await self._ask(
             lambda ticket: t.InviteAsked(ticket, id, digest, request, by, time.time())
         )
-        return wire.InviteReply(id=id, invitation=self.invitation(id, secret), expires=reply.expires)
+        text = self.invitation(id, secret)
+        line, leads_to = pasted_line(text, Role(request.role), self.state.run), where_it_leads(self.addresses)
+        return wire.InviteReply(id=id, invitation=text, expires=reply.expires, line=line, leads_to=leads_to)
 
     async def revoke(self, what: str, by: str) -> wire.RevokeReply:
         """Raises Refused."""

@@ -183,7 +183,7 @@ class Cluster:
         ``faults`` is None. ``fresh`` as for Process, of all or of those that it names. ``nodes`` are added at once. ``alike``:
         the scheduler sees all nodes and links as equal (alike.py), so that plans do not follow what the nodes measure while they
         share cores. ``invited``: each node, or those that it names, is another user's, who has the coordinator's first
-        invitation in the environment.
+        invitation in the environment, or in an open run one of their own.
         ``liars``: somebody deserves to be quarantined; where all are honest, the end of the block fails if anybody was."""
         self.folder = folder
         self.run_file = folder / "run.toml"
@@ -268,9 +268,17 @@ class Cluster:
             return {}
         return {
             "XDG_STATE_HOME": str(self.folder / f"state-{name}"),
-            "DTFM_INVITATION": self.invitation,
+            "DTFM_INVITATION": self._invite() if 'mode = "open"' in self.run_file.read_text() else self.invitation,
             "DTFM_ALLOW_DATA": str(self.folder),
         }
+
+    def _invite(self) -> str:
+        """An invitation of its own, as each key needs it in an open run."""
+        said: list[bytes] = []
+        command = [sys.executable, "-m", "dtfm.coordinator.cli", "invite", self.address, "--json"]
+        process = Process(self._place(COORDINATOR, command), self.folder, on_line=said.append)
+        assert process.wait(60) == 0, process.errors
+        return str(json.loads(said[0])["invitation"])
 
     def inject(self, fault: Fault) -> None:
         """From now on ``fault`` waits for its moment, in the process of its name that runs now or in a later one."""

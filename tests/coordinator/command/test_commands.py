@@ -15,6 +15,7 @@ from dtfm.coordinator.command.invite import read_duration
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import StandbyPromoted
 from dtfm.coordinator.log.store import Record, Store
+from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import training
 from tests.coordinator.stores import store_url
 
@@ -81,6 +82,34 @@ def test_into_a_pipe_watch_prints_what_a_person_must_know_a_line_each(
     assert lines[0].startswith("run demo started")
     assert lines[-1].startswith("step 1: loss 0.5000")
     assert not any("is ready" in line for line in lines)
+
+
+@pytest.mark.parametrize("json_lines", [True, False])
+def test_invitations_are_printed_as_lines_to_paste(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json_lines: bool
+) -> None:
+    asked: list[wire.InviteRequest] = []
+
+    async def answer(_where: str, _call: object, request: wire.InviteRequest) -> wire.InviteReply:
+        asked.append(request)
+        id = f"id{len(asked)}"
+        return wire.InviteReply(
+            id=id, invitation=f"dtfm1.{id}", line=f"join dtfm1.{id} --allow-data /x", leads_to="1.2.3.4:5"
+        )
+
+    monkeypatch.setattr("dtfm.coordinator.command.client.ask", answer)
+    assert run(monkeypatch, "invite", "--count", "2", *(["--json"] if json_lines else [])) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [request.uses for request in asked] == [1, 1]
+    if json_lines:
+        assert [json.loads(line)["line"] for line in printed] == [f"join dtfm1.id{n} --allow-data /x" for n in (1, 2)]
+        assert {json.loads(line)["leads_to"] for line in printed} == {"1.2.3.4:5"}
+    else:
+        assert [line for line in printed if line.startswith(" ")] == [
+            "    join dtfm1.id1 --allow-data /x",
+            "    join dtfm1.id2 --allow-data /x",
+            "  (leads to 1.2.3.4:5)",
+        ]
 
 
 @pytest.mark.parametrize("command", ["events", "members", "watch", "check"])

@@ -274,6 +274,7 @@ def test_a_checkpoint_under_way_is_finished_where_it_began() -> None:
     world.write_snapshot()
     set_key(world, "checkpoint.uri", "file:///elsewhere")
     world.save()
+    assert world.manifests[-1].folder == f"{before}/step-00000001"
     assert world.events(ev.CheckpointWritten)[-1].folder == f"{before}/step-00000001"
     world.step()
     world.write_snapshot()

@@ -41,9 +41,9 @@ def test_a_key_that_the_log_does_not_know_is_replaced() -> None:
 
 
 def test_a_first_invitation_is_made_while_there_is_none_that_is_good() -> None:
-    first = first_invitation(Ledger(), NOW)
+    first = first_invitation(Ledger(), NOW, 3)
     assert first is not None
     ledger = fold([first[0]])
-    assert first_invitation(ledger, NOW + FIRST_SECONDS - 1) is None
-    assert first_invitation(ledger, NOW + FIRST_SECONDS) is not None
-    assert first_invitation(fold([Revoked("", (first[0].invitation,), NOW, "somebody")], ledger), NOW) is not None
+    assert first_invitation(ledger, NOW + FIRST_SECONDS - 1, 3) is None
+    assert first_invitation(ledger, NOW + FIRST_SECONDS, 3) is not None
+    assert first_invitation(fold([Revoked("", (first[0].invitation,), NOW, "somebody")], ledger), NOW, 3) is not None

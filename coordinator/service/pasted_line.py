@@ -1,0 +1,52 @@
+"""The line that somebody pastes to join, look or direct, and where its invitation leads."""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from collections.abc import Sequence
+
+from dtfm.coordinator.config.run_file import RunFile
+from dtfm.protos.access import Role
+from dtfm.protos.candidates import Address
+from dtfm.protos.connection import read_address
+from dtfm.protos.places import local_places
+
+_COMMANDS = {
+    Role.NODE: "dtfm-node join",
+    Role.VIEWER: "dtfm-coordinator watch",
+    Role.OPERATOR: "dtfm-coordinator members",
+}
+
+
+def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
+    """``invitation`` may be empty: then the line is for those who have it elsewhere."""
+    words = [_COMMANDS[role], *([invitation] if invitation else [])]
+    if role is Role.NODE:
+        tokenizer = run.message("").data.tokenizer
+        for _, path in local_places(run.data.source, tokenizer, run.model.pretrained, run.checkpoint.uri):
+            words += ["--allow-data", shlex.quote(path)]
+    return " ".join(words)
+
+
+def where_it_leads(addresses: Sequence[str]) -> str:
+    """The addresses that an invitation carries, and what to do if they are of no use on other networks."""
+    listed, port = ", ".join(addresses), read_address(addresses[0])[1]
+    known = [_ip_of(address) for address in addresses]
+    if all(ip is not None and ip.is_loopback for ip in known):
+        return f"{listed}: this machine alone, where dtfm-node join will do. For others: serve --listen 0.0.0.0:{port}"
+    if all(ip is not None and not ip.is_global for ip in known):
+        return (
+            f"{listed}: private, for machines of the same network alone. For others, let the router forward port {port} to this "
+            f"machine, and: serve --advertise PUBLIC_IP:{port}"
+        )
+    return listed
+
+
+def _ip_of(address: str) -> Address | None:
+    """None: it is a name."""
+    host = read_address(address)[0]
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.partition("%")[0])
+    except ValueError:
+        return None
