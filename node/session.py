@@ -186,6 +186,7 @@ class Session:
         finally:
             await self._trainer.stand_by(Standby())
             await asyncio.to_thread(self._trainer.stop)
+            coordinator_disk.wait_no_more()
             await asyncio.to_thread(self._snapshots.close)
             for task in self._tasks:
                 task.cancel()

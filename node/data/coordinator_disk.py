@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from concurrent.futures import Future
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import fsspec
@@ -41,6 +41,7 @@ class _Line:
     """The connection of this process to its coordinator's disk, over the last way by which it was reached."""
 
     def __init__(self) -> None:
+        self.closing = Event()
         self._lock = Lock()
         self._opened: Opened | None = None
         self._channel: grpc.Channel | None = None
@@ -75,6 +76,11 @@ def lead_to(opened: Opened) -> None:
     _line.lead_to(opened)
 
 
+def wait_no_more() -> None:
+    """This process is to end: whatever meets a coordinator that is away from now on fails at once."""
+    _line.closing.set()
+
+
 def _answer(method: str, request: Any, begun: Future[Any] | None = None) -> Any:
     """What the coordinator answers; while it is away, it is asked again. Raises OSError. ``begun``: the first attempt."""
     until, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
@@ -92,8 +98,10 @@ def _answer(method: str, request: Any, begun: Future[Any] | None = None) -> Any:
                 raise OSError(sentence) from None
         except grpc.FutureCancelledError:  # the line leads elsewhere now
             begun, sentence = None, "the way to the coordinator has changed"
+        if _line.closing.is_set():
+            raise OSError(f"{sentence}; this node is stopping, and does not wait for it")
         log.warning("%s; trying again in %.1f s", sentence, pause)
-        time.sleep(pause)
+        _line.closing.wait(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
