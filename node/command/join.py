@@ -15,6 +15,8 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
 from dtfm.node.command.taking_part import settings_for, take_part
+from dtfm.node.data.allowed import read_allowed
+from dtfm.node.data.problems import told_together
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.named_devices import devices_named, slots
@@ -23,7 +25,7 @@ from dtfm.node.host.trace import write_trace
 from dtfm.node.network.way_in import way_in
 from dtfm.node.supervisor import supervise
 from dtfm.protos.access import Role
-from dtfm.protos.connection import DEFAULT_LEASE
+from dtfm.protos.connection import DEFAULT_LEASE, read_address
 from dtfm.protos.control_pb2 import Hello
 from dtfm.protos.enrolment import Entry
 
@@ -157,10 +159,18 @@ def join(
 
     with mistakes():
         require_extra()
+        told_together(
+            (
+                partial(devices_named, device),
+                partial(_read_size, memory),
+                partial(read_allowed, allow_data or ()),
+                lambda: listen and read_address(listen),
+                lambda: invitation and Entry(invitation, [Role.NODE], id),
+            )
+        )
         devices, most_memory = devices_named(device), _read_size(memory)
         several = device == "all" or len(devices) > 1
         invitation = invitation or asyncio.run(way_in("dtfm-node join"))
-        Entry(invitation, [Role.NODE], id)  # a mistake in it is told once
         raise typer.Exit(supervise(slots(devices), member) if len(devices) > 1 else member(0))
 
 

@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dtfm.node.data.dataset import load_data
-from dtfm.node.data.samples import Sample
-from dtfm.node.data.tokenizer import load_tokenizer
+from dtfm.node.data.dataset import load_data, text_sample
 from dtfm.node.model.load import load_model
 from dtfm.node.model.workload import workload
 from dtfm.protos.plan_pb2 import (
@@ -112,8 +108,7 @@ def describe(run: Run, allowed_modules: Sequence[str] = ()) -> str:
         data = load_data(run, allowed_modules)
         sample, tokens, tokenizer = data.sample, data.tokens_per_sample, data.tokenizer
     else:
-        length, tokenizer = run.data.sequence_length, load_tokenizer(run.data.tokenizer)
-        sample, tokens = Sample((length,), torch.int64, tokenizer.size, run.data.isolate_documents), length
+        (sample, tokenizer), tokens = text_sample(run.data), run.data.sequence_length
     costs = workload(load_model(run.model, sample, allowed_modules, tokenizer), run)
     document = {
         "layers": [{size: getattr(layer, size) for size in _OF_LAYERS} for layer in costs.layers],

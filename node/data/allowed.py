@@ -7,8 +7,10 @@ import os
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
+from dtfm.node.data.problems import told_together
 from dtfm.protos.places import expanded, local_places
 from dtfm.protos.plan_pb2 import Run
 
@@ -33,8 +35,8 @@ def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
 def check_places(run: Run, allowed: Sequence[str]) -> None:
     """Raises ValueError unless all files of this machine that the run may read or write are ``allowed`` (see `read_allowed`), or
     in a folder that is."""
-    for key, path in local_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri):
-        _check(key, path, allowed)
+    places = local_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
+    told_together(partial(_check, key, path, allowed) for key, path in places)
 
 
 def check_checkpoint(folder: str, allowed: Sequence[str]) -> None:

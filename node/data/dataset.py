@@ -208,6 +208,22 @@ class TensorPairs(Data):
         return self._inputs[rows], self._labels[rows]
 
 
+def text_sample(data: plan_pb2.Run.Data) -> tuple[Sample, Tokenizer]:
+    """What a sample of text is, and the tokenizer that makes it: known before any text is read. Raises ValueError."""
+    tokenizer, isolated = load_tokenizer(data.tokenizer), data.isolate_documents
+    if isolated and (tokenizer.end is None or _talks(data)):
+        raise ValueError(
+            "data.isolate_documents: the borders of documents cannot be told in conversations, nor with a data.tokenizer without "
+            f"an end-of-text token, like {data.tokenizer!r}; name one that has it, or leave isolate_documents out"
+        )
+    return Sample((data.sequence_length,), torch.int64, tokenizer.size, isolated), tokenizer
+
+
+def is_text(data: plan_pb2.Run.Data) -> bool:
+    """Whether the samples are windows of a text; else a function of the user's makes them."""
+    return not data.source.startswith("module:")
+
+
 def load_data(
     run: plan_pb2.Run,
     allowed_modules: Sequence[str] = (),
@@ -227,7 +243,7 @@ def load_data(
         ValueError: the source or the tokenizer cannot be read, or there is too little data; the message names the key.
     """
     data = run.data
-    if data.source.startswith("module:"):
+    if not is_text(data):
         if data.isolate_documents:
             raise ValueError("data.isolate_documents: a function's samples are no documents; leave it out")
         path = data.source.removeprefix("module:")
@@ -238,13 +254,8 @@ def load_data(
             raise ValueError(f"data.source: {path} failed: {type(problem).__name__}: {problem}") from problem
         inputs, labels = _checked(made, data.source)
         return TensorPairs(inputs, labels, data.evaluation_fraction)
-    tokenizer = load_tokenizer(data.tokenizer)
-    isolated = data.isolate_documents
-    if isolated and (tokenizer.end is None or _talks(data)):
-        raise ValueError(
-            "data.isolate_documents: the borders of documents cannot be told in conversations, nor with a data.tokenizer without "
-            f"an end-of-text token, like {data.tokenizer!r}; name one that has it, or leave isolate_documents out"
-        )
+    sample, tokenizer = text_sample(data)
+    isolated = sample.isolated
     if agreed is not None:
         published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
         if published is not None:

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from dtfm.kernels.digest import prepare as prepare_digests
 from dtfm.node.data.allowed import check_places
-from dtfm.node.data.dataset import Agreed, load_data
+from dtfm.node.data.dataset import Agreed, is_text, load_data, text_sample
+from dtfm.node.data.problems import told_together
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16
 from dtfm.node.host.long_parts import long_part
@@ -55,11 +57,14 @@ class Preparation:
             ValueError: a user's mistake in the run, what is not allowed, or a device that cannot take part in it.
             Closed: called off.
         """
-        check_places(run, allowed)
-        check_place(run.checkpoint.uri, run.id, self._equipment.node)
-        device = self._equipment.device
+        device, modules = self._equipment.device, self._equipment.allowed_modules
+        checks = [
+            partial(check_places, run, allowed),
+            partial(check_place, run.checkpoint.uri, run.id, self._equipment.node),
+        ]
         if compute_dtype(run) is torch.bfloat16:
-            check_bf16(device)
+            checks.append(partial(check_bf16, device))
+        told_together(checks)
         prepare_digests(device)
         if compresses(run):
             self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)
@@ -69,10 +74,14 @@ class Preparation:
             self.loaded = replace(self.loaded, run=run, dialler=dialler, allowed=allowed)
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
+            model = None
+            if is_text(run.data):  # what is wrong with the model is told before much is read
+                with long_part("loading the model"):
+                    sample, tokenizer = text_sample(run.data)
+                    model = load_model(run.model, sample, modules, tokenizer)
             with long_part("reading the data"):
-                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens, agreed, allowed)
-            with long_part("loading the model"):
-                model = load_model(run.model, data.sample, self._equipment.allowed_modules, data.tokenizer)
+                data = load_data(run, modules, self._equipment.tokens, agreed, allowed)
+            model = model or load_model(run.model, data.sample, modules)
             self._await_codecs()
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):

@@ -48,6 +48,12 @@ def test_what_is_not_on_this_machine_need_not_be_allowed(elsewhere: Run) -> None
     check_places(elsewhere, ())
 
 
+def test_all_places_that_are_refused_are_told_at_once(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"data.source: .*\ncheckpoint.uri: ") as refused:
+        check_places(run(source=f"{folder}/data/a.txt", uri=f"{folder}/elsewhere"), ())
+    assert len(str(refused.value).splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("here", "key"),
     [

@@ -286,6 +286,19 @@ async def test_a_node_that_cannot_have_the_data_says_so_and_may_try_again(
     assert (await node.reports.get()).plan_ready.generation == 2
 
 
+async def test_what_is_wrong_with_the_model_is_told_before_the_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4))
+    mark(f"{tmp_path}/checkpoints", "test")
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    run.model.config_json = '{"hidden_size": 12, "no_such_key": 1}'
+    preparation = Preparation(Node(tmp_path / "snapshots").equipment, asyncio.get_running_loop())
+    with pytest.raises(ValueError, match=r"model\.config"):  # the data is not there
+        await asyncio.to_thread(preparation.load, run, dialler("n0"), ["/"], None)
+
+
 def snapshot_in(root: Path) -> Path:
     """The folder of the only snapshot under ``root``."""
     (file,) = root.rglob("bucket-00000*")
