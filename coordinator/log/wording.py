@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 
-from dtfm.scheduler.model.chains import heaviest_routes
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.plan import Plan
 
@@ -83,6 +82,8 @@ def _describe_keeping(plan: Plan) -> str:
 
 def describe_routes(plan: Plan) -> str:
     """The chains of nodes that most micro-batches travel, like "a -> c 12 micro-batches, b -> d 4, and 3 more"."""
+    from dtfm.scheduler.model.chains import heaviest_routes  # NumPy, which most readers of a log do without
+
     heaviest, in_all = heaviest_routes(plan, MOST_ROUTES)
     shown = [f"{' -> '.join(chain)} {count}" for chain, count in heaviest]
     shown[0] += f" micro-batch{'es' if heaviest[0][1] > 1 else ''}"
