@@ -46,8 +46,7 @@ def carry_out(transition: Transition) -> None:
 
 
 def separate_or_quarantine(transition: Transition) -> None:
-    """The rule: where no plan is possible without a pair that is kept apart as the two contradict each other, one of them
-    goes."""
+    """The rule: where no plan is possible without a pair that is in dispute, one of the two goes."""
     state = transition.state
     if state.stopped or not isinstance(state.phase, Gathering) or not state.ledger.trust.suspicions:
         return
@@ -71,7 +70,7 @@ def _set_back(transition: Transition, setback: Setback) -> None:
         _undo(transition, setback.since, setback.reason)
     plan = transition.state.ledger.training.plan
     stays = plan is not None and set(plan.nodes) <= transition.state.members.sessions.keys()
-    changed = guilty.guilty or guilty.apart or setback.since is not None or setback.lost_state
+    changed = guilty.guilty or guilty.apart or guilty.broken or setback.since is not None or setback.lost_state
     if changed or not stays or isinstance(transition.state.phase, Gathering):
         regroup(transition, setback.reason)
     else:
@@ -127,8 +126,7 @@ def _sentence(transition: Transition, found: Verdict) -> None:
         return
     for guilty in found.guilty:
         quarantine(transition, guilty)
-    if found.apart:
-        links.keep_apart(transition, found.apart, found.reason)
+    links.count_as_broken(transition, found.broken, found.reason)
 
 
 def _undo(transition: Transition, since: int, reason: str) -> None:

@@ -173,11 +173,13 @@ class Members:
 @dataclass(frozen=True, slots=True)
 class Question:
     """What the planner is asked: the best plan for ``nodes`` (each with its process), as measured after ``changes`` surprises
-    (Ledger.changes). ``shown``: what each has shown of itself (trust/claims.py)."""
+    (Ledger.changes). ``shown``: what each has shown of itself (trust/claims.py). ``disputes``: those of
+    trust/disputes.py."""
 
     nodes: frozenset[tuple[str, str]]
     changes: int
     shown: frozenset[tuple[str, int]] = frozenset()
+    disputes: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

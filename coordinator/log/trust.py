@@ -140,7 +140,8 @@ class Suspected:
     def narrate(self) -> str:
         whom = " or ".join(self.nodes) if len(self.nodes) <= 2 else f"one of {name_nodes(self.nodes)}"
         said = f", says {name_nodes(self.by)}" if self.by and set(self.by) != set(self.nodes) else ""
-        return f"step {self.step}: {whom} is suspected{said}: {self.charge}: {self.reason}"
+        apart = "; plans keep the two apart" if self.charge.is_contradiction and len(self.nodes) == 2 else ""
+        return f"step {self.step}: {whom} is suspected{said}: {self.charge}: {self.reason}{apart}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.trust.claims import are_proven, counted_bandwidth, counted_flops
+from dtfm.coordinator.core.trust.disputes import disputes
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Carried
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
@@ -36,7 +37,7 @@ def bytes_ratio(run: RunFile) -> float:
 
 def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Cluster:
     """The nodes in the order given, with their links as measured, as far as that counts (trust/claims.py). A link that was not
-    measured gets the median of the others. ``ratio``: see `bytes_ratio`."""
+    measured gets the median of the others. Those in dispute have none. ``ratio``: see `bytes_ratio`."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
@@ -48,6 +49,9 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     reached = np.nan_to_num(bandwidth) > 0
     _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
     _fill(bandwidth, bandwidth[reached], DEFAULT_BANDWIDTH)
+    for one, other in disputes(ledger):
+        if one in places and other in places:
+            bandwidth[places[one], places[other]] = bandwidth[places[other], places[one]] = 0.0
     members = [ledger.members[node] for node in nodes]
     carried = [ledger.reach.carried.get(node, (None, None)) for node in nodes]
     ups = _connections([up for up, _ in carried], bandwidth)

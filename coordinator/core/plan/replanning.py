@@ -19,6 +19,7 @@ from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Que
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
 from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
+from dtfm.coordinator.core.trust.disputes import disputes, kept_apart
 from dtfm.coordinator.core.trust.suspicion import failed_plans
 from dtfm.coordinator.core.validation.description import as_the_run_allows
 from dtfm.coordinator.log import events as ev
@@ -161,7 +162,7 @@ def question_of(state: State) -> Question:
     """What the planner would be asked now."""
     members, staying = state.ledger.members, state.ledger.staying
     nodes = frozenset((node, members[node].incarnation) for node in staying)
-    return Question(nodes, state.ledger.reach.changes, shown_by(state.ledger, staying))
+    return Question(nodes, state.ledger.reach.changes, shown_by(state.ledger, staying), disputes(state.ledger))
 
 
 def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool) -> Decision:
@@ -203,7 +204,9 @@ def _decide_to_change(state: State, asked_for: bool) -> Decision:
 def _is_best(state: State, question: Question) -> bool:
     """Whether the planner has answered this question. That an idle node left does not change the answer."""
     found, chosen = state.planner.answer, state.planner.chosen
-    if found is None or found.hasty or found.question.changes != question.changes:
+    if found is None or found.hasty:
+        return False
+    if (found.question.changes, found.question.disputes) != (question.changes, question.disputes):
         return False
     if found.plan is None:
         return found.question == question
@@ -303,7 +306,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     assert ledger.described is not None
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
-    apart = any({one, other} <= set(nodes) for one, other in ledger.reach.broken)
+    apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
     if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
         pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
     transition.commands.append(

@@ -89,11 +89,12 @@ def measure_relays(transition: Transition) -> None:
             ways.probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
 
 
-def keep_apart(transition: Transition, pairs: Collection[tuple[str, str]], why: str) -> None:
-    """Plans do without these pairs until their links were measured again."""
+def count_as_broken(transition: Transition, pairs: Collection[tuple[str, str]], why: str) -> None:
+    """Plans do without the links of these pairs until they are measured again."""
     for one, other in pairs:
         dead = (ev.Link(one, other, 0.0, 0.0, why), ev.Link(other, one, 0.0, 0.0, why))
-        transition.emit(ev.LinksMeasured(one, dead, reason=f"{one} and {other} are kept apart: they {why}"))
+        reason = f"its link with {other} is not used until it is measured again: {why}"
+        transition.emit(ev.LinksMeasured(one, dead, reason=reason))
 
 
 def measure_broken(transition: Transition) -> None:

@@ -12,6 +12,7 @@ from dtfm.coordinator.core.refusal import malformed, name_some
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, audit_patience
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
 from dtfm.coordinator.core.trust.fetching import fetch_seconds
 from dtfm.coordinator.core.trust.judgement import View, judged, referees, views_of
@@ -56,7 +57,7 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
         party,
         {node for node, vote in phase.votes.items() if vote.kept},
         lambda node: _weight(state, node),
-        broken=state.ledger.reach.broken,
+        apart=kept_apart(state.ledger),
         believed={node for node in plan.nodes if earned(state.ledger, node).standing is Standing.BELIEVED},
     )
     drawn_again = {party(each.node) for each in found}

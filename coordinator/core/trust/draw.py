@@ -72,13 +72,13 @@ def draw(
     kept: Collection[str],
     weight: Callable[[str], float] = lambda _: 1.0,
     *,
-    broken: Collection[tuple[str, str]] = (),
+    apart: Collection[tuple[str, str]] = (),
     believed: Collection[str] = (),
 ) -> tuple[Drawn, ...]:
     """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
     run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches can be done again whose neighbours
-    `must_have` what they sent. An auditor is a replica of the same stage, and of another party. ``broken``: pairs of
-    nodes, each in order of name, that do not reach each other. Who reaches all of the node's neighbours audits it rather than
+    `must_have` what they sent. An auditor is a replica of the same stage, and of another party. ``apart``: pairs of nodes,
+    each in order of name, that give each other nothing. Who reaches all of the node's neighbours audits it rather than
     others, and of these those that are ``believed``."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
@@ -101,8 +101,8 @@ def draw(
             count = load if at < odd.whole else math.floor(odd.share * load + random.random())
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
             able = [by for by in able if busy[by] < room]
-            beside = frozenset[str]().union(*(neighbours[node, number] for number in mine)) if broken else ()
-            able = [by for by in able if not any((min(by, n), max(by, n)) in broken for n in beside)] or able
+            beside = frozenset[str]().union(*(neighbours[node, number] for number in mine)) if apart else ()
+            able = [by for by in able if not any((min(by, n), max(by, n)) in apart for n in beside)] or able
             if at < odd.whole + odd.part and (count := min(count, len(mine))) and able:
                 # The next in the ring, of those who have least to do.
                 by = min(able, key=lambda each: (each not in believed, busy[each]))

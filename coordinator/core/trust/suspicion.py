@@ -5,21 +5,28 @@ A suspicion names the nodes one of which is at fault (log/trust.py). Every room 
 1. *One party alone.* Whom the coordinator has seen fail, or who says so of itself, in ATTEMPTS attempts, is quarantined. Among
    people who know each other the run is at fault instead, if others fail in the same way.
 2. *One of several, as the coordinator has seen it.* The party that was among the suspects in most attempts, ATTEMPTS at least, is
-   quarantined. If there are two such, they are kept apart; if more, the one of least standing goes.
-3. *One against another.* Either may be at fault. The pair is kept apart: plans do without it for a while. Whom several contradict
-   is quarantined: LEAST_VOICES of them, more than half of those that it has to do with, each of standing at least its own, and
-   none of them contradicted by as many. Parties that come from one address have one voice. So newcomers cannot throw out whom
-   they name, and a liar who goes on runs out of others to lie to. A believed node is enough by itself.
+   quarantined. If there are two such, their link counts as broken; if more, the one of least standing goes.
+3. *One against another.* Either may be at fault. The pair is kept apart as long as the suspicion lasts (disputes.py). A node that
+   several contradict is quarantined: LEAST_VOICES of them, more than half of those that it has to do with, each of standing at
+   least its own, and none of them contradicted by as many. Parties that come from one address have one voice. So newcomers cannot
+   throw out whom they name, and a liar who goes on runs out of others to lie to. A believed node is enough by itself.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.state import ATTEMPTS, State
+from dtfm.coordinator.core.trust.disputes import (
+    against,
+    attempts_of,
+    between_two,
+    disputes,
+    kept_apart,
+    standing_against,
+)
 from dtfm.coordinator.core.trust.standing import weakest
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
@@ -37,7 +44,6 @@ MOST_LOSSES = 2 * ATTEMPTS - 1
 
 _NOT_PROVEN = (Charge.NON_FINITE, Charge.SILENT, Charge.WITHHELD)
 """What may have come from elsewhere, though one party alone is suspected of it."""
-
 
 _DECIDED = (Charge.AUDIT, Charge.SNAPSHOT)
 """What cannot have come from elsewhere, where several contradict a node: they have all computed it by themselves."""
@@ -57,11 +63,13 @@ class Guilty:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who is ``guilty``, and which pairs are to be kept ``apart``, for this ``reason``. ``run``: why the run itself is at fault;
-    empty: it is not. ``charge``: for what, then."""
+    """Who is ``guilty``, which pairs have come into dispute and are kept ``apart`` from now on, and whose links are to count as
+    ``broken`` until they are measured again, for this ``reason``. ``run``: why the run itself is at fault; empty: it is not.
+    ``charge``: for what, then."""
 
     guilty: tuple[Guilty, ...] = ()
     apart: tuple[Pair, ...] = ()
+    broken: tuple[Pair, ...] = ()
     reason: str = ""
     run: str = ""
     charge: Charge | None = None
@@ -73,44 +81,51 @@ def verdict(state: State) -> Verdict:
     if not ledger.trust.suspicions:
         return Verdict()
     newest = ledger.trust.suspicions[-1]
-    fresh = [each for each in ledger.trust.suspicions if each.attempt == newest.attempt]
     found = _alone(ledger)
     if isinstance(found, Verdict):
         return found
     guilty = [*found, *_contradicted(state)]
-    contradicting, at_work = _contradicting(ledger, fresh), isinstance(state.phase, Stepping | Pausing)
-    # Where the pair is kept apart already, no plan does without it; and state that one alone can give comes no other way.
-    apart = {pair for pair in contradicting - ledger.reach.broken if newest.said.charge is not Charge.PLAN_FAILED}
-    for pair in sorted(contradicting - apart):
+    said = [each for each in between_two(ledger) if each.said.charge is not Charge.PEER_LOST]
+    fresh = {pair_of(*each.nodes) for each in said if each.attempt == newest.attempt}
+    before, now = disputes(ledger, but=newest.attempt), disputes(ledger)
+    no_plan_helps = before.union(standing_against([each for each in said if each.said.charge is Charge.PLAN_FAILED]))
+    for pair in sorted(fresh & no_plan_helps & standing_against(said)):
         if not {each.node for each in guilty}.intersection(pair):
             guilty.append(_weaker(state, pair, newest))
-    apart |= _lost_too_often(ledger)
+    broken = _lost_too_often(ledger)
     match _most_seen(ledger) if not guilty else ():
         case (one,):
             guilty.append(Guilty(one, newest.said.charge, _often(newest), undecided=len(newest.nodes) > 1))
-        case (one, other) if at_work and {one, other} <= ledger.members.keys() and may_lose(ledger, one, other):
-            apart.add(pair_of(one, other))
+        case (one, other) if (
+            isinstance(state.phase, Stepping | Pausing)
+            and {one, other} <= ledger.members.keys()
+            and may_lose(ledger, one, other)
+        ):
+            broken.add(pair_of(one, other))
         case (_, _, *_) as several:
             guilty.append(_weaker(state, several, newest))
     gone = {ledger.party(each.node) for each in guilty}
-    stay = sorted(pair for pair in apart if gone.isdisjoint(map(ledger.party, pair)))
-    return Verdict(tuple(guilty), tuple(stay), newest.said.reason)
+
+    def staying(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+        return tuple(sorted(pair for pair in pairs if gone.isdisjoint(map(ledger.party, pair))))
+
+    return Verdict(tuple(guilty), staying(now - before), staying(broken), newest.said.reason)
 
 
 def unseparable(state: State) -> Guilty | None:
-    """Where no plan is possible without pairs that are kept apart as they contradict each other: the one of less standing of the
-    newest such pair; None: there is none."""
+    """Where no plan is possible without pairs that are in dispute: the one of less standing of the newest such pair; None: there
+    is none."""
     ledger = state.ledger
+    apart, ready = disputes(ledger), {*ledger.ready}
     for each in reversed(ledger.trust.suspicions):
-        pair = pair_of(*each.nodes) if len(each.nodes) == 2 else ("", "")
-        if each.said.charge is not Charge.PEER_LOST and pair in ledger.reach.broken and {*pair} <= {*ledger.ready}:
-            return _weaker(state, pair, each)
+        if len(each.nodes) == 2 and pair_of(*each.nodes) in apart and {*each.nodes} <= ready:
+            return _weaker(state, each.nodes, each)
     return None
 
 
 def may_lose(ledger: Ledger, node: str, peer: str) -> bool:
     """Whether the two `exchange` tensors, and the two are not kept apart already."""
-    return pair_of(node, peer) not in ledger.reach.broken and exchange(ledger, node, peer)
+    return pair_of(node, peer) not in kept_apart(ledger) and exchange(ledger, node, peer)
 
 
 def exchange(ledger: Ledger, node: str, peer: str) -> bool:
@@ -172,14 +187,14 @@ def _alone(ledger: Ledger) -> list[Guilty] | Verdict:
 
 def _contradicted(state: State) -> list[Guilty]:
     """Those whom several others contradict, or one that is believed."""
-    ledger, against, newest = state.ledger, _against(state.ledger), dict[str, Suspicion]()
-    for each in _pairs(ledger):
+    ledger, opponents, newest = state.ledger, against(state.ledger), dict[str, Suspicion]()
+    for each in between_two(ledger):
         if each.said.charge is not Charge.PEER_LOST:
             newest.update((ledger.party(node), each) for node in each.nodes)
     names = {ledger.party(name): name for each in newest.values() for name in each.nodes}
-    heard = {who: _heard(state, names[who], others) for who, others in against.items()}
+    heard = {who: _heard(state, names[who], others) for who, others in opponents.items()}
     guilty = []
-    for who, others in against.items():
+    for who, others in opponents.items():
         name, said = names[who], newest[who].said
         by = tuple(sorted(others.values()))
         believed = any(earned(ledger, other).standing is Standing.BELIEVED for other in by)
@@ -190,24 +205,6 @@ def _contradicted(state: State) -> list[Guilty]:
             reason = f"{len(heard[who])} other parties contradict it; the last: {said.reason}"
             guilty.append(Guilty(name, said.charge, reason, by, undecided=said.charge not in _DECIDED))
     return guilty
-
-
-def _against(ledger: Ledger) -> dict[str, dict[str, str]]:
-    """By party, those that it stands against, as they contradict each other or have accused each other ATTEMPTS times: by party,
-    a name. A lost peer is the link's fault first."""
-    pairs = [each for each in _pairs(ledger) if each.said.charge is not Charge.PEER_LOST]
-    times = _times(pairs)
-    found: dict[str, dict[str, str]] = {}
-    for each in pairs:
-        if each.said.charge.is_contradiction or times[pair_of(*each.nodes)] >= ATTEMPTS:
-            for one, other in (each.nodes, each.nodes[::-1]):
-                found.setdefault(ledger.party(one), {})[ledger.party(other)] = other
-    return found
-
-
-def _times(pairs: Iterable[Suspicion]) -> Counter[Pair]:
-    """By pair, the number of attempts in which one of the two was suspected."""
-    return Counter(pair for pair, _ in {(pair_of(*each.nodes), each.attempt) for each in pairs})
 
 
 def _heard(state: State, node: str, others: Mapping[str, str]) -> frozenset[str]:
@@ -236,22 +233,12 @@ def _neighbours(ledger: Ledger, node: str) -> frozenset[str]:
     return frozenset(map(ledger.party, {*plan.stages[stage].replicas, *beside})) - {ledger.party(node)}
 
 
-def _contradicting(ledger: Ledger, fresh: Sequence[Suspicion]) -> set[Pair]:
-    """Of the pairs of ``fresh`` suspicions, those that contradict each other, or have accused each other ATTEMPTS times."""
-    times = _times(_pairs(ledger))
-    return {
-        pair_of(*each.nodes)
-        for each in _pairs(ledger, fresh)
-        if each.said.charge.is_contradiction or times[pair_of(*each.nodes)] >= ATTEMPTS
-    }
-
-
 def _lost_too_often(ledger: Ledger) -> set[Pair]:
-    """After MOST_LOSSES attempts, all pairs that have lost each other. So no member holds up a step for longer than that,
-    whomever it names."""
-    lost = [each for each in ledger.trust.suspicions if each.said.charge is Charge.PEER_LOST]
-    pairs = {pair_of(*each.nodes) for each in lost if {*each.nodes} <= ledger.members.keys()}
-    return pairs - ledger.reach.broken if _attempts(lost) >= MOST_LOSSES else set()
+    """The pairs that have lost each other in ATTEMPTS attempts; after MOST_LOSSES attempts all that have. So no member holds up a
+    step for longer than that, whomever it names."""
+    lost = [each for each in between_two(ledger) if each.said.charge is Charge.PEER_LOST]
+    least = 1 if _attempts(lost) >= MOST_LOSSES else ATTEMPTS
+    return {pair for pair, attempts in attempts_of(lost).items() if attempts >= least} - ledger.reach.broken
 
 
 def _most_seen(ledger: Ledger) -> tuple[str, ...]:
@@ -271,23 +258,11 @@ def _most_seen(ledger: Ledger) -> tuple[str, ...]:
 
 def _weaker(state: State, names: Sequence[str], said: Suspicion) -> Guilty:
     """One of them is at fault: the one that several contradict, if there is one such, or else the one that has earned least."""
-    ledger, against = state.ledger, _against(state.ledger)
-    heard = {name: _heard(state, name, against.get(ledger.party(name), {})) for name in names}
+    ledger, opponents = state.ledger, against(state.ledger)
+    heard = {name: _heard(state, name, opponents.get(ledger.party(name), {})) for name in names}
     accused = weakest(ledger, [name for name in names if _is_outnumbered(ledger, name, heard[name])] or names)
     others = tuple(sorted(name for name in names if ledger.party(name) != ledger.party(accused)))
     return Guilty(accused, said.said.charge, said.said.reason, others, undecided=True)
-
-
-def _pairs(ledger: Ledger, suspicions: Sequence[Suspicion] | None = None) -> list[Suspicion]:
-    """Of the suspicions, all by default, those of two parties, both of which are here and of which one says so."""
-    return [
-        each
-        for each in (ledger.trust.suspicions if suspicions is None else suspicions)
-        if len(each.nodes) == 2
-        and each.said.by
-        and {*each.nodes} <= ledger.members.keys()
-        and ledger.party(each.nodes[0]) != ledger.party(each.nodes[1])
-    ]
 
 
 def _charged(said: Iterable[Suspicion], charge: Charge) -> list[Suspicion]:

@@ -11,6 +11,7 @@ import pytest
 from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.standing import Standing, earned
@@ -77,7 +78,7 @@ def test_who_gets_wrong_state_is_not_accused_and_gets_it_from_another() -> None:
     say(world, "b")
     say(world, "c", WRONG, ["a"])
     assert doubted(world) == [("c", "a")]
-    assert world.state.ledger.reach.broken == {("a", "c")}
+    assert kept_apart(world.state.ledger) == {("a", "c")}
     assert world.state.ledger.training.generation == 3, "the plan comes again"
     assert world.donors_to("c") == [["b"]] * LAYERS
     assert world.donors_to("a") == [["a", "b"]] * LAYERS, "where the state is expected stays known"

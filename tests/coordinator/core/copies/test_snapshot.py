@@ -11,6 +11,7 @@ import pytest
 from dtfm.coordinator.core.copies.availability import on_disk
 from dtfm.coordinator.core.copies.snapshot import PATIENCE_FACTOR, TIME_FRACTION, pause_after
 from dtfm.coordinator.core.phases import Switching
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -307,7 +308,7 @@ def test_of_two_replicas_that_wrote_different_files_neither_counts_and_they_are_
     report_written(world, "a", "c")
     report_files(world, "b", 2, [0, 1], digests=[b"x" * 32] * BUCKETS)
     assert world.events(ev.NodeQuarantined) == []
-    assert world.state.ledger.reach.broken == {("a", "b")}
+    assert kept_apart(world.state.ledger) == {("a", "b")}
     assert on_disk(world.state, 2, [0, 1]) == {}
 
 

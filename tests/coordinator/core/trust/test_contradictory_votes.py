@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -65,7 +66,7 @@ def test_two_strangers_who_agree_do_not_throw_out_a_third_but_are_kept_apart_fro
     for node in "abcde":
         world.vote(node, **({"state_digest": LIE} if node in "bc" else {}))
     assert verdicts(world) == []
-    assert world.state.ledger.reach.broken == {("a", "b"), ("a", "c")}
+    assert kept_apart(world.state.ledger) == {("a", "b"), ("a", "c")}
     assert world.events(ev.RolledBack)[-1].step == 0, "nobody knows whose state is right"
 
 
@@ -76,7 +77,7 @@ def test_the_names_of_one_key_have_one_voice() -> None:
     for node in "abcde":
         world.vote(node, **({"state_digest": LIE} if node in "bc" else {}))
     assert verdicts(world) == []
-    assert len(world.state.ledger.reach.broken) >= 1
+    assert len(kept_apart(world.state.ledger)) >= 1
 
 
 def test_two_replicas_that_differ_are_kept_apart_and_all_go_back_to_what_both_agreed_on() -> None:
@@ -88,7 +89,7 @@ def test_two_replicas_that_differ_are_kept_apart_and_all_go_back_to_what_both_ag
     for node in "abc":
         world.vote(node, **({"state_digest": LIE} if node == "a" else {}))
     assert verdicts(world) == []
-    assert world.state.ledger.reach.broken == {("a", "b")}
+    assert kept_apart(world.state.ledger) == {("a", "b")}
     back = world.events(ev.RolledBack)[-1]
     assert (back.from_step, back.step) == (4, 2), "that of step 4 is of the state on which they differ"
     assert world.state.ledger.copies.checkpoints.keys() == {2}

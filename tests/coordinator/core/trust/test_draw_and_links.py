@@ -12,7 +12,7 @@ from tests.coordinator.core.trust.test_draw import itself, plan_of
 
 
 def drawn(plan: Plan, seed: int, *broken: tuple[str, str]) -> dict[str, Drawn]:
-    found = draw(plan, 1.0, Random(seed), itself, plan.nodes, broken=frozenset(broken))
+    found = draw(plan, 1.0, Random(seed), itself, plan.nodes, apart=frozenset(broken))
     return {each.node: each for each in found}
 
 

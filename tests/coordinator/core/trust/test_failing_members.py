@@ -8,6 +8,7 @@ import pytest
 
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -169,7 +170,7 @@ def test_who_sends_nan_is_kept_apart_from_whoever_says_so_and_goes_when_enough_d
         world.fail_step(node, wire.NON_FINITE, peer="a")
         if node != "d":
             world.settle()
-            assert ("a", node) in world.state.ledger.reach.broken
+            assert ("a", node) in kept_apart(world.state.ledger)
     assert verdicts(world) == [("a", Charge.HOP, True)]
     goes_on_without(world, "a")
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from tests.coordinator.audit_scripts import (
@@ -83,7 +84,7 @@ def test_between_two_nobody_goes_and_they_are_kept_apart() -> None:
     all_vote(world)
     world.audit("b", losses=1.0)
     assert quarantined(world) == []
-    assert world.state.ledger.reach.broken == {("a", "b")}
+    assert kept_apart(world.state.ledger) == {("a", "b")}
     assert world.state.ledger.training.step == 0
     assert not world.events(ev.RolledBack)
 
@@ -93,7 +94,7 @@ def test_among_strangers_two_who_agree_against_a_third_throw_nobody_out() -> Non
     world = auditing("a", "b", "c", mode="open")
     answer_all(world, of="a", addends=2.0)
     assert quarantined(world) == []
-    assert world.state.ledger.reach.broken == {("a", "b"), ("a", "c")}
+    assert kept_apart(world.state.ledger) == {("a", "b"), ("a", "c")}
 
 
 def test_three_strangers_who_find_it_wrong_are_enough() -> None:
@@ -124,7 +125,7 @@ def test_where_one_auditor_comes_to_nothing_another_party_is_asked() -> None:
     asked_for(world, "a")
     assert auditor_of(world, "a") == second
     world.audit(second, addends=2.0)
-    assert world.state.ledger.reach.broken == {("a", second)}, "their word against each other"
+    assert kept_apart(world.state.ledger) == {("a", second)}, "their word against each other"
 
 
 def test_a_problem_does_not_hide_an_error() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from tests.coordinator.audit_scripts import all_vote, answer_all, asked, replicas, squares
 from tests.coordinator.script import LONG, World, fresh_state
@@ -40,7 +41,7 @@ def test_a_step_counts_for_nothing_if_the_party_hands_out_nothing_beside_its_own
 ) -> None:
     world = two_names_in_a_row()
     for _ in range(ATTEMPTS):
-        assert world.state.ledger.reach.broken == frozenset()
+        assert kept_apart(world.state.ledger) == frozenset()
         answer_all(world, of="d", withheld_by="a", problem="WITHHELD", unreachable=unreachable)
         if isinstance(world.state.phase, Switching):
             world.settle()

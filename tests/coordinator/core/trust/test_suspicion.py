@@ -112,10 +112,10 @@ def test_of_those_waited_for_the_one_that_was_there_each_time_goes() -> None:
     assert guilty(verdict(suspected(STRANGERS, *waits))) == ["a"]
 
 
-def test_if_two_were_there_each_time_they_are_kept_apart() -> None:
+def test_if_two_were_there_each_time_their_link_counts_as_broken() -> None:
     waits = [ev.Suspected(1, attempt, Charge.STALLED, ("a", "b"), "no vote") for attempt in range(1, ATTEMPTS + 1)]
     found = verdict(suspected(STRANGERS, *waits))
-    assert (guilty(found), found.apart) == ([], (("a", "b"),))
+    assert (guilty(found), found.broken) == ([], (("a", "b"),))
 
 
 # One against another.
@@ -173,10 +173,8 @@ def test_a_believed_node_that_is_contradicted_by_all_stays() -> None:
 
 
 def test_where_no_plan_does_without_a_pair_the_one_of_less_standing_goes() -> None:
-    state = suspected(WITH_PROVEN, *contradicts("ua"))
-    assert unseparable(state) is None, "nothing keeps them apart yet"
-    broken = replace(state.ledger.reach, broken=frozenset({("a", "u")}))
-    named = unseparable(replace(state, ledger=replace(state.ledger, reach=broken)))
+    assert unseparable(WITH_PROVEN) is None
+    named = unseparable(suspected(WITH_PROVEN, *contradicts("ua")))
     assert named is not None
     assert (named.node, named.undecided) == ("u", True)
 
@@ -190,9 +188,9 @@ def test_a_lost_peer_is_nobodys_fault_however_often() -> None:
     ]
     for many in range(1, len(said) + 1):
         assert guilty(verdict(suspected(STRANGERS, *said[:many]))) == []
-    assert verdict(suspected(STRANGERS, *said[: MOST_LOSSES - 1])).apart == ()
+    assert verdict(suspected(STRANGERS, *said[: MOST_LOSSES - 1])).broken == ()
     found = verdict(suspected(STRANGERS, *said[:MOST_LOSSES]))
-    assert found.apart == tuple(("a", other) for other in "bcdef")
+    assert found.broken == tuple(("a", other) for other in "bcdef")
 
 
 # Whatever liars say.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -23,7 +24,7 @@ def test_two_ends_of_a_hop_that_differ_are_kept_apart_and_neither_is_quarantined
         world.vote(node)
     world.vote("c", received=received)
     assert quarantined(world) == []
-    assert world.state.ledger.reach.broken == {("a", "c")}
+    assert kept_apart(world.state.ledger) == {("a", "c")}
     assert world.events(ev.StepAborted)[0].reason.startswith("in step 1, a and c do not say the same of ACTIVATION")
     assert not [kind for node in "abd" for kind in world.kinds_to(node) if kind == "audit"]
 
@@ -56,7 +57,7 @@ def test_two_that_agree_against_a_third_do_not_throw_it_out() -> None:
         world.vote(liar, received=honest + passed([hop for hop in mine if hop[1] == liar], at=0, salt="another"))
     world.vote("a")
     assert quarantined(world) == []
-    assert world.state.ledger.reach.broken == {("a", "b"), ("a", "c")}
+    assert kept_apart(world.state.ledger) == {("a", "b"), ("a", "c")}
 
 
 def test_whom_three_others_contradict_is_quarantined() -> None:

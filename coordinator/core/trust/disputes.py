@@ -1,0 +1,79 @@
+"""Who stands against whom: pairs of members one of which is at fault, as one of them says.
+
+Two are in dispute once they have contradicted each other, or once one has accused the other in ATTEMPTS attempts, for as long as
+these suspicions last (log/charges.py). Plans keep them apart that long, whatever their links do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.reach import Pair, pair_of
+from dtfm.coordinator.log.standing import earned
+from dtfm.coordinator.log.trust import Suspicion
+
+_NOT_BY_PLANS = (Charge.PEER_LOST, Charge.PLAN_FAILED)
+"""Keeping two apart for these would not help. A lost peer is the link's fault first, and the link is measured again. State that
+one node alone can give comes no other way."""
+
+
+def kept_apart(ledger: Ledger) -> frozenset[Pair]:
+    """The pairs that plans do without: those with a broken link, and those in dispute."""
+    return ledger.reach.broken | disputes(ledger)
+
+
+def disputes(ledger: Ledger, but: tuple[int, int] | None = None) -> frozenset[Pair]:
+    """The pairs in dispute. ``but``: what was said in this attempt is left out."""
+    said = [each for each in between_two(ledger) if each.said.charge not in _NOT_BY_PLANS and each.attempt != but]
+    return frozenset(standing_against(said))
+
+
+def disputed(ledger: Ledger) -> frozenset[str]:
+    """The parties that are in dispute with one of at least their standing."""
+    found = set[str]()
+    for pair in disputes(ledger):
+        for one, other in (pair, pair[::-1]):
+            if earned(ledger, other).standing >= earned(ledger, one).standing:
+                found.add(ledger.party(one))
+    return frozenset(found)
+
+
+def between_two(ledger: Ledger) -> list[Suspicion]:
+    """The suspicions of two members of different parties one of which says so."""
+    return [
+        each
+        for each in ledger.trust.suspicions
+        if len(each.nodes) == 2
+        and each.said.by
+        and {*each.nodes} <= ledger.members.keys()
+        and ledger.party(each.nodes[0]) != ledger.party(each.nodes[1])
+    ]
+
+
+def standing_against(said: Sequence[Suspicion]) -> set[Pair]:
+    """Of the pairs of these suspicions, those that contradict each other, or have accused each other in ATTEMPTS attempts."""
+    times = attempts_of(said)
+    return {
+        pair_of(*each.nodes)
+        for each in said
+        if each.said.charge.is_contradiction or times[pair_of(*each.nodes)] >= ATTEMPTS
+    }
+
+
+def attempts_of(said: Iterable[Suspicion]) -> Counter[Pair]:
+    """By pair, the number of attempts in which one of the two was suspected."""
+    return Counter(pair for pair, _ in {(pair_of(*each.nodes), each.attempt) for each in said})
+
+
+def against(ledger: Ledger) -> dict[str, dict[str, str]]:
+    """By party, those that it stands against: by party, a name."""
+    said = [each for each in between_two(ledger) if each.said.charge is not Charge.PEER_LOST]
+    found: dict[str, dict[str, str]] = {}
+    for pair in sorted(standing_against(said)):
+        for one, other in (pair, pair[::-1]):
+            found.setdefault(ledger.party(one), {})[ledger.party(other)] = other
+    return found
