@@ -1,13 +1,14 @@
 """What a poisoner among strangers does to a run, and how soon it is found: ``python -m tests.bench.poisoners [--twists A B]
-[--seeds 3] [--steps 60] [--colluding] [--json]``.
+[--seeds 3] [--steps 60] [--colluding] [--believed] [--json]``.
 
 Six nodes of six owners, two stages of three replicas, on this machine, in mode "open" with the audits of its default. An
 evaluation follows each step, so that who lies in evaluations has as many occasions as the others. One node is twisted
 (tests/attacks/twisted.py) from its first step on. Each run is compared with an honest one of the same seed, plan and steps:
 held-out loss after the last step, and the step after which the poisoner was quarantined. With ``--rate``, another share of the
 work is audited. With ``--colluding`` two of the six lie in the same way, and find each other's work right in audits: it says how
-many runs they lost (both are quarantined, and nobody else is), by whether the first plan had them on one stage, as with odd
-seeds, or on two. A run that does not finish has an infinite loss.
+many runs they lost (nobody else is quarantined, and they have no part in the last step), by whether the first plan had them on
+one stage, as with odd seeds, or on two. With ``--believed`` one of the honest nodes is, by turns. A run that does not finish has
+an infinite loss.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dtfm.node.host.rows import Row, show
@@ -52,19 +54,24 @@ STAGES = [3, 3]
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``found``: the step after which the last poisoner was quarantined; None: not all were. ``accused``: who else was.
+    ``at_work``: the poisoners that had a part in the last step.
     ``together``: the first plan had the poisoners on one stage. ``placed``: it had the one poisoner on the
     stage meant for it, which for some lies is the only one where they can be told."""
 
     held_out: float
     found: int | None
     accused: tuple[str, ...]
+    at_work: tuple[str, ...]
     seconds: float
     together: bool
     placed: bool
 
 
-def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str] = (POISONER,)) -> Outcome:
-    """One run; an empty ``twist``: all are honest. Two poisoners are on one stage if the seed is odd."""
+def train(
+    twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str] = (POISONER,), *, believed: bool = False
+) -> Outcome:
+    """One run; an empty ``twist``: all are honest. Two poisoners are on one stage if the seed is odd. ``believed``: one honest
+    node is."""
 
     def place(name: str, command: list[str]) -> list[str]:
         if name not in poisoners or not twist:
@@ -79,7 +86,8 @@ def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str]
     with tempfile.TemporaryDirectory() as folder:
         first = twist in FIRST_STAGE if len(poisoners) == 1 else seed % 2 == 1
         names = (*(AFTER if first else BEFORE)[: sum(STAGES) - len(poisoners)], *poisoners)
-        with Cluster(Path(folder), text, place=place, nodes=names, invited=True, liars=True) as cluster:
+        invited = set(names) - ({names[seed // 2 % (sum(STAGES) - len(poisoners))]} if believed else set[str]())
+        with Cluster(Path(folder), text, place=place, nodes=names, invited=invited, liars=True) as cluster:
             try:
                 finished = cluster.finish(timeout=600) == 0
             except subprocess.TimeoutExpired:
@@ -90,6 +98,7 @@ def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str]
                 cluster.of("evaluated")[-1]["loss"] if finished else math.inf,
                 max(quarantined[name] for name in poisoners) if quarantined.keys() >= set(poisoners) else None,
                 tuple(sorted(quarantined.keys() - set(poisoners))),
+                tuple(name for name in poisoners if name in cluster.of("step_committed")[-1]["compute_seconds"]),
                 statistics.median(event["seconds"] for event in cluster.of("step_committed")),
                 any(set(stage["replicas"]) >= set(poisoners) for stage in stages),
                 len(poisoners) > 1 or poisoners[0] in stages[0 if first else -1]["replicas"],
@@ -124,7 +133,7 @@ def who_lost(twist: str, poisoned: list[Outcome]) -> list[Row]:
     rows = []
     for together, where in ((True, "on one stage"), (False, "on two stages")):
         runs = [outcome for outcome in poisoned if outcome.together == together]
-        lost = sum(outcome.found is not None and not outcome.accused for outcome in runs)
+        lost = sum(not outcome.at_work and not outcome.accused for outcome in runs)
         if runs:
             rows.append(Row(f"{twist}, two {where}: they lost", lost, "runs", "all", lost / len(runs)))
     return rows
@@ -137,18 +146,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", default='"auto"', help="[trust] audit_rate")
     parser.add_argument("--colluding", action="store_true", help="two poisoners, who lie for each other")
+    parser.add_argument("--believed", action="store_true", help="one of the honest nodes is believed")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
     poisoners = FRIENDS if arguments.colluding else (POISONER,)
     try:
         seeds = range(1, arguments.seeds + 1)
-        honest = [train("", seed, arguments.steps, arguments.rate, poisoners) for seed in seeds]
+        run = partial(
+            train, steps=arguments.steps, rate=arguments.rate, poisoners=poisoners, believed=arguments.believed
+        )
+        honest = [run("", seed) for seed in seeds]
         print(f"honest runs: {[round(outcome.held_out, 4) for outcome in honest]}", file=sys.stderr)
         rows = [Row("honest: nodes that were quarantined", sum(len(o.accused) for o in honest), "nodes")]
         for twist in arguments.twists:
             poisoned = []
             for seed in seeds:
-                poisoned.append(train(twist, seed, arguments.steps, arguments.rate, poisoners))
+                poisoned.append(run(twist, seed))
                 print(f"{twist}, seed {seed}: {poisoned[-1]}", file=sys.stderr, flush=True)
             rows += rows_of(twist, poisoned, honest)
             rows += who_lost(twist, poisoned) if arguments.colluding else []

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.coordinator.config.run_file import RunFile
-from dtfm.coordinator.core.trust.claims import are_proven, counted_bandwidth, counted_flops
+from dtfm.coordinator.core.trust.claims import counted_bandwidth, counted_flops, witnesses
 from dtfm.coordinator.core.trust.disputes import disputes
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Carried
@@ -56,7 +56,7 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     carried = [ledger.reach.carried.get(node, (None, None)) for node in nodes]
     ups = _connections([up for up, _ in carried], bandwidth)
     downs = _connections([down for _, down in carried], bandwidth.T)
-    speeds, marks = counted_flops(ledger, nodes), are_proven(ledger, nodes)
+    speeds, marks = counted_flops(ledger, nodes), witnesses(ledger, nodes)
     relays, via = _relays(ledger, places, bandwidth)
     return Cluster(
         tuple(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dtfm.coordinator.core.trust.disputes import disputed
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 
@@ -26,6 +27,19 @@ OUTLIER = 10.0
 def are_proven(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
     """Of each node, whether it is."""
     return np.array([earned(ledger, node).standing >= Standing.PROVEN for node in nodes], dtype=np.bool_)
+
+
+def witnesses(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
+    """Of each node, whether it may answer for a stage, as each stage of a plan has one that does, if these could train alone:
+    whether it is proven, and in dispute with nobody of its standing.
+
+    While such nodes are fewer than stages, and anybody is in dispute, whether it is in dispute with nobody. So no stage is left
+    to two who agreed against a third: whoever sees them next is a voice of its own.
+    """
+    plan, proven, at_odds = ledger.training.plan, are_proven(ledger, nodes), disputed(ledger)
+    undisputed = np.array([ledger.party(node) not in at_odds for node in nodes], dtype=np.bool_)
+    enough = np.count_nonzero(proven & undisputed) >= (1 if plan is None else len(plan.stages))
+    return proven & undisputed if enough or not at_odds else undisputed
 
 
 def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]:
