@@ -78,23 +78,28 @@ def assignments(
     nodes: Iterable[str],
     givers: Mapping[str, Givers],
     snapshot: control_pb2.SnapshotSource,
-) -> Iterator[tuple[str, control_pb2.Assignment]]:
+) -> Iterator[tuple[str, control_pb2.CoordinatorMessage]]:
     """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from its ``givers`` (by node), or,
     if there are none, all of it from the ``snapshot``. A node is told of the links that begin at it: all links among hundreds of
     nodes would not fit into a message."""
     assert ledger.described is not None
-    common = _assignment(ledger, reason, givers, snapshot)
-    named = {peer.node for peer in common.peers}
+    common = control_pb2.CoordinatorMessage(assignment=_assignment(ledger, reason, givers, snapshot))
+    named = {peer.node for peer in common.assignment.peers}
     nobody: Givers = ((),) * len(ledger.described.workload.layers)
     for node in nodes:
-        message = control_pb2.Assignment()
+        message = control_pb2.CoordinatorMessage()
         message.CopyFrom(common)
-        message.donors.extend(control_pb2.Assignment.Donors(nodes=names) for names in givers.get(node, nobody))
-        message.links.extend(
-            link_message(link)
-            for destination, link in sorted(ledger.reach.links.get(node, {}).items())
-            if destination in named
-        )
+        assigned = message.assignment
+        for names in givers.get(node, nobody):
+            assigned.donors.add(nodes=names)
+        for destination, link in sorted(ledger.reach.links.get(node, {}).items()):
+            if destination in named:
+                assigned.links.add(
+                    source=node,
+                    destination=destination,
+                    latency_seconds=link.latency_seconds,
+                    bandwidth=link.bandwidth,
+                )
         yield node, message
 
 

@@ -56,24 +56,40 @@ class Earned:
         return self.standing < Standing.PROVEN or self.audits > 0
 
 
-def earned(ledger: Ledger, name: str) -> Earned:
+def standing_of(ledger: Ledger, name: str) -> Standing:
     """The standing of the party to which the name belongs."""
-    who = ledger.party(name)
-    audits = ledger.trust.audits.get(who)
-    clean = 0 if audits is None else audits.clean
+    who, holder = ledger.party(name), ledger.access.names.get(name)
+    if ledger.quarantine_of(name) is not None:
+        return Standing.QUARANTINED
+    if holder is not None and holder.believed:
+        return Standing.BELIEVED
+    if not ledger.is_open or _is_shown(ledger.trust.audits.get(who)):
+        return Standing.PROVEN
+    return Standing.SUSPECTED if who in ledger.trust.forgiven else Standing.NEW
+
+
+def earned(ledger: Ledger, name: str) -> Earned:
+    """The same, with the reason."""
+    standing, audits = standing_of(ledger, name), ledger.trust.audits.get(ledger.party(name), Audits())
+    return Earned(standing, _reason(ledger, name, standing, audits), audits.clean)
+
+
+def _reason(ledger: Ledger, name: str, standing: Standing, audits: Audits) -> str:
     if (why := ledger.quarantine_of(name)) is not None:
-        return Earned(Standing.QUARANTINED, f"{why.charge} in step {why.step}: {why.reason}")
-    if (holder := ledger.access.names.get(name)) is not None and holder.believed:
-        return Earned(Standing.BELIEVED, "whoever runs the coordinator vouches for it", clean)
-    if audits is not None and clean >= PROVEN_AFTER and audits.witnessed:
-        return Earned(Standing.PROVEN, said_of(audits), clean)
-    if not ledger.is_open:
-        return Earned(Standing.PROVEN, "members of this run know each other", clean)
-    so_far = "no audit of its work yet" if audits is None or not clean else f"{said_of(audits)}; {_lacks(audits)}"
-    if (forgiven := ledger.trust.forgiven.get(who)) is not None:
-        said = f"an operator has forgiven it, after {forgiven.charge} in step {forgiven.step}; {so_far}"
-        return Earned(Standing.SUSPECTED, said, clean)
-    return Earned(Standing.NEW, so_far, clean)
+        return f"{why.charge} in step {why.step}: {why.reason}"
+    if standing is Standing.BELIEVED:
+        return "whoever runs the coordinator vouches for it"
+    if standing is Standing.PROVEN:
+        return said_of(audits) if _is_shown(audits) else "members of this run know each other"
+    so_far = f"{said_of(audits)}; {_lacks(audits)}" if audits.clean else "no audit of its work yet"
+    if (forgiven := ledger.trust.forgiven.get(ledger.party(name))) is not None:
+        return f"an operator has forgiven it, after {forgiven.charge} in step {forgiven.step}; {so_far}"
+    return so_far
+
+
+def _is_shown(audits: Audits | None) -> bool:
+    """Whether audits show that a stranger's work is right."""
+    return audits is not None and audits.clean >= PROVEN_AFTER and audits.witnessed
 
 
 def _lacks(audits: Audits) -> str:

@@ -25,7 +25,6 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.steps import OVERDUE, SETTLED
-from dtfm.protos import control_pb2 as wire
 
 BELIEVED = 2
 """The number of nodes that must say that a checkpoint is damaged."""
@@ -79,7 +78,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     named = givers(ledger, ledger.ready)
     transition.enter(Switching(frozenset(plan.nodes), deadline, states=known, givers=named))
     for node, message in assignments(ledger, reason, ledger.ready, named, snapshot.source(transition.state)):
-        transition.send([node], wire.CoordinatorMessage(assignment=message))
+        transition.send([node], message)
 
 
 def again(transition: Transition, reason: str) -> None:

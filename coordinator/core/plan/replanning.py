@@ -189,9 +189,10 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
 
 
 def _decide_to_change(state: State, asked_for: bool) -> Decision:
-    planner, question = state.planner, question_of(state)
+    planner = state.planner
     if planner.asked is not None:
         return Wait(WaitReason.PLANNING, "the planner is at work already")
+    question = question_of(state)
     if planner.chosen is not None and not standby.still_copying(state):
         return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
     if not question.nodes:

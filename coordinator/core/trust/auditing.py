@@ -19,7 +19,7 @@ from dtfm.coordinator.core.trust.judgement import View, judged, referees, views_
 from dtfm.coordinator.core.trust.order import needed, order_for
 from dtfm.coordinator.core.trust.passed import read_passed
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.standing import Standing, earned
+from dtfm.coordinator.log.standing import Standing, standing_of
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -58,7 +58,7 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
         {node for node, vote in phase.votes.items() if vote.kept},
         lambda node: _weight(state, node),
         apart=kept_apart(state.ledger),
-        believed={node for node in plan.nodes if earned(state.ledger, node).standing is Standing.BELIEVED},
+        believed={node for node in plan.nodes if standing_of(state.ledger, node) is Standing.BELIEVED},
     )
     drawn_again = {party(each.node) for each in found}
     due = {node: times + (party(node) in drawn_again) for node, times in state.auditing.due.items()}
@@ -87,7 +87,7 @@ def conclude(transition: Transition) -> Setback | None:
     phase = transition.state.phase
     assert isinstance(phase, Stepping)
     for audit in phase.audits:
-        if audit.answers.keys() >= set(audit.auditors):
+        if len(audit.answers) == len(audit.auditors):
             if more := referees(transition.state, audit):
                 phase = _set_audit(transition, phase, audit, replace(audit, auditors=(*audit.auditors, *more)))
                 continue
@@ -126,7 +126,7 @@ def _weight(state: State, node: str) -> float:
     party = state.ledger.party
     if state.auditing.due and party(node) in set(map(party, state.auditing.due)):
         return 1 / state.run.trust.audits
-    strange = state.ledger.is_open and earned(state.ledger, node).standing < Standing.PROVEN
+    strange = state.ledger.is_open and standing_of(state.ledger, node) < Standing.PROVEN
     return NEWCOMERS_WEIGHT if strange else 1.0
 
 
@@ -159,22 +159,25 @@ def _ask(transition: Transition) -> None:
     assert isinstance(phase, Stepping)
     busy = {node for audit in phase.audits for node in audit.awaited}
     took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
-    for audit in phase.audits:
+    audits, number = list(phase.audits), state.auditing.number
+    for place, audit in enumerate(audits):
+        requests = dict(audit.requests)
         for node in audit.auditors:
-            if node in audit.requests or node in busy:
+            if node in requests or node in busy:
                 continue
             busy.add(node)
-            remembered = transition.state.auditing
-            number = remembered.number + 1
+            number += 1
             patience = audit_patience(state.lease, took, fetch_seconds(state, audit.order, node))
-            transition.state = replace(transition.state, auditing=replace(remembered, number=number))
-            asked = replace(audit, requests={**audit.requests, node: Request(number, transition.now + patience)})
-            phase = _set_audit(transition, phase, audit, asked)
-            audit = asked
+            requests[node] = Request(number, transition.now + patience)
             message = wire.Audit()
             message.CopyFrom(audit.order)
             message.number, message.seconds = number, AUDITORS_FRACTION * patience
             transition.send([node], wire.CoordinatorMessage(audit=message))
+        if len(requests) > len(audit.requests):
+            audits[place] = replace(audit, requests=requests)
+    if number > state.auditing.number:
+        transition.set_phase(replace(phase, audits=tuple(audits)))
+        transition.state = replace(transition.state, auditing=replace(state.auditing, number=number))
 
 
 def _give_up_overdue(transition: Transition) -> None:

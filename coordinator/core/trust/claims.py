@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dtfm.coordinator.core.trust.disputes import disputed
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
+from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned, standing_of
 
 MOST_TIMES_SHOWN = 2.0
 """A claim counts for at most so many times what the node, or a proven one, has shown."""
@@ -26,7 +26,7 @@ OUTLIER = 10.0
 
 def are_proven(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
     """Of each node, whether it is."""
-    return np.array([earned(ledger, node).standing >= Standing.PROVEN for node in nodes], dtype=np.bool_)
+    return np.array([standing_of(ledger, node) >= Standing.PROVEN for node in nodes], dtype=np.bool_)
 
 
 def witnesses(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
@@ -45,15 +45,15 @@ def witnesses(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
 def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]:
     """What planning depends on, by node: how many audits have found its work right, PROVEN_AFTER only if it is proven; -1 if it
     is suspected. Where members know each other, only of those who are suspected."""
-    strangers = ledger.is_open
+    strangers, of = ledger.is_open, ledger.trust.audits
     made = []
     for node in nodes:
-        its = earned(ledger, node)
-        so_far = min(its.audits, PROVEN_AFTER - 1)
-        audits = PROVEN_AFTER if its.standing >= Standing.PROVEN else so_far
-        audits = -1 if its.standing is Standing.SUSPECTED else audits
-        if strangers or its.standing is Standing.SUSPECTED:
-            made.append((node, audits))
+        standing, audits = standing_of(ledger, node), of.get(ledger.party(node))
+        so_far = 0 if audits is None else min(audits.clean, PROVEN_AFTER - 1)
+        if standing is Standing.SUSPECTED:
+            made.append((node, -1))
+        elif strangers:
+            made.append((node, PROVEN_AFTER if standing >= Standing.PROVEN else so_far))
     return frozenset(made)
 
 

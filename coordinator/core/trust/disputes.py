@@ -13,7 +13,7 @@ from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Pair, pair_of
-from dtfm.coordinator.log.standing import earned
+from dtfm.coordinator.log.standing import standing_of
 from dtfm.coordinator.log.trust import Suspicion
 
 _NOT_BY_PLANS = (Charge.PEER_LOST, Charge.PLAN_FAILED)
@@ -37,7 +37,7 @@ def disputed(ledger: Ledger) -> frozenset[str]:
     found = set[str]()
     for pair in disputes(ledger):
         for one, other in (pair, pair[::-1]):
-            if earned(ledger, other).standing >= earned(ledger, one).standing:
+            if standing_of(ledger, other) >= standing_of(ledger, one):
                 found.add(ledger.party(one))
     return frozenset(found)
 

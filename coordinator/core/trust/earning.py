@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.standing import earned
+from dtfm.coordinator.log.standing import earned, standing_of
 
 
 def tell(transition: Transition) -> None:
@@ -17,5 +17,5 @@ def tell(transition: Transition) -> None:
         if ledger.trust.audits.get(who) is before.trust.audits.get(who) or ledger.quarantine_of(node) is not None:
             continue
         now = earned(ledger, node)
-        if now.standing is not earned(before, node).standing:
+        if now.standing is not standing_of(before, node):
             transition.emit(ev.StandingChanged(node, now.standing.word, now.reason))

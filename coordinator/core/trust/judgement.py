@@ -17,7 +17,7 @@ from dtfm.coordinator.core.trust.draw import chance
 from dtfm.coordinator.core.trust.tolerance import limits
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.standing import earned
+from dtfm.coordinator.log.standing import standing_of
 from dtfm.coordinator.log.steps import SETTLED, UNAUDITED
 from dtfm.coordinator.log.trust import Audits
 from dtfm.protos import control_pb2 as wire
@@ -68,7 +68,7 @@ def referees(state: State, audit: Audit) -> list[str]:
     order = chance(state.secret, plan.generation, phase.step).sample(stage.replicas, len(stage.replicas))
 
     def last(node: str) -> tuple[bool, int, bool]:
-        return party(node) in refused, -earned(state.ledger, node).standing, not phase.votes[node].kept
+        return party(node) in refused, -standing_of(state.ledger, node), not phase.votes[node].kept
 
     others: dict[str, str] = {}
     for node in sorted(order, key=last):

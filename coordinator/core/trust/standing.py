@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.standing import earned
+from dtfm.coordinator.log.standing import standing_of
 
 
 def weakest(ledger: Ledger, names: Iterable[str]) -> str:
@@ -25,6 +25,6 @@ def standing(ledger: Ledger) -> Callable[[str], tuple[int, int, int]]:
 
     def of(name: str) -> tuple[int, int, int]:
         who = ledger.party(name)
-        return earned(ledger, name).standing, steps.get(who, 0), -came.get(who, len(ledger.trust.worked))
+        return standing_of(ledger, name), steps.get(who, 0), -came.get(who, len(ledger.trust.worked))
 
     return of

@@ -31,7 +31,7 @@ from dtfm.coordinator.core.trust.standing import weakest
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Pair, pair_of
-from dtfm.coordinator.log.standing import Standing, earned
+from dtfm.coordinator.log.standing import Standing, standing_of
 from dtfm.coordinator.log.trust import Suspicion
 
 LEAST_VOICES = 3
@@ -197,8 +197,8 @@ def _contradicted(state: State) -> list[Guilty]:
     for who, others in opponents.items():
         name, said = names[who], newest[who].said
         by = tuple(sorted(others.values()))
-        believed = any(earned(ledger, other).standing is Standing.BELIEVED for other in by)
-        if believed and said.charge.is_contradiction and earned(ledger, name).standing is not Standing.BELIEVED:
+        believed = any(standing_of(ledger, other) is Standing.BELIEVED for other in by)
+        if believed and said.charge.is_contradiction and standing_of(ledger, name) is not Standing.BELIEVED:
             reason = f"{name} and a believed node contradict each other: {said.reason}"
             guilty.append(Guilty(name, said.charge, reason, by))
         elif _is_outnumbered(ledger, name, heard[who]) and all(len(heard[who]) > len(heard[other]) for other in others):
@@ -209,8 +209,8 @@ def _contradicted(state: State) -> list[Guilty]:
 
 def _heard(state: State, node: str, others: Mapping[str, str]) -> frozenset[str]:
     """The voices of those ``others`` whose standing is at least the node's."""
-    least = earned(state.ledger, node).standing
-    return frozenset(_voice(state, each) for each in others.values() if earned(state.ledger, each).standing >= least)
+    least = standing_of(state.ledger, node)
+    return frozenset(_voice(state, each) for each in others.values() if standing_of(state.ledger, each) >= least)
 
 
 def _is_outnumbered(ledger: Ledger, node: str, voices: frozenset[str]) -> bool:

@@ -75,5 +75,5 @@ def test_an_assignment_of_the_largest_plan_fits_into_a_message() -> None:
         fresh_state().ledger,
     )
     [(_, message)] = assignments(ledger, "why", names[:1], {}, wire.SnapshotSource())
-    assert len(message.links) == MAX_NODES - 1
+    assert len(message.assignment.links) == MAX_NODES - 1
     assert message.ByteSize() < MAX_MESSAGE_BYTES / 4
