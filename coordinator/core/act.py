@@ -82,10 +82,9 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
     phase, ledger = transition.state.phase, transition.state.ledger
     if not isinstance(phase, Stepping):
         return ()
-    has_left = setback.problem in (NODE_LEFT, UNAUDITED) and setback.node not in transition.state.members.sessions
-    said_so = any(setback.node in doubt.by for doubt in setback.doubts)
-    ender = setback.node if has_left or said_so else ""
-    doubts = auditing.interrupted(transition, phase, ender)
+    is_here = setback.node in transition.state.members.sessions
+    ended_it = not is_here or any(setback.node in doubt.by for doubt in setback.doubts)
+    doubts = auditing.interrupted(transition, phase, setback.node if ended_it else "")
     reason = setback.reason
     transition.emit(ev.StepAborted(phase.step, ledger.training.generation, setback.problem, setback.node, reason))
     if setback.problem in (PEER_LOST, OVERDUE, NODE_LEFT):

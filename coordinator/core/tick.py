@@ -43,8 +43,8 @@ from dtfm.coordinator.core.transition import (
 from dtfm.coordinator.core.trust import auditing, earning
 from dtfm.protos import control_pb2 as wire
 
-MOST_ROUNDS = 1000
-"""If rules still change the state after this many rounds, they undo each other: a bug."""
+MOST_PASSES = 1000
+"""If rules still change the state after they have been applied this many times, they undo each other: a bug."""
 
 
 def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
@@ -107,7 +107,7 @@ def _apply_rules(transition: Transition, event: Input) -> None:
     # Replanning and standbys depend on the ledger, the planner and the phase, and `decide` also on time and standbys' reports.
     gathering = isinstance(transition.state.phase, Gathering)
     seen = None if isinstance(event, TimePassed) or (gathering and _is_standby_progress(event)) else transition.before
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MOST_PASSES):
         before = transition.state
         _apply(transition, _FIRST)
         if not transition.state.stopped and (seen is None or _plan_may_change(seen, transition.state)):

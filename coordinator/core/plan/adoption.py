@@ -26,8 +26,8 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.steps import OVERDUE, SETTLED
 
-BELIEVED = 2
-"""The number of nodes that must say that a checkpoint is damaged."""
+ENOUGH_TO_SAY_DAMAGED = 2
+"""The number of nodes that must say that a checkpoint is damaged, where others read it too."""
 
 
 def regroup(transition: Transition, reason: str) -> None:
@@ -113,7 +113,7 @@ def plan_failed(
     if from_checkpoint:
         phase = replace(phase, damaged={**phase.damaged, **problems})
         transition.set_phase(phase)
-        if len(phase.damaged) < BELIEVED and phase.awaiting - phase.damaged.keys():
+        if len(phase.damaged) < ENOUGH_TO_SAY_DAMAGED and phase.awaiting - phase.damaged.keys():
             return  # others read it too: whoever is the first to say so is not alone
         problems = dict(phase.damaged)
     checkpoints, on_disks = ledger.copies.checkpoints, ledger.copies.on_disks

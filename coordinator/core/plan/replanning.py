@@ -20,9 +20,10 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPO
 from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.disputes import disputes, kept_apart
-from dtfm.coordinator.core.trust.suspicion import failed_plans
+from dtfm.coordinator.core.trust.suspicion import attempts_since_commit
 from dtfm.coordinator.core.validation.description import as_the_run_allows
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan
 
 
@@ -226,7 +227,7 @@ def _carry_on(state: State) -> CarryOn | None:
     plan, described = ledger.training.plan, ledger.described
     if plan is None or described is None or not state.planner.has_planned:
         return None
-    if failed_plans(ledger) == ATTEMPTS - 1:
+    if attempts_since_commit(ledger, Charge.PLAN_FAILED) == ATTEMPTS - 1:
         return None  # the last attempt is made with another plan
     staying, at_work = set(ledger.staying), set(plan.nodes)
     present = [node for node in ledger.ready if node in staying or node in at_work]

@@ -10,7 +10,8 @@ from dtfm.coordinator.core.plan.replanning import leaver_is_stuck
 from dtfm.coordinator.core.step import evaluation, telling
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.suspicion import waited_in_vain
+from dtfm.coordinator.core.trust.suspicion import attempts_since_commit
+from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -56,7 +57,7 @@ def patience(transition: Transition, *, usual: bool) -> float:
     """Seconds for the step that begins."""
     state = transition.state
     last = state.ledger.training.step_seconds
-    return step_patience(state.lease, last, usual=usual, overdue=waited_in_vain(state.ledger))
+    return step_patience(state.lease, last, usual=usual, overdue=attempts_since_commit(state.ledger, Charge.STALLED))
 
 
 def _is_due(step: int, every: int) -> bool:

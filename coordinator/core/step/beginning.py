@@ -13,9 +13,10 @@ from dtfm.coordinator.core.plan.adoption import plan_failed, regroup
 from dtfm.coordinator.core.step.announcing import announce, patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.stalls import stalled
-from dtfm.coordinator.core.trust.suspicion import waited_in_vain
+from dtfm.coordinator.core.trust.suspicion import attempts_since_commit
 from dtfm.coordinator.core.validation.votes import check_codecs, check_progress
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 
 
@@ -66,7 +67,7 @@ def _begin(transition: Transition, phase: Switching) -> None:
         regroup(transition, f"after step {ledger.training.step}")
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
-    again = waited_in_vain(ledger) > 0
+    again = attempts_since_commit(ledger, Charge.STALLED) > 0
     at = stalled(plan, phase.progress) if again else frozenset[str]()
     deadline = transition.now + patience(transition, usual=again)
     transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))

@@ -7,7 +7,7 @@ these suspicions last (log/charges.py). Plans keep them apart that long, whateve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.log.charges import Charge
@@ -28,8 +28,7 @@ def kept_apart(ledger: Ledger) -> frozenset[Pair]:
 
 def disputes(ledger: Ledger, but: tuple[int, int] | None = None) -> frozenset[Pair]:
     """The pairs in dispute. ``but``: what was said in this attempt is left out."""
-    said = [each for each in between_two(ledger) if each.said.charge not in _NOT_BY_PLANS and each.attempt != but]
-    return frozenset(standing_against(said))
+    return frozenset(standing_against([each for each in between_two(ledger, _NOT_BY_PLANS) if each.attempt != but]))
 
 
 def disputed(ledger: Ledger) -> frozenset[str]:
@@ -42,13 +41,14 @@ def disputed(ledger: Ledger) -> frozenset[str]:
     return frozenset(found)
 
 
-def between_two(ledger: Ledger) -> list[Suspicion]:
-    """The suspicions of two members of different parties one of which says so."""
+def between_two(ledger: Ledger, but: Collection[Charge] = ()) -> list[Suspicion]:
+    """The suspicions of two members of different parties one of which says so, except for these charges."""
     return [
         each
         for each in ledger.trust.suspicions
         if len(each.nodes) == 2
         and each.said.by
+        and each.said.charge not in but
         and {*each.nodes} <= ledger.members.keys()
         and ledger.party(each.nodes[0]) != ledger.party(each.nodes[1])
     ]
@@ -71,9 +71,8 @@ def attempts_of(said: Iterable[Suspicion]) -> Counter[Pair]:
 
 def against(ledger: Ledger) -> dict[str, dict[str, str]]:
     """By party, those that it stands against: by party, a name."""
-    said = [each for each in between_two(ledger) if each.said.charge is not Charge.PEER_LOST]
     found: dict[str, dict[str, str]] = {}
-    for pair in sorted(standing_against(said)):
+    for pair in sorted(standing_against(between_two(ledger, but=(Charge.PEER_LOST,)))):
         for one, other in (pair, pair[::-1]):
             found.setdefault(ledger.party(one), {})[ledger.party(other)] = other
     return found

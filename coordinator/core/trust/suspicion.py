@@ -85,7 +85,7 @@ def verdict(state: State) -> Verdict:
     if isinstance(found, Verdict):
         return found
     guilty = [*found, *_contradicted(state)]
-    said = [each for each in between_two(ledger) if each.said.charge is not Charge.PEER_LOST]
+    said = between_two(ledger, but=(Charge.PEER_LOST,))
     fresh = {pair_of(*each.nodes) for each in said if each.attempt == newest.attempt}
     before, now = disputes(ledger, but=newest.attempt), disputes(ledger)
     no_plan_helps = before.union(standing_against([each for each in said if each.said.charge is Charge.PLAN_FAILED]))
@@ -95,7 +95,8 @@ def verdict(state: State) -> Verdict:
     broken = _lost_too_often(ledger)
     match _most_seen(ledger) if not guilty else ():
         case (one,):
-            guilty.append(Guilty(one, newest.said.charge, _often(newest), undecided=len(newest.nodes) > 1))
+            reason = f"{ATTEMPTS} attempts waited for it; the last: {newest.said.reason}"
+            guilty.append(Guilty(one, newest.said.charge, reason, undecided=len(newest.nodes) > 1))
         case (one, other) if (
             isinstance(state.phase, Stepping | Pausing)
             and {one, other} <= ledger.members.keys()
@@ -140,22 +141,10 @@ def exchange(ledger: Ledger, node: str, peer: str) -> bool:
     return abs(one - other) <= 1 or described.buckets > len(described.workload.layers)
 
 
-def waited_in_vain(ledger: Ledger) -> int:
-    """The number of attempts since the last commit that waited in vain for somebody."""
-    commits = ledger.trust.commits
-    stalls = (
-        each for each in ledger.trust.suspicions if each.said.charge is Charge.STALLED and each.commits == commits
-    )
-    return len({each.attempt for each in stalls})
-
-
-def failed_plans(ledger: Ledger) -> int:
-    """The number of plans since the last commit in which somebody could not take its part."""
-    commits = ledger.trust.commits
-    failed = (
-        each for each in ledger.trust.suspicions if each.said.charge is Charge.PLAN_FAILED and each.commits == commits
-    )
-    return len({each.attempt for each in failed})
+def attempts_since_commit(ledger: Ledger, charge: Charge) -> int:
+    """The number of attempts since the last commit in which somebody was suspected of this."""
+    commits, suspicions = ledger.trust.commits, ledger.trust.suspicions
+    return _attempts(each for each in suspicions if each.said.charge is charge and each.commits == commits)
 
 
 def _alone(ledger: Ledger) -> list[Guilty] | Verdict:
@@ -167,7 +156,7 @@ def _alone(ledger: Ledger) -> list[Guilty] | Verdict:
             of.setdefault(parties.pop(), []).append(each)
     newest = ledger.trust.suspicions[-1].said
     if not ledger.is_open and newest.by == newest.nodes:
-        alike = [_charged(its, newest.charge) for its in of.values()]
+        alike = [[each for each in its if each.said.charge is newest.charge] for its in of.values()]
         several = [its for its in alike if _attempts(its) >= ATTEMPTS - 1]
         times = _attempts(each for its in alike for each in its)
         if len(several) > 1 or (ledger.is_alone and times >= ATTEMPTS):
@@ -188,9 +177,8 @@ def _alone(ledger: Ledger) -> list[Guilty] | Verdict:
 def _contradicted(state: State) -> list[Guilty]:
     """Those whom several others contradict, or one that is believed."""
     ledger, opponents, newest = state.ledger, against(state.ledger), dict[str, Suspicion]()
-    for each in between_two(ledger):
-        if each.said.charge is not Charge.PEER_LOST:
-            newest.update((ledger.party(node), each) for node in each.nodes)
+    for each in between_two(ledger, but=(Charge.PEER_LOST,)):
+        newest.update((ledger.party(node), each) for node in each.nodes)
     names = {ledger.party(name): name for each in newest.values() for name in each.nodes}
     heard = {who: _heard(state, names[who], others) for who, others in opponents.items()}
     guilty = []
@@ -265,13 +253,5 @@ def _weaker(state: State, names: Sequence[str], said: Suspicion) -> Guilty:
     return Guilty(accused, said.said.charge, said.said.reason, others, undecided=True)
 
 
-def _charged(said: Iterable[Suspicion], charge: Charge) -> list[Suspicion]:
-    return [each for each in said if each.said.charge is charge]
-
-
 def _attempts(said: Iterable[Suspicion]) -> int:
     return len({each.attempt for each in said})
-
-
-def _often(said: Suspicion) -> str:
-    return f"{ATTEMPTS} attempts waited for it; the last: {said.said.reason}"
