@@ -27,10 +27,10 @@ from dtfm.node.state import disk, uploads
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import file_header, file_name
 from dtfm.node.state.uploads import PIECE_BYTES, Uploads
-from dtfm.protos.checkpoint_names import bucket_file
+from dtfm.protos.checkpoint_names import bucket_file, marker_file
 from dtfm.protos.control_pb2 import KeepSnapshots, NodeMessage, Part, Upload, Uploaded
 from dtfm.protos.plan_pb2 import Run
-from tests.node.state.snapshot_nodes import STEP, Node, buckets, content_of, get, loaded, put
+from tests.node.state.snapshot_nodes import RUN, STEP, Node, buckets, content_of, get, loaded, put
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,10 @@ def place(tmp_path: Path) -> Path:
 def upload(
     node: Node, place: Path | str, parts: Iterable[Part], *, weights: bool = False, rate: float = 0.0, step: int = STEP
 ) -> None:
-    """As the coordinator asks for it. ``rate``: in bytes per second."""
+    """As the coordinator asks for it, which has marked the folder above ``place`` as the run's. ``rate``: in bytes per second."""
+    if isinstance(place, Path):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (place.parent / marker_file(RUN.id)).touch()
     folder = place.as_uri() if isinstance(place, Path) else place
     wanted = Upload(step=step, folder=folder, parts=parts, weights=weights, bytes_per_second=rate)
     node.snapshots.upload(wanted)
@@ -97,7 +100,7 @@ async def test_a_checkpoint_with_all_of_the_state_has_the_files_of_the_snapshot_
 ) -> None:
     folder = place.as_uri() if scheme == "file" else f"memory://{uuid4().hex}"
     parts = await node.write()
-    upload(node, folder, parts)
+    upload(node, place if scheme == "file" else folder, parts)
     sent = await arrived(node, 2)
     found = contents(folder)
     for bucket, live in buckets().items():
@@ -268,7 +271,7 @@ async def test_a_place_that_cannot_be_written_is_reported_once_and_the_next_uplo
 ) -> None:
     parts = await node.write()
     (tmp_path / "file").write_text("in the way")
-    upload(node, tmp_path / "file" / "checkpoints", parts)
+    upload(node, tmp_path / "file", parts)
     message = await told(node)
     assert (message.step, list(message.parts)) == (STEP, [])
     assert message.problem.startswith(("NotADirectoryError: ", "FileExistsError: "))
@@ -436,3 +439,11 @@ async def test_a_node_that_ends_does_not_send_the_rest(
     assert files_of_buckets(place) == []
     await asyncio.sleep(0)
     assert node.uploaded.empty()
+
+
+async def test_a_place_that_an_operator_names_later_is_tried_first(node: Node, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    upload(node, (other / "step-00000007").as_uri(), await node.write())
+    problem = (await told(node)).problem
+    assert f"checkpoint.uri = {other.as_uri()} is not the same place on this machine as on the coordinator's" in problem
+    assert everything(other) == []
