@@ -58,13 +58,11 @@ class Preparation:
             Closed: called off.
         """
         device, modules = self._equipment.device, self._equipment.allowed_modules
-        checks = [
-            partial(check_places, run, allowed),
-            partial(check_place, run.checkpoint.uri, run.id, self._equipment.node),
-        ]
+        checks = [partial(check_places, run, allowed)]
         if compute_dtype(run) is torch.bfloat16:
             checks.append(partial(check_bf16, device))
         told_together(checks)
+        check_place(run.checkpoint.uri, run.id, self._equipment.node)  # it writes there: only now that all is allowed
         prepare_digests(device)
         if compresses(run):
             self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)

@@ -152,7 +152,6 @@ def test_a_node_that_dies_while_it_writes_a_snapshot_comes_back_and_later_ones_a
         for node in nodes:
             step = (last_step(cluster) // CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY
             endure(cluster, fail(node).at(step=step, phase=Phase.SNAPSHOT).by(SIGKILL))
-            assert step in [e["step"] for e in cluster.of("checkpoint_failed")]
             last = len(cluster.events)
             cluster.wait_for("checkpoint_written", where=lambda e, step=step: e["step"] > step, after=last)  # type: ignore[misc]
     assert cluster.of("rolled_back") == []
