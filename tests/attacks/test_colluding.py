@@ -45,7 +45,8 @@ def test_two_of_three_replicas_who_lie_for_each_other_lose(tmp_path: Path, belie
         assert all({*FRIENDS}.intersection(event["nodes"]) for event in cluster.of("suspected"))
         commits = {event["step"]: event for event in cluster.of("step_committed")}
         losses = [commits[step]["loss"] for step in range(1, STEPS + 1)]
-        assert losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+        # An honest gradient may be clipped, which changes the seventh digit. One turned sign changes the third.
+        assert losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-5)
         at_work = {*commits[STEPS]["compute_seconds"]}
         assert at_work <= {*HONEST}
         assert len(at_work) >= 3, "whoever is idle is so because no faster plan uses it"

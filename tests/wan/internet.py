@@ -149,6 +149,10 @@ class Internet:
         rule = f'add rule ip nat prerouting iifname "eth0" tcp dport {port} dnat to {self.address(host)}:{port}'
         self._inside(router, "nft", *rule.split())
 
+    def limit(self, host: str, megabits: float) -> None:
+        """From now on the host sends at most so many Mbit/s."""
+        self._inside(host, *f"tc qdisc replace dev eth0 root tbf rate {megabits}mbit burst 64kb latency 200ms".split())
+
     def address(self, name: str) -> str:
         """The host's own address; behind a router a private one."""
         return self._places[name].address
