@@ -1,5 +1,5 @@
 """The coordinator's time-outs, in leases. The lease is the run file's one knob; start-up checks the order of the LADDER. Those of
-snapshots stand in copies/disk_snapshots.py."""
+snapshots stand in copies/snapshot.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The coordinator's own disk, for runs that name no other storage: nodes put the files of checkpoints there, and read them back.
 
 A file is written beside its place, and moved there when it is whole. Who may write which file, and how large it may be, the
-core says (core/copies/checkpoints.py): no member can fill the disk, or write what another one is to write.
+core says (core/copies/checkpoints.py): no member can write what another one is to write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.request import url2pathname
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
 from dtfm.coordinator.core.state import State
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.checkpoint_names import step_of
+from dtfm.protos.checkpoint_names import bucket_of, step_of
 
 ROOM_BYTES = 1 << 30
 """What is left free of the disk, for the log and for others."""
@@ -58,6 +58,8 @@ class Disk:
             return
         place.parent.mkdir(parents=True, exist_ok=True)
         self._check_room(len(request.data))
+        if not part.exists():
+            self._forget_attempts(place)
         file = os.open(part, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(file, request.data, request.offset)
@@ -96,6 +98,13 @@ class Disk:
         if part.stat().st_size != size:
             raise OSError(f"{place.name} has {part.stat().st_size} bytes of {size}; write it once more")
         part.replace(place)
+
+    def _forget_attempts(self, place: Path) -> None:
+        """Removes what was begun before of the bucket's file, or of the model's: one attempt lies there at a time."""
+        bucket = bucket_of(place.name)
+        begun = f"{place.name}.*.part" if bucket is None else f"bucket-{bucket:05d}-*.part"
+        for part in place.parent.glob(begun):
+            part.unlink(missing_ok=True)
 
     def _check_room(self, size: int) -> None:
         free = shutil.disk_usage(self._root).free

@@ -27,7 +27,7 @@ from dtfm.protos.control_pb2 import KeepSnapshots, NodeMessage, Part, Peer, Snap
 log = logging.getLogger(__name__)
 
 MOST_STEPS_REPORTED = 4
-"""The newest steps on disk that are reported. There are more than two only if some could not be removed."""
+"""The newest steps on disk that are reported: a node keeps no more."""
 
 
 class SnapshotDamaged(OSError):
@@ -43,6 +43,7 @@ class Snapshots:
         self._uploads = Uploads(disk, report)
         self._loaded: LoadedRun | None = None
         self._fetching: asyncio.Task[object] | None = None
+        self._fetching_step = 0
 
     def renew(self, loaded: LoadedRun) -> None:
         """Later connections are made by its dialler."""
@@ -73,11 +74,13 @@ class Snapshots:
     async def keep(self, wanted: KeepSnapshots) -> None:
         """Removes the snapshots that are not wanted any more, and fetches the parts that are missing.
 
-        A later call cancels this one.
+        What an earlier call fetches is called off if other parts are missing now, or its snapshot is not wanted any more.
         """
-        before, self._fetching = self._fetching, asyncio.current_task()
-        if before not in (None, self._fetching):
-            before.cancel()
+        before, this = self._fetching, asyncio.current_task()
+        if wanted.missing or self._fetching_step not in wanted.steps:
+            if before not in (None, this):
+                before.cancel()
+            self._fetching, self._fetching_step = this, wanted.step
         step, told = wanted.step, SnapshotParts(step=wanted.step)
         self._uploads.keep(wanted.steps)
         try:

@@ -62,16 +62,16 @@ def measure(folder: Path, megabits: float, steps: int) -> list[Row]:
     least = size / 2 / (megabits * 1e6 / 8)
     lines = f"{size / 1e6:.1f} MB over both lines, each {megabits:g} Mbit/s: {least:.3g} s"
     after, meanwhile = written[steps] - commits[steps], statistics.median(end - begin for begin, end in uploads)
-    step, free = statistics.median(beside), statistics.median(alone)
+    slowed, free = statistics.median(beside), statistics.median(alone)
     return [
         Row("weights come home after the last step", after, "s", lines, after / least),
         Row("weights come home while the run trains", meanwhile, "s", lines, meanwhile / least),
         Row(
             "a step beside an upload",
-            step,
+            slowed,
             "s",
             f"one without: {free:.3g} s ({len(beside)}, {len(alone)} steps)",
-            step / free,
+            slowed / free,
         ),
     ]
 

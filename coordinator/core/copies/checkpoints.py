@@ -7,6 +7,7 @@ checkpoint whole. Nobody is accused and no run ends because storage is in troubl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Tran
 from dtfm.coordinator.core.validation.files import check_moments, check_uploaded
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.checkpoint_names import MANIFEST, bucket_of, step_folder
+from dtfm.protos.checkpoint_names import bucket_of, step_folder
 
 MOST_MODEL_FILE_BYTES = 64 << 20
 """A tokenizer's are the largest."""
@@ -31,10 +32,19 @@ LEAST_BANDWIDTH = 100e3
 """Bytes per second that any node should send."""
 
 PATIENCE_FACTOR = 10
-"""A node may take this many times as long for its files as it should."""
+"""A node may take this many times as long for its files as it should, and twice as long after each trouble."""
 
 RETRY_LEASES, LONGEST_RETRY_LEASES = 2, 60
 """After trouble, what is missing is tried again so much later: at first, and at most. The time doubles."""
+
+MOST_ATTEMPTS = 5
+"""How often is tried what is on no disk here, as its node may come back; and, after the last step, what may be damaged there."""
+
+_MODEL_FILE = re.compile(
+    r"(generation_)?config\.json|tokenizer[a-z_]*\.(json|model)|(special_tokens_map|added_tokens|vocab)\.json|"
+    r"vocab\.txt|merges\.txt|[a-z_]+\.model|chat_template\.jinja"
+)
+"""What a node may write beside the buckets: nothing that transformers would load in their place."""
 
 
 def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart]) -> None:
@@ -63,19 +73,21 @@ def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -
         for part in message.parts
         if part.bucket in mine
     }
+    wrong = [b for b, file in files.items() if not upload.weights and not _is_as_on_disk(file, upload.parts[b])]
+    files = {bucket: file for bucket, file in files.items() if bucket not in wrong}
     upload = replace(upload, files={**upload.files, **files}, sent_by={**upload.sent_by, **dict.fromkeys(files, node)})
     left = replace(upload.sending[node], buckets=mine - files.keys())
     upload = replace(upload, sending={**upload.sending, node: left})
     _set(transition, upload.without(node) if not left.buckets else upload)
-    if message.problem:
-        _fail(transition, node, f"{node}: {shorten(message.problem)}")
+    if message.problem or wrong:
+        _fail(transition, node, f"{node}: {shorten(message.problem) or 'it has sent another file than it has on disk'}")
     _go_on(transition)
 
 
 def manifest_done(transition: Transition, done: ManifestDone) -> None:
     """The checkpoint is whole, or its manifest could not be written."""
     upload = transition.state.safekeeping.upload
-    if upload is None or upload.step != done.step:
+    if upload is None or upload.step != done.step or not upload.finishing:
         return
     upload = replace(upload, finishing=False)
     if done.problem:
@@ -109,8 +121,15 @@ def end_overdue(transition: Transition) -> None:
     for node in late:
         _fail(transition, node, f"{node} has not sent its part in time")
     again = upload.again is not None and transition.now >= upload.again
+    if again and upload.place != transition.state.run.checkpoints:
+        _end(transition)
+        begin(transition, upload.step, upload.parts)
+        return
+    if again and transition.state.is_closing and upload.attempts >= MOST_ATTEMPTS:
+        give_up(transition, upload.problem)  # the files may be damaged: the state is written again (step/pause.py)
+        return
     if again:
-        _set(transition, replace(upload, failed=frozenset(), again=None))
+        _set(transition, replace(transition.state.safekeeping.upload or upload, failed=frozenset(), again=None))
     if late or again:
         _go_on(transition)
 
@@ -134,7 +153,7 @@ def most_bytes(state: State, node: str, step: int, file: str) -> int:
     if (bucket or 0) not in upload.sending[node].buckets:
         return 0
     if bucket is None:  # of the model: whoever sends the first bucket writes it
-        return MOST_MODEL_FILE_BYTES if file != MANIFEST and "bucket" not in file else 0
+        return MOST_MODEL_FILE_BYTES if _MODEL_FILE.fullmatch(file) else 0
     return upload.parts[bucket].size_bytes
 
 
@@ -204,11 +223,15 @@ def _go_on(transition: Transition) -> None:
     _set(transition, upload)
     if upload.sending:
         return
-    if missing - holders.keys():
+    if missing - holders.keys() and upload.attempts >= MOST_ATTEMPTS:
         give_up(transition, upload.problem or f"bucket {min(missing - holders.keys())} is on no disk any more")
         disks.tidy(transition)
     else:
-        _wait(transition, upload.problem)
+        _wait(transition, upload.problem or f"bucket {min(missing)} is on no disk that is here")
+
+
+def _is_as_on_disk(file: ev.CheckpointFile, part: ev.SnapshotPart) -> bool:
+    return (file.size_bytes, file.digest) == (part.size_bytes, part.digest)
 
 
 def _send(transition: Transition, upload: Upload, node: str, buckets: Collection[int], size: float) -> Upload:
@@ -227,7 +250,7 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     transition.send([node], wire.CoordinatorMessage(upload=message))
     before = upload.sending[node].buckets if node in upload.sending else frozenset[int]()
     seconds = size / (rate or max(fastest, LEAST_BANDWIDTH))
-    due = transition.now + max(state.patience, PATIENCE_FACTOR * seconds)
+    due = transition.now + max(state.patience, PATIENCE_FACTOR * seconds) * 2 ** min(upload.attempts, 8)
     return replace(upload, sending={**upload.sending, node: Sending(before.union(buckets), due)})
 
 

@@ -141,7 +141,7 @@ def end_overdue(transition: Transition) -> None:
 
 def rolled_back(transition: Transition, before: Collection[int]) -> None:
     """Training has gone back: snapshots of later steps no longer belong to its history. ``before``: the steps of the checkpoints
-    that it had."""
+    that it had, and that are in doubt. Others stay: weights that came home may be all that is left."""
     step = transition.state.ledger.training.step
     kept = transition.state.safekeeping
     if (tally := kept.snapshot) is not None and tally.step > step:

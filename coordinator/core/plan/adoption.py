@@ -45,13 +45,14 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state any more, training goes
     back to the newest snapshot, or to the start."""
     ledger, before = transition.state.ledger, transition.state.ledger.training.step
-    if transition.state.is_closing and ledger.copies.is_safe(before):
-        conclude(transition)
-        return
     if not ledger.state_is_held:
         standby.promote(transition)
+    is_home = before in ledger.copies.checkpoints and not transition.state.ledger.state_is_held
+    if transition.state.is_closing and (ledger.copies.is_safe(before) or is_home):
+        conclude(transition)
+        return
     if not transition.state.ledger.state_is_held and (newest := newest_snapshot(transition.state)).step < before:
-        go_back(transition, newest, "no node holds all of the state as of the last step any more")
+        go_back(transition, newest, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
     plan = replace(choice.plan, generation=ledger.training.generation + 1)
@@ -158,14 +159,14 @@ def newest_snapshot(state: State) -> ResumePoint:
     return replace(availability(state), memory=()).resume_point()
 
 
-def go_back(transition: Transition, point: ResumePoint, reason: str) -> None:
-    """Training goes back to a snapshot, or to the start."""
+def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt: bool = True) -> None:
+    """Training goes back to a snapshot, or to the start. ``in_doubt``: what was trained since may be wrong."""
     ledger = transition.state.ledger
     origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
     origin = f"from {origin} of step {point.step}" if point.step else "from the start"
     sentence = f"{reason}; {ledger.training.step - point.step} steps are trained again {origin}"
     transition.emit(ev.RolledBack(point.step, ledger.training.step, sentence))
-    snapshot.rolled_back(transition, ledger.copies.checkpoints)
+    snapshot.rolled_back(transition, ledger.copies.checkpoints if in_doubt else ())
 
 
 def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:

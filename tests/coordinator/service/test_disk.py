@@ -50,11 +50,15 @@ def test_a_file_of_which_something_is_missing_does_not_become_whole(disk: Disk) 
     assert files(disk) == []
 
 
-def test_two_attempts_do_not_mix(disk: Disk) -> None:
+def test_two_attempts_do_not_mix_and_the_later_one_takes_the_place_of_the_first(disk: Disk, tmp_path: Path) -> None:
     disk.put(put(data=b"one"), most_bytes=100)
-    disk.put(put(data=b"another", upload=ANOTHER), most_bytes=100)
-    disk.put(put(offset=3, last=True), most_bytes=100)
-    assert disk.get(FILE, 0, 100) == b"one"
+    later = f"step-00000002/{bucket_file(0, 'cd' * 16)}"
+    disk.put(put(later, data=b"another", upload=ANOTHER), most_bytes=100)
+    with pytest.raises(OSError, match="No such file"):
+        disk.put(put(offset=3, last=True), most_bytes=100)
+    disk.put(put(later, offset=7, last=True, upload=ANOTHER), most_bytes=100)
+    assert disk.get(later, 0, 100) == b"another"
+    assert len(list((tmp_path / "run").rglob("*.*"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,14 @@ def test_who_is_to_send_a_bucket_may_write_its_file_and_nobody_else() -> None:
     assert {node for node in "ab" if most_bytes(state, node, 2, bucket_file(0, "ab" * 16))} == {"a"}
     assert {node for node in "ab" if most_bytes(state, node, 2, bucket_file(3, "ab" * 16))} == {"b"}
     assert {node for node in "ab" if most_bytes(state, node, 2, "config.json")} == {"a"}, "it sends the first bucket"
-    for file in ("manifest.json", "bucket-00000.safetensors.part", bucket_file(99, "ab" * 16)):
+    for file in (
+        "model.safetensors",
+        "adapter_config.json",
+        "modeling.py",
+        "manifest.json",
+        "bucket-00000.safetensors.part",
+        bucket_file(99, "ab" * 16),
+    ):
         assert most_bytes(state, "a", 2, file) == 0
     assert most_bytes(state, "a", 1, bucket_file(0, "ab" * 16)) == 0, "no checkpoint of that step is under way"
 

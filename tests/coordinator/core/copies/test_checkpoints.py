@@ -118,12 +118,47 @@ def test_when_a_node_is_lost_another_one_sends_its_part() -> None:
     assert to_send(world) == {"b": [0, 1], "c": [2, 3]}
 
 
-def test_what_is_on_no_disk_any_more_ends_it_and_the_next_one_comes() -> None:
+def test_what_is_on_no_disk_here_is_waited_for_a_while_as_its_node_may_come_back() -> None:
     world = checkpoint_under_way()
     world.send_files("a")
     world.lose("b")
+    assert "bucket 2 is on no disk that is here" in world.events(ev.CheckpointFailed)[-1].reason
+    world.wait(20 * LEASE, beating="a")
+    assert world.state.safekeeping.upload is not None
+    world.wait(100 * LEASE, beating="a")
     assert world.state.safekeeping.upload is None
-    assert "bucket 2 is on no disk any more" in world.events(ev.CheckpointFailed)[-1].reason
+
+
+def test_of_all_of_the_state_only_the_files_that_are_on_disk_count() -> None:
+    world = checkpoint_under_way("a", "b", "c")
+    world.hear("a", uploaded(2, {0: (10, bytes([1]) * 32)}))
+    assert to_send(world) == {"b": [0, 1], "c": [2, 3]}
+
+
+def test_a_damaged_file_of_the_last_snapshot_is_written_again() -> None:
+    world = training(train={"steps": 1, "evaluate_every": 0})
+    world.step()
+    world.evaluate()
+    world.apply()
+    world.write_snapshot()
+    for _ in range(6):
+        while (upload := world.state.safekeeping.upload) is not None and upload.sending:
+            world.send_files(problem="bucket 0 is damaged")
+        world.wait(50 * LEASE, beating="ab")
+    world.settle()
+    assert world.last_to("a", "commit").snapshot
+    assert world.state.safekeeping.snapshot is not None
+
+
+def test_weights_that_came_home_stay_when_training_has_to_begin_anew() -> None:
+    world = checkpoint_under_way(checkpoint={**WEIGHTS, "every": 2})
+    world.save()
+    world.lose("a")
+    world.lose("b")
+    world.join("c", "d")
+    world.wait(10_000 * LEASE, beating="cd")
+    assert world.events(ev.RolledBack)[-1].step == 0
+    assert all(2 not in tidied.given_up for tidied in world.tidied)
 
 
 def test_if_nobody_can_send_it_is_tried_again_ever_more_seldom_and_says_why() -> None:

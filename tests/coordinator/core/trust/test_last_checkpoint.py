@@ -41,7 +41,9 @@ def is_silent(world: World) -> None:
     world.apply()
     if world.state.safekeeping.snapshot is not None:
         world.write_snapshot()
-    world.wait(330 * LEASE, beating=world.state.members.sessions)
+    failed = len(world.events(ev.CheckpointFailed))
+    while len(world.events(ev.CheckpointFailed)) == failed:
+        world.wait(100 * LEASE, beating=world.state.members.sessions)
 
 
 def try_again(world: World) -> None:
