@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -59,6 +60,31 @@ async def test_another_nodes_part_is_fetched_onto_disk_once(nodes: Three) -> Non
         assert ({part.bucket for part in told.parts}, told.problem) == ({0, 1}, "")
     assert a.given == sum(map(frames_of, parts))  # the second time nothing is sent
     assert same(await restore(me, parts))
+
+
+async def test_what_is_on_its_way_is_not_called_off_by_a_word_about_what_to_keep(
+    nodes: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the files of the same snapshot have come to a checkpoint."""
+    a, _, me = nodes
+    parts = await a.write()
+    begun, free, fetch = asyncio.Event(), asyncio.Event(), me.snapshots._fetch
+
+    async def held(*arguments: Any) -> None:
+        if arguments[1]:
+            begun.set()
+            await free.wait()
+        await fetch(*arguments)
+
+    monkeypatch.setattr(me.snapshots, "_fetch", held)
+    wanted = KeepSnapshots(steps=[STEP], step=STEP, missing=parts, peers=[a.peer])
+    fetching = asyncio.create_task(me.snapshots.keep(wanted))
+    await begun.wait()
+    await me.snapshots.keep(KeepSnapshots(steps=[STEP]))
+    free.set()
+    await fetching
+    told = await me.reports.get()
+    assert ({part.bucket for part in told.parts}, told.problem) == ({0, 1}, "")
 
 
 async def test_missing_parts_come_from_others_disks_and_parts_on_this_disk_do_not(
