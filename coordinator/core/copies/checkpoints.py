@@ -35,10 +35,10 @@ PATIENCE_FACTOR = 10
 """A node may take this many times as long for its files as it should, and twice as long after each trouble."""
 
 RETRY_LEASES, LONGEST_RETRY_LEASES = 2, 60
-"""After trouble, what is missing is tried again so much later: at first, and at most. The time doubles."""
+"""After trouble, missing files are sent again after the first of these times. It doubles up to the second one."""
 
 MOST_ATTEMPTS = 5
-"""How often is tried what is on no disk here, as its node may come back; and, after the last step, what may be damaged there."""
+"""How often a file is tried that no node here has on disk, or that may be damaged after the last step."""
 
 _MODEL_FILE = re.compile(
     r"(generation_)?config\.json|tokenizer[a-z_]*\.(json|model)|(special_tokens_map|added_tokens|vocab)\.json|"
