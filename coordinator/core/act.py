@@ -19,7 +19,7 @@ from dtfm.coordinator.core.plan import resumption
 from dtfm.coordinator.core.plan.adoption import again, go_back, newest_before, newest_snapshot, regroup
 from dtfm.coordinator.core.plan.replanning import WaitReason, decide, is_waiting_for
 from dtfm.coordinator.core.reach import links
-from dtfm.coordinator.core.step import evaluation
+from dtfm.coordinator.core.step import evaluation, pause
 from dtfm.coordinator.core.step.commits import commit
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
@@ -68,10 +68,8 @@ def _set_back(transition: Transition, setback: Setback) -> None:
         return
     if setback.since is not None and not (setback.unless_settled and guilty.guilty):
         _undo(transition, setback.since, setback.reason)
-    plan = transition.state.ledger.training.plan
-    stays = plan is not None and set(plan.nodes) <= transition.state.members.sessions.keys()
     changed = guilty.guilty or guilty.apart or guilty.broken or setback.since is not None or setback.lost_state
-    if changed or not stays or isinstance(transition.state.phase, Gathering):
+    if changed or isinstance(transition.state.phase, Gathering):
         regroup(transition, setback.reason)
     else:
         again(transition, setback.reason)
@@ -155,6 +153,7 @@ def _go_on_without(transition: Transition, node: str, reason: str) -> None:
             return
     evaluation.node_left(transition, node)
     snapshot.node_left(transition, node)
+    pause.node_left(transition, node)
     phase = transition.state.phase
     if isinstance(phase, Stepping):
         problem = UNAUDITED if phase.audits else NODE_LEFT

@@ -74,10 +74,12 @@ class Stepping:
 @dataclass(frozen=True, slots=True)
 class Pausing:
     """The last commit paused training: it was the run's last one, or a plan is chosen, or an operator paused the run, or a node
-    that nobody can replace wants to leave (``for_leaver``). ``applied``: digests of the state, by node that has applied the
-    commit; ``states``: by bucket as well."""
+    that nobody can replace wants to leave (``for_leaver``). ``awaiting``: the nodes that have not confirmed that they applied the
+    commit, and have been here since it was made. ``applied``: digests of the state, by node that has; ``states``: by bucket as
+    well."""
 
     deadline: float
+    awaiting: frozenset[str]
     for_leaver: bool = False
     applied: Mapping[str, bytes] = field(default_factory=dict)
     states: States = field(default_factory=dict)

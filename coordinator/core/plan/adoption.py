@@ -83,10 +83,12 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
 
 
 def again(transition: Transition, reason: str) -> None:
-    """Adopts the same plan under the next generation."""
-    plan = transition.state.ledger.training.plan
-    assert plan is not None
-    adopt(transition, PlanChosen(plan, "the same plan again"), reason)
+    """The same plan under the next generation, or another plan if a node of it is not ready: it left, or has just returned."""
+    ledger = transition.state.ledger
+    if (plan := ledger.training.plan) is not None and set(plan.nodes) <= set(ledger.ready):
+        adopt(transition, PlanChosen(plan, "the same plan again"), reason)
+    else:
+        regroup(transition, reason)
 
 
 def plan_failed(

@@ -44,7 +44,8 @@ def announce(transition: Transition, plan: Plan) -> None:
     state, phase = transition.state, transition.state.phase
     if commit.pause:
         for_leaver = stuck and not switch and not ends
-        transition.enter(Pausing(transition.now + state.patience, for_leaver=for_leaver))
+        awaiting = state.members.sessions.keys() & plan.nodes
+        transition.enter(Pausing(transition.now + state.patience, frozenset(awaiting), for_leaver=for_leaver))
         return
     copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
     alone = not (state.evaluations or state.safekeeping.snapshot or state.safekeeping.upload or copying)

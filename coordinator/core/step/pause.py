@@ -12,6 +12,7 @@ from dtfm.coordinator.core.ending import conclude
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.phases import Pausing
 from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
+from dtfm.coordinator.core.refusal import name_some
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
@@ -33,15 +34,21 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
         check_digest(message.state_digest)
         assert ledger.described is not None
         told = check_states(message.states, ledger.described.buckets)
-        applied = {**phase.applied, node: message.state_digest}
-        transition.set_phase(replace(phase, applied=applied, states={**phase.states, node: told}))
+        applied, awaiting = {**phase.applied, node: message.state_digest}, phase.awaiting - {node}
+        transition.set_phase(replace(phase, applied=applied, awaiting=awaiting, states={**phase.states, node: told}))
+
+
+def node_left(transition: Transition, node: str) -> None:
+    """The node is not awaited any more, even if it returns: its new process has not seen the commit."""
+    if isinstance(phase := transition.state.phase, Pausing):
+        transition.set_phase(replace(phase, awaiting=phase.awaiting - {node}))
 
 
 def end_pause(transition: Transition) -> None:
     """The rule: once the pause waits for nothing, the run ends, stands still, or goes on with the plan that is chosen. A
     pause for a node that wants to leave ends when it has left (members/leaving.py)."""
     phase, ledger = transition.state.phase, transition.state.ledger
-    if transition.state.stopped or not isinstance(phase, Pausing) or _silent(transition.state, phase):
+    if transition.state.stopped or not isinstance(phase, Pausing) or phase.awaiting:
         return
     plan, step = ledger.training.plan, ledger.training.step
     assert plan is not None
@@ -76,8 +83,7 @@ def awaits(state: State, phase: Pausing) -> str:
         return "the snapshot"
     if step in state.evaluations:
         return "the held-out loss"
-    silent = _silent(state, phase)
-    return f"the confirmation of {', '.join(silent)}" if silent else ""
+    return f"the confirmation of {name_some(phase.awaiting)}" if phase.awaiting else ""
 
 
 def pause_overdue(transition: Transition, phase: Pausing) -> None:
@@ -88,21 +94,13 @@ def pause_overdue(transition: Transition, phase: Pausing) -> None:
     assert plan is not None
     if step in state.evaluations:
         evaluation.lost(transition, step, f"it did not come within {state.patience:g} seconds")
-    late = {node for node in plan.nodes if node in state.members.sessions and node not in phase.applied}
-    if not late:
+    if not phase.awaiting:
         return
     reason = (
         f"step {step} is trained, but {awaits(transition.state, phase)} did not come within {state.patience:g} seconds"
     )
-    suspects = tuple(sorted(late))
+    suspects = tuple(sorted(phase.awaiting))
     transition.find(Setback(OVERDUE, suspects[0], reason, (Doubt(Charge.STALLED, suspects, reason),)))
-
-
-def _silent(state: State, phase: Pausing) -> list[str]:
-    """The nodes that are here and have not confirmed that they applied the commit."""
-    plan = state.ledger.training.plan
-    assert plan is not None
-    return sorted((set(plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
 
 
 def _told(phase: Pausing) -> Mapping[str, tuple[bytes, Mapping[int, str]]]:

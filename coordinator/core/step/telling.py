@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dtfm.coordinator.core.phases import Gathering, Pausing, Switching
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.step.pause import awaits
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log.wording import MOST_NAMED, without_addresses
 from dtfm.protos import control_pb2 as wire
@@ -34,8 +35,8 @@ def awaited(state: State) -> str:
         case Switching(awaiting=nodes):
             who = name_some(nodes) if len(nodes) <= MOST_NAMED else "most of its nodes"
             return f"plan {state.ledger.training.generation} begins when these have the state of their layers: {who}"
-        case Pausing():
-            return "all nodes apply the last step, before the next plan or the end"
+        case Pausing() as phase:
+            return awaits(state, phase)
         case _:
             return ""
 

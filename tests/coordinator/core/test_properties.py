@@ -83,7 +83,9 @@ def test_a_run_can_be_finished_from_any_state(moves: list[tuple[Any, ...]]) -> N
     if world.exit_code is not None:
         return
     world.join("x", "y")
-    world.wait((GRACE_LEASES + 2) * LEASE, beating=["x", "y"])
+    training = world.state.ledger.training
+    as_long_as_redoing = training.step * (training.step_seconds or 0.0)  # for "a" and "b" to return
+    world.wait((GRACE_LEASES + 2) * LEASE + as_long_as_redoing, beating=["x", "y"])
     world.settle()
     world.finish_run()
     assert world.exit_code == 0

@@ -13,7 +13,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import DIGEST
-from tests.coordinator.script import LAYERS, World, fresh_state, training
+from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, training
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -123,3 +123,30 @@ def test_losing_a_replica_while_the_last_snapshot_is_written_changes_nothing() -
     world.evaluate()
     world.save()
     assert world.exit_code == 0
+
+
+def test_a_replica_that_returns_after_the_last_step_is_not_waited_for() -> None:
+    """Its new process has not seen the commit, so it has nothing to confirm."""
+    world = training("a", "b", "c", train={"steps": 1})
+    world.step()
+    world.lose("a")
+    world.join("a")
+    for node in "bc":
+        world.hear(node, applied=wire.Applied(generation=1, step=1, state_digest=DIGEST))
+    world.evaluate()
+    world.save()
+    assert world.exit_code == 0
+
+
+def test_if_the_last_checkpoint_fails_and_a_replica_is_away_the_others_go_on_by_another_plan() -> None:
+    world = training("a", "b", "c", train={"steps": 1})
+    world.step()
+    world.evaluate()
+    world.lose("a")
+    for node in "bc":
+        world.hear(node, applied=wire.Applied(generation=1, step=1, state_digest=DIGEST))
+    world.write_snapshot("b", "c", problem="the disk is full")
+    world.wait(3 * LEASE, beating="bc")
+    assert set(world.plan_in_force.nodes) == {"b", "c"}
+    world.settle()
+    world.evaluate()
