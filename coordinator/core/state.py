@@ -279,7 +279,7 @@ class Sending:
 @dataclass(frozen=True, slots=True)
 class Upload:
     """A checkpoint under way, in the folder of ``step`` at ``place``: ``parts`` are by bucket the files of the snapshot, on the
-    nodes' disks. ``weights``: it gets these alone. ``urgent``: no step follows.
+    nodes' disks. ``weights``: it gets these alone.
 
     ``files`` have arrived, by bucket, and were ``sent_by`` these nodes; those of ``sending`` are on their way, by node.
     ``finishing``: the manifest is being written. After a ``problem``, those that ``failed`` leave the rest to others. If no
@@ -290,7 +290,6 @@ class Upload:
     place: str
     weights: bool
     parts: Mapping[int, SnapshotPart]
-    urgent: bool
     files: Mapping[int, CheckpointFile] = field(default_factory=dict)
     sent_by: Mapping[int, str] = field(default_factory=dict)
     sending: Mapping[str, Sending] = field(default_factory=dict)
@@ -299,6 +298,11 @@ class Upload:
     problem: str = ""
     again: float | None = None
     attempts: int = 0
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """The buckets whose files have not arrived."""
+        return frozenset(self.parts.keys() - self.files.keys())
 
     @property
     def on_the_way(self) -> frozenset[int]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.copies import disks
 from dtfm.coordinator.core.copies.availability import on_disk
 from dtfm.coordinator.core.messages import part_message
+from dtfm.coordinator.core.phases import Gathering, Pausing
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Sending, Session, State, Upload
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
@@ -53,7 +54,7 @@ def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart
     give_up(transition, f"that of step {step} takes its place")
     safekeeping = transition.state.safekeeping
     run = transition.state.run
-    upload = Upload(step, run.checkpoints, run.checkpoint.weights, parts, urgent=transition.state.is_closing)
+    upload = Upload(step, run.checkpoints, run.checkpoint.weights, parts)
     transition.set_safekeeping(replace(safekeeping, upload=upload, unfinished=safekeeping.unfinished | {step}))
     _go_on(transition)
 
@@ -135,13 +136,14 @@ def end_overdue(transition: Transition) -> None:
 
 
 def is_needed(state: State, node: str) -> bool:
-    """Whether the node writes for a checkpoint, or sends what no other node that is here has on disk."""
+    """Whether the node writes for a checkpoint, or no other node that is here has a file on disk that has still to come. While
+    the run trains, nobody is kept for storage that is in trouble: there will be another checkpoint."""
     tally, upload = state.safekeeping.snapshot, state.safekeeping.upload
     if tally is not None and tally.checkpoint and node in tally.writers:
         return True
-    if upload is None or node not in upload.sending:
+    if upload is None or (upload.is_in_trouble and not state.is_closing):
         return False
-    return any(nodes == (node,) for nodes in on_disk(state, upload.step, upload.sending[node].buckets).values())
+    return any(nodes == (node,) for nodes in on_disk(state, upload.step, upload.missing).values())
 
 
 def most_bytes(state: State, node: str, step: int, file: str) -> int:
@@ -177,8 +179,7 @@ def moved(transition: Transition) -> None:
     safekeeping, upload = transition.state.safekeeping, transition.state.safekeeping.upload
     transition.set_safekeeping(replace(safekeeping, next_checkpoint=-math.inf))
     if upload is not None and upload.is_in_trouble:
-        _end(transition)
-        begin(transition, upload.step, upload.parts)
+        _set(transition, replace(upload, again=transition.now))
 
 
 def tidy(transition: Transition, undone: Collection[int] = ()) -> None:
@@ -209,7 +210,7 @@ def _go_on(transition: Transition) -> None:
         files = tuple(upload.files[bucket] for bucket in sorted(upload.files))
         transition.commands.append(WriteManifest(upload.step, folder, files))
         return
-    missing = upload.parts.keys() - upload.files.keys() - upload.on_the_way
+    missing = upload.missing - upload.on_the_way
     holders = on_disk(state, upload.step, missing)
     load = {node: sum(upload.parts[b].size_bytes for b in sending.buckets) for node, sending in upload.sending.items()}
     chosen: dict[str, list[int]] = {}
@@ -239,7 +240,8 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     state = transition.state
     links = state.ledger.reach.links.get(node, {})
     fastest = max((link.bandwidth for link in links.values()), default=0.0)
-    rate = 0.0 if upload.urgent else max(LINE_FRACTION * fastest, LEAST_BANDWIDTH)
+    idle = isinstance(state.phase, Pausing | Gathering)
+    rate = 0.0 if idle else max(LINE_FRACTION * fastest, LEAST_BANDWIDTH)
     message = wire.Upload(
         step=upload.step,
         folder=state.run.as_nodes_reach(step_folder(upload.place, upload.step)),

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, snapshot
+from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
 from dtfm.coordinator.core.findings import Gone
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
@@ -65,7 +66,7 @@ def let_go(transition: Transition) -> None:
 
 def _is_needed(transition: Transition, session: Session) -> bool:
     """Whether the others would lose something if this node went now."""
-    state, node = transition.state, session.node
+    state, node, step = transition.state, session.node, transition.state.ledger.training.step
     if session.admission is not Admission.READY:
         return False
     if checkpoints.is_needed(state, node):
@@ -76,6 +77,8 @@ def _is_needed(transition: Transition, session: Session) -> bool:
             return state.planner.asked is not None or is_waiting
         case Stepping():
             return state.ledger.training.plan is not None and node in state.ledger.training.plan.nodes
+        case Pausing() as phase if state.is_closing:
+            return bool(phase.awaiting) or state.safekeeping.snapshot is not None or not is_under_way(state, step)
         case Pausing() as phase:
             return not phase.for_leaver or bool(pause.awaits(state, phase))
         case _:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
+from dtfm.coordinator.core.transition import ManifestDone
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import World, training
+from tests.coordinator.script import LEASE, World, training
 
 
 def ask_to_leave(world: World, node: str) -> None:
@@ -123,3 +124,22 @@ def test_an_idle_node_that_leaves_interrupts_nothing() -> None:
     world.lose("c")
     assert isinstance(world.state.phase, Stepping)
     assert world.events(ev.StepAborted) == []
+
+
+def test_while_the_last_checkpoint_waits_for_storage_only_who_alone_has_a_file_stays() -> None:
+    world = training(
+        "a", "b", "c", train={"steps": 1}, checkpoint={"uri": "memory://full"}
+    )  # c alone holds the last stage
+    world.step()
+    world.evaluate()
+    world.apply()
+    world.write_snapshot()
+    world.send_files(problem="OSError: no room")
+    for node in "abc":
+        ask_to_leave(world, node)
+    assert world.events(ev.NodeLeft)[-1].node == "a"  # b has its files
+    world.wait(3 * LEASE, beating="bc")
+    assert set(world.state.members.sessions) == {"b", "c"}
+    world.send_files()
+    world.feed(ManifestDone(1, ""))
+    assert world.exit_code == 0
