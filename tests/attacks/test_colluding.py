@@ -35,7 +35,7 @@ def colluding(folder: Path, believed: str) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("believed", ["", "w", "z"])
+@pytest.mark.parametrize("believed", ["", *(pytest.param(name, marks=pytest.mark.soak) for name in "wz")])
 def test_two_of_three_replicas_who_lie_for_each_other_lose(tmp_path: Path, believed: str) -> None:
     with colluding(tmp_path, believed) as cluster:
         assert cluster.finish() == 0

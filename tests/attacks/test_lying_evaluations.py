@@ -22,7 +22,7 @@ def are_those_of_one_process(cluster: Cluster, since: int) -> None:
     assert [loss for _, loss in evaluated] == pytest.approx(alone[since - 1 :], rel=1e-9)
 
 
-@pytest.mark.parametrize("stages", [[3], [2, 2]])
+@pytest.mark.parametrize("stages", [pytest.param([3], marks=pytest.mark.soak), [2, 2]])
 def test_honest_nodes_that_evaluate_each_sample_twice_come_to_the_same(tmp_path: Path, stages: list[int]) -> None:
     with audited(tmp_path, "", stages, HONEST[: sum(stages)], evaluate_every=1) as cluster:
         assert cluster.finish() == 0
@@ -49,6 +49,7 @@ def test_who_reports_wrong_held_out_losses_goes_where_no_plan_keeps_it_apart(tmp
         losses_are_those_of_one_process(cluster)
 
 
+@pytest.mark.soak
 def test_where_wrong_held_out_activations_are_passed_on_nobody_is_thrown_out_for_what_came_to_it(
     tmp_path: Path,
 ) -> None:
@@ -60,6 +61,7 @@ def test_where_wrong_held_out_activations_are_passed_on_nobody_is_thrown_out_for
         losses_are_those_of_one_process(cluster)
 
 
+@pytest.mark.soak
 def test_who_dies_in_the_last_evaluation_does_not_keep_the_others_waiting_for_it(tmp_path: Path) -> None:
     """It is on the first stage, so that others wait for what it would send. They evaluate again if it had not written its part of
     the checkpoint."""

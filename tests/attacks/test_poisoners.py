@@ -36,7 +36,7 @@ def audited(
     )
 
 
-@pytest.mark.parametrize("stages", [[3], [2, 2]])
+@pytest.mark.parametrize("stages", [pytest.param([3], marks=pytest.mark.soak), [2, 2]])
 def test_an_honest_run_in_which_all_work_is_done_again_has_the_losses_of_one_process(
     tmp_path: Path, stages: list[int]
 ) -> None:
@@ -74,13 +74,11 @@ BETWEEN = pytest.mark.soak
 @pytest.mark.parametrize(
     "twist",
     [
-        "flips",
-        pytest.param("exaggerates", marks=BETWEEN),
-        pytest.param("adds_noise", marks=BETWEEN),
         "adds_too_much",
-        "flatters",
-        "mislabels",
-        "accuses",
+        *(
+            pytest.param(twist, marks=BETWEEN)
+            for twist in ("flips", "exaggerates", "adds_noise", "flatters", "mislabels", "accuses")
+        ),
     ],
 )
 @pytest.mark.parametrize("names", [(*HONEST[:2], LIAR), pytest.param((LIAR, *HONEST[:2]), marks=pytest.mark.soak)])
@@ -94,7 +92,7 @@ def test_of_three_replicas_two_go_on_without_the_one_that_lies(
         assert len(cluster.of("step_aborted")) <= 2
 
 
-@pytest.mark.parametrize("twist", ["adds_too_much", "accuses"])
+@pytest.mark.parametrize("twist", [pytest.param("adds_too_much", marks=BETWEEN), "accuses"])
 def test_one_of_four_replicas_that_lies_is_quarantined_as_three_contradict_it(tmp_path: Path, twist: str) -> None:
     with audited(tmp_path, twist, [4], (*HONEST[:3], LIAR)) as cluster:
         nothing_wrong_counts(cluster)
@@ -116,7 +114,7 @@ def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path)
         ("biased_forward", [3, 1], "abc"),
         pytest.param("sends_zeros", [3, 1], "abc", marks=BETWEEN),
         pytest.param("repeats", [3, 1], "abc", marks=BETWEEN),
-        ("biased_back", [1, 3], "xyz"),
+        pytest.param("biased_back", [1, 3], "xyz", marks=BETWEEN),
     ],
 )
 def test_who_passes_wrong_tensors_to_the_next_stage_or_the_one_before_is_found(

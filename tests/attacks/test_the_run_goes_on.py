@@ -71,12 +71,17 @@ def the_others_finish(cluster: Cluster, charge: str, steps: int = STEPS) -> None
 @pytest.mark.parametrize(
     ("twist", "charge"),
     [
-        ("too_many_samples", "SAMPLE_COUNT"),
         ("another_digest", "DIGEST"),
-        ("another_norm", "GRADIENT_NORM"),
         ("nan", "NON_FINITE"),
-        pytest.param("huge_loss", "NON_FINITE", marks=pytest.mark.soak),  # found like "nan"
-        ("no_plan_suits", "PLAN_FAILED"),
+        *(
+            pytest.param(twist, charge, marks=pytest.mark.soak)  # found like those above
+            for twist, charge in [
+                ("too_many_samples", "SAMPLE_COUNT"),
+                ("another_norm", "GRADIENT_NORM"),
+                ("huge_loss", "NON_FINITE"),
+                ("no_plan_suits", "PLAN_FAILED"),
+            ]
+        ),
     ],
 )
 def test_a_liar_among_three_replicas_is_quarantined_and_the_others_finish(
@@ -104,7 +109,7 @@ def test_who_says_that_it_loses_everybody_throws_nobody_out_and_the_others_finis
 STRANGERS = 'mode = "open"\naudit_rate = 1.0'
 
 
-@pytest.mark.parametrize("twist", ["denies_one", "loses_peers"])
+@pytest.mark.parametrize("twist", [pytest.param("denies_one", marks=pytest.mark.soak), "loses_peers"])
 def test_two_newcomers_who_name_the_same_one_throw_out_none_of_four(tmp_path: Path, twist: str) -> None:
     """Plans keep each liar apart from whom it contradicts, until they have nobody left, or go themselves."""
     liars = {LIAR, f"{LIAR}-2"}
@@ -148,7 +153,7 @@ def test_what_one_of_four_adds_thirty_times_over_is_clipped_in_an_open_run_and_t
         assert all(set(whose) == {LIAR} for whose in honest.values())
 
 
-@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("lost", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_who_hands_out_wrong_state_is_named_and_newcomers_get_it_from_others(tmp_path: Path, lost: int) -> None:
     """One bit of each bucket is wrong, with the right checksum. If two newcomers say so, it is quarantined."""
     dying = ("x", "y")[:lost]
@@ -188,6 +193,7 @@ def test_who_hands_out_wrong_state_is_named_and_newcomers_get_it_from_others(tmp
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=len(steps)), rel=1e-8)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_whose_manifest_was_replaced_is_refused_for_the_one_before(tmp_path: Path) -> None:
     """By somebody who may write to the storage, while nobody has the state in memory or on disk."""
     text = run_file(model=GPT2, stages=[len(PEERS)], steps=60, checkpoint_every=10)
@@ -215,7 +221,7 @@ def test_a_checkpoint_whose_manifest_was_replaced_is_refused_for_the_one_before(
         assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9, abs=0)
 
 
-@pytest.mark.parametrize("twist", ["writes_wrong_state", "renames"])
+@pytest.mark.parametrize("twist", [pytest.param("writes_wrong_state", marks=pytest.mark.soak), "renames"])
 def test_who_writes_another_file_than_the_other_replicas_is_found_by_it(tmp_path: Path, twist: str) -> None:
     """Its file goes to no checkpoint, and the last one can be exported."""
     text = run_file(model=GPT2, stages=[3], steps=40, checkpoint_every=10, lease=2.0, precision="fp32")

@@ -16,6 +16,7 @@ from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, held_out_loss, losses_alone, run_file
 
 
+@pytest.mark.soak
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[1, 1], steps=60, checkpoint_every=10)
     with Cluster(tmp_path, text) as cluster:

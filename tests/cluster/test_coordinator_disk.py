@@ -50,7 +50,7 @@ def test_the_weights_come_to_the_coordinators_disk_and_load_in_transformers(tmp_
         assert loss == pytest.approx(evaluated["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("holds", ["weights", "state"])
+@pytest.mark.parametrize("holds", ["weights", pytest.param("state", marks=pytest.mark.soak)])
 def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_coordinators(
     tmp_path: Path, holds: str
 ) -> None:

@@ -69,6 +69,7 @@ class Demo:
             self.stepping.set()
 
 
+@pytest.mark.soak
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     demo = Demo(tmp_path)
     try:

@@ -56,8 +56,8 @@ PAUSED_IN = [("c", Phase.FORWARD), ("d", Phase.COMMIT)]  # a pause takes seconds
     ("means", "places"),
     [
         pytest.param(SIGKILL, KILLED, id="SIGKILL"),
-        pytest.param(RESET, CUT_OFF, id="RESET"),
-        pytest.param(PAUSE, PAUSED_IN, id="PAUSE"),
+        pytest.param(RESET, CUT_OFF, id="RESET", marks=pytest.mark.soak),
+        pytest.param(PAUSE, PAUSED_IN, id="PAUSE", marks=pytest.mark.soak),
         *(
             pytest.param(
                 means, [(node, phase) for phase in OF_A_STEP], id=f"{means.value}-{node}", marks=pytest.mark.soak
@@ -79,7 +79,8 @@ def test_a_node_that_fails_within_a_step_comes_back_and_no_step_is_lost(
     assert_exact(cluster)
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=pytest.mark.soak)], ids=["two", "ten"])
+@pytest.mark.soak
+@pytest.mark.parametrize("seeds", [range(2), range(2, 12)], ids=["two", "ten"])
 def test_two_nodes_that_fail_in_one_step_come_back(tmp_path: Path, seeds: Iterable[int]) -> None:
     with started(tmp_path, lease=SHORT_LEASE) as cluster:
         cluster.wait_for("step_committed")
@@ -88,10 +89,8 @@ def test_two_nodes_that_fail_in_one_step_come_back(tmp_path: Path, seeds: Iterab
     assert_exact(cluster)
 
 
-MEANS = [SIGKILL, pytest.param(RESET, marks=pytest.mark.soak)]
-
-
-@pytest.mark.parametrize("means", MEANS, ids=lambda means: means.value)
+@pytest.mark.soak
+@pytest.mark.parametrize("means", [SIGKILL, RESET], ids=lambda means: means.value)
 def test_a_node_that_fails_while_the_plan_changes_for_another_comes_back(tmp_path: Path, means: Means) -> None:
     """It fails when it begins to take its place in the plan that the other one's return brought about."""
     with started(tmp_path) as cluster:
@@ -109,6 +108,7 @@ def test_a_node_that_fails_while_the_plan_changes_for_another_comes_back(tmp_pat
     assert_exact(cluster)
 
 
+@pytest.mark.soak
 def test_a_node_that_dies_while_it_joins_comes_back(tmp_path: Path) -> None:
     """It is killed three times: when it is let in, while it copies state, and when it begins to take its place in a plan."""
     with started(tmp_path) as cluster:
@@ -143,7 +143,8 @@ def test_a_node_that_dies_while_it_joins_comes_back(tmp_path: Path) -> None:
     assert_exact(cluster)
 
 
-@pytest.mark.parametrize("nodes", ["ad", pytest.param("bcabcd", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("nodes", ["ad", "bcabcd"])
 def test_a_node_that_dies_while_it_writes_a_snapshot_comes_back_and_later_ones_are_whole(
     tmp_path: Path, nodes: str
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_clock_that_jumps_an_hour_changes_nothing(tmp_path: Path) -> None:
     assert_exact(cluster)
 
 
+@pytest.mark.soak
 def test_a_node_that_became_slow_gets_less_to_do(tmp_path: Path) -> None:
     # Somewhat slow from the start, as its steps would be too short to be measured otherwise.
     slow = fail("b").at(step=1, phase=Phase.FORWARD).by(SLOW, seconds=0.02)

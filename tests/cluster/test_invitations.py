@@ -202,6 +202,7 @@ def test_two_nodes_of_one_machine_come_by_one_invitation_and_each_gets_its_name_
             running = [(process, printed) for process, printed in running if process is not killed]
 
 
+@pytest.mark.soak
 def test_nodes_find_each_other_long_after_their_first_certificates_have_ended(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3)
     with Cluster(tmp_path, text, start=False) as cluster:

@@ -51,6 +51,7 @@ def test_the_run_goes_on_without_a_node_that_is_cut_off_until_the_network_is_bac
     assert_exact(cluster)
 
 
+@pytest.mark.soak
 def test_no_node_is_given_up_when_a_link_becomes_slow(wan: Wan, tmp_path: Path) -> None:
     with training(wan, tmp_path, 10.0) as cluster:
         for name in NAMES:
