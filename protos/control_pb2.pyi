@@ -934,7 +934,7 @@ class RevokeRequest(_message.Message):
     what: str
     def __init__(self, what: _Optional[str] = ...) -> None: ...
 
-class RevokeReply(_message.Message):
+class Done(_message.Message):
     __slots__ = ("sentence",)
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     sentence: str
@@ -948,23 +948,11 @@ class ExpelRequest(_message.Message):
     reason: str
     def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class ExpelReply(_message.Message):
-    __slots__ = ("sentence",)
-    SENTENCE_FIELD_NUMBER: _ClassVar[int]
-    sentence: str
-    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
-
 class ForgiveRequest(_message.Message):
     __slots__ = ("node",)
     NODE_FIELD_NUMBER: _ClassVar[int]
     node: str
     def __init__(self, node: _Optional[str] = ...) -> None: ...
-
-class ForgiveReply(_message.Message):
-    __slots__ = ("sentence",)
-    SENTENCE_FIELD_NUMBER: _ClassVar[int]
-    sentence: str
-    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
 
 class SteerRequest(_message.Message):
     __slots__ = ("wish", "key", "value")
@@ -987,12 +975,6 @@ class SteerRequest(_message.Message):
     key: str
     value: str
     def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ..., key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-
-class SteerReply(_message.Message):
-    __slots__ = ("sentence",)
-    SENTENCE_FIELD_NUMBER: _ClassVar[int]
-    sentence: str
-    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("path", "upload", "offset", "data", "last")

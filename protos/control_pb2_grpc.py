@@ -385,22 +385,22 @@ class ObserverStub:
         self.Revoke = channel.unary_unary(
                 '/dtfm.Observer/Revoke',
                 request_serializer=dtfm_dot_protos_dot_control__pb2.RevokeRequest.SerializeToString,
-                response_deserializer=dtfm_dot_protos_dot_control__pb2.RevokeReply.FromString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.Done.FromString,
                 _registered_method=True)
         self.Expel = channel.unary_unary(
                 '/dtfm.Observer/Expel',
                 request_serializer=dtfm_dot_protos_dot_control__pb2.ExpelRequest.SerializeToString,
-                response_deserializer=dtfm_dot_protos_dot_control__pb2.ExpelReply.FromString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.Done.FromString,
                 _registered_method=True)
         self.Forgive = channel.unary_unary(
                 '/dtfm.Observer/Forgive',
                 request_serializer=dtfm_dot_protos_dot_control__pb2.ForgiveRequest.SerializeToString,
-                response_deserializer=dtfm_dot_protos_dot_control__pb2.ForgiveReply.FromString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.Done.FromString,
                 _registered_method=True)
         self.Steer = channel.unary_unary(
                 '/dtfm.Observer/Steer',
                 request_serializer=dtfm_dot_protos_dot_control__pb2.SteerRequest.SerializeToString,
-                response_deserializer=dtfm_dot_protos_dot_control__pb2.SteerReply.FromString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.Done.FromString,
                 _registered_method=True)
 
 
@@ -487,22 +487,22 @@ def add_ObserverServicer_to_server(servicer, server):
             'Revoke': grpc.unary_unary_rpc_method_handler(
                     servicer.Revoke,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.RevokeRequest.FromString,
-                    response_serializer=dtfm_dot_protos_dot_control__pb2.RevokeReply.SerializeToString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.Done.SerializeToString,
             ),
             'Expel': grpc.unary_unary_rpc_method_handler(
                     servicer.Expel,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.ExpelRequest.FromString,
-                    response_serializer=dtfm_dot_protos_dot_control__pb2.ExpelReply.SerializeToString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.Done.SerializeToString,
             ),
             'Forgive': grpc.unary_unary_rpc_method_handler(
                     servicer.Forgive,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.ForgiveRequest.FromString,
-                    response_serializer=dtfm_dot_protos_dot_control__pb2.ForgiveReply.SerializeToString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.Done.SerializeToString,
             ),
             'Steer': grpc.unary_unary_rpc_method_handler(
                     servicer.Steer,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.SteerRequest.FromString,
-                    response_serializer=dtfm_dot_protos_dot_control__pb2.SteerReply.SerializeToString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.Done.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -639,7 +639,7 @@ class Observer:
             target,
             '/dtfm.Observer/Revoke',
             dtfm_dot_protos_dot_control__pb2.RevokeRequest.SerializeToString,
-            dtfm_dot_protos_dot_control__pb2.RevokeReply.FromString,
+            dtfm_dot_protos_dot_control__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,
@@ -666,7 +666,7 @@ class Observer:
             target,
             '/dtfm.Observer/Expel',
             dtfm_dot_protos_dot_control__pb2.ExpelRequest.SerializeToString,
-            dtfm_dot_protos_dot_control__pb2.ExpelReply.FromString,
+            dtfm_dot_protos_dot_control__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,
@@ -693,7 +693,7 @@ class Observer:
             target,
             '/dtfm.Observer/Forgive',
             dtfm_dot_protos_dot_control__pb2.ForgiveRequest.SerializeToString,
-            dtfm_dot_protos_dot_control__pb2.ForgiveReply.FromString,
+            dtfm_dot_protos_dot_control__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,
@@ -720,7 +720,7 @@ class Observer:
             target,
             '/dtfm.Observer/Steer',
             dtfm_dot_protos_dot_control__pb2.SteerRequest.SerializeToString,
-            dtfm_dot_protos_dot_control__pb2.SteerReply.FromString,
+            dtfm_dot_protos_dot_control__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,

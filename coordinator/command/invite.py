@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from dtfm.coordinator.command.options import Json, Where
+from dtfm.coordinator.command.steer import tell
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
 
@@ -61,10 +62,7 @@ def revoke(
     json_lines: Json = False,
 ) -> None:
     """Ends an invitation, or cuts off a node or a user at once."""
-    from dtfm.coordinator.command.client import ask
-
-    reply: wire.RevokeReply = asyncio.run(ask(where, lambda stub: stub.Revoke, wire.RevokeRequest(what=what)))
-    print(json.dumps({"revoked": what, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+    tell(where, "Revoke", wire.RevokeRequest(what=what), json_lines, revoked=what)
 
 
 def expel(
@@ -77,11 +75,8 @@ def expel(
 
     So do all other nodes of its key, which are those of its user on that machine.
     """
-    from dtfm.coordinator.command.client import ask
-
     request = wire.ExpelRequest(node=node, reason=reason)
-    reply: wire.ExpelReply = asyncio.run(ask(where, lambda stub: stub.Expel, request))
-    print(json.dumps({"expelled": node, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+    tell(where, "Expel", request, json_lines, expelled=node)
 
 
 def forgive(
@@ -90,10 +85,7 @@ def forgive(
     json_lines: Json = False,
 ) -> None:
     """Ends the quarantine of a node: it may come back."""
-    from dtfm.coordinator.command.client import ask
-
-    reply: wire.ForgiveReply = asyncio.run(ask(where, lambda stub: stub.Forgive, wire.ForgiveRequest(node=node)))
-    print(json.dumps({"forgiven": node, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+    tell(where, "Forgive", wire.ForgiveRequest(node=node), json_lines, forgiven=node)
 
 
 def read_duration(text: str) -> float:

@@ -59,9 +59,13 @@ def set_key(
 
 
 def _steer(where: str, wish: wire.SteerRequest.Wish, json_lines: bool, key: str = "", value: str = "") -> None:
+    request = wire.SteerRequest(wish=wish, key=key, value=value)
+    tell(where, "Steer", request, json_lines, asked=wire.SteerRequest.Wish.Name(wish).lower())
+
+
+def tell(where: str, method: str, request: object, json_lines: bool, **what: str) -> None:
+    """Asks the coordinator by this method, and prints its sentence; ``what`` was asked, for scripts."""
     from dtfm.coordinator.command.client import ask
 
-    request = wire.SteerRequest(wish=wish, key=key, value=value)
-    reply: wire.SteerReply = asyncio.run(ask(where, lambda stub: stub.Steer, request))
-    name = wire.SteerRequest.Wish.Name(wish).lower()
-    print(json.dumps({"asked": name, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+    reply: wire.Done = asyncio.run(ask(where, lambda stub: getattr(stub, method), request))
+    print(json.dumps({**what, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")

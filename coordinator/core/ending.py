@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.transition import AnswerPlanNow, HangUp, Send, Stop, Transition
+from dtfm.coordinator.core.transition import Answer, HangUp, Send, Stop, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
@@ -64,9 +64,8 @@ def _say_goodbye(transition: Transition, message: wire.Finish, exit_code: int) -
     transition.send(transition.state.members.sessions, wire.CoordinatorMessage(finish=message))
     planner = transition.state.planner
     for ticket in planner.asked.tickets if planner.asked else ():
-        transition.commands.append(
-            AnswerPlanNow(ticket, False, transition.state.ledger.training.generation, message.reason)
-        )
+        generation = transition.state.ledger.training.generation
+        transition.commands.append(Answer(ticket, wire.PlanNowReply(generation=generation, reason=message.reason)))
     transition.set_planner(replace(planner, asked=None, chosen=None))
     transition.state = replace(transition.state, stopped=True)
     transition.commands.append(Stop(exit_code))

@@ -377,6 +377,18 @@ class State:
     auditing: Auditing = field(default_factory=Auditing)
     stopped: bool = False
 
+    def afresh(self) -> State:
+        """As after a restart, but with the nodes that are here: what this process remembers beside the ledger is forgotten."""
+        kept = self.safekeeping
+        return replace(
+            self,
+            planner=Planner(number=self.planner.number),
+            evaluations={},
+            safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
+            speeds={},
+            auditing=Auditing(self.auditing.number),
+        )
+
     @property
     def is_complete(self) -> bool:
         """Whether the run is over, and not because it failed."""

@@ -11,34 +11,25 @@ from dataclasses import replace
 
 from dtfm.coordinator.config.changes import value_of, with_change
 from dtfm.coordinator.config.run_file import RunFile
-from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.copies import checkpoints
 from dtfm.coordinator.core.ending import put_down
-from dtfm.coordinator.core.members.invitations import check_operator
 from dtfm.coordinator.core.phases import Gathering, Switching
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import Planner, Safekeeping, State
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
-from dtfm.coordinator.core.transition import AnswerAccess, SteerAsked, Transition
+from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 
-def steer(transition: Transition, asked: SteerAsked) -> None:
-    """An operator pauses the run, goes on with it, stops or changes it."""
-    state, request = transition.state, asked.asked
-    sets = request.wish == wire.SteerRequest.SET
-    try:
-        check_operator(state.ledger, asked.by)
-        if state.stopped and not (sets and state.is_complete):
-            raise Refused(wire.RUN_OVER, "the run is over, or has stopped already")
-        if request.wish not in wire.SteerRequest.Wish.values():
-            raise Refused(wire.MALFORMED, f"wish {request.wish} is none of this version of dtfm")
-        sentence = _set(transition, request, asked.by) if sets else _steer(transition, request.wish, asked.by)
-    except Refused as refused:
-        transition.commands.append(AnswerAccess(asked.ticket, refused))
-        return
-    transition.commands.append(AnswerAccess(asked.ticket, wire.SteerReply(sentence=sentence)))
+def steer(transition: Transition, request: wire.SteerRequest, by: str) -> str:
+    """An operator pauses the run, goes on with it, stops or changes it. Returns a sentence. Raises Refused."""
+    state, sets = transition.state, request.wish == wire.SteerRequest.SET
+    if state.stopped and not (sets and state.is_complete):
+        raise Refused(wire.RUN_OVER, "the run is over, or has stopped already")
+    if request.wish not in wire.SteerRequest.Wish.values():
+        raise Refused(wire.MALFORMED, f"wish {request.wish} is none of this version of dtfm")
+    return _set(transition, request, by) if sets else _steer(transition, request.wish, by)
 
 
 def changed_run(state: State, request: wire.SteerRequest) -> RunFile:
@@ -61,24 +52,10 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     transition.set_run(run)
     if run.checkpoints != state.run.checkpoints:
         checkpoints.moved(transition)
-    if state.stopped:
-        _begin_again(transition)
+    if state.stopped:  # it was complete
+        transition.enter(Gathering(transition.now, "the run has more steps now"))
+        transition.state = replace(transition.state.afresh(), stopped=False)
     return changed.narrate()
-
-
-def _begin_again(transition: Transition) -> None:
-    """A run that was complete goes on: as if this process had just started, with the nodes that come back."""
-    transition.enter(Gathering(transition.now, "the run has more steps now"))
-    state = transition.state
-    transition.state = replace(
-        state,
-        stopped=False,
-        planner=Planner(number=state.planner.number),
-        safekeeping=Safekeeping(standby_number=state.safekeeping.standby_number),
-        evaluations={},
-        auditing=Auditing(),
-        speeds={},
-    )
 
 
 def _steer(transition: Transition, wish: wire.SteerRequest.Wish, by: str) -> str:

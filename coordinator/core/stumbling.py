@@ -5,31 +5,25 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.state import Planner, Safekeeping, State
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.transition import (
-    AnswerAccess,
-    AnswerPlanNow,
-    EnrolAsked,
-    ExpelAsked,
-    ForgiveAsked,
+    Answer,
+    Asked,
     Greeted,
     HangUp,
     Heard,
     Input,
-    InviteAsked,
     PlanNow,
     Ready,
     Rejected,
-    RevokeAsked,
-    SteerAsked,
 )
 from dtfm.protos import control_pb2 as wire
 
 SENTENCE = "the coordinator stumbled over this; its log has the trace, which is a bug in dtfm"
+REFUSAL = Refused(wire.MALFORMED, SENTENCE)
 
 
 def kind_of(event: Input) -> str:
@@ -49,31 +43,13 @@ def after_an_error(state: State, event: Input, now: float) -> tuple[State, Ready
             with contextlib.suppress(Exception):
                 return tick(state, Rejected(stream, SENTENCE), now)
             return state, Ready((), (HangUp(stream),))
-        case InviteAsked() | EnrolAsked() | RevokeAsked() | ExpelAsked() | ForgiveAsked() | SteerAsked():
-            return state, Ready((), (AnswerAccess(event.ticket, Refused(wire.MALFORMED, SENTENCE)),))
-        case PlanNow():
-            return state, Ready((), (AnswerPlanNow(event.ticket, False, state.ledger.training.generation, SENTENCE),))
+        case Asked(ticket=ticket) | PlanNow(ticket=ticket):
+            return state, Ready((), (Answer(ticket, REFUSAL),))
         case _:
-            fresh, answers = _forgetful(state, now)
+            fresh = replace(state.afresh(), phase=Gathering(now, SENTENCE))
+            waiting = state.planner.asked.tickets if state.planner.asked else ()
+            answers = tuple(Answer(ticket, REFUSAL) for ticket in waiting)
             with contextlib.suppress(Exception):
                 fresh, ready = tick(fresh, event, now)
                 return fresh, Ready(ready.entries, (*answers, *ready.commands))
             return fresh, Ready((), answers)
-
-
-def _forgetful(state: State, now: float) -> tuple[State, tuple[AnswerPlanNow, ...]]:
-    """As after a restart, but with the nodes that are here, and the answers to those who wait for the planner."""
-    asked, kept = state.planner.asked, state.safekeeping
-    fresh = replace(
-        state,
-        phase=Gathering(now, SENTENCE),
-        planner=Planner(number=state.planner.number, has_planned=state.planner.has_planned),
-        evaluations={},
-        safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
-        speeds={},
-        auditing=Auditing(state.auditing.number),
-    )
-    generation = state.ledger.training.generation
-    return fresh, tuple(
-        AnswerPlanNow(ticket, False, generation, SENTENCE) for ticket in (asked.tickets if asked else ())
-    )

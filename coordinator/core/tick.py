@@ -19,22 +19,18 @@ from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
 from dtfm.coordinator.core.step import beginning, commits, evaluation, overdue, pause, telling, votes
 from dtfm.coordinator.core.transition import (
-    AnswerPlanNow,
-    EnrolAsked,
-    ExpelAsked,
-    ForgiveAsked,
+    Answer,
+    Asked,
+    Granted,
     Greeted,
     HangUp,
     Heard,
     Input,
-    InviteAsked,
     ManifestDone,
     Planned,
     PlanNow,
     Ready,
     Rejected,
-    RevokeAsked,
-    SteerAsked,
     StopAsked,
     StreamClosed,
     TimePassed,
@@ -74,22 +70,10 @@ def _take_in(transition: Transition, event: Input) -> None:
             membership.rejected(transition, event.stream, Refused(wire.MALFORMED, event.sentence))
         case StopAsked():
             stop(transition, event.reason)
-        case InviteAsked():
-            invitations.invite(transition, event)
-        case EnrolAsked():
-            invitations.enrol(transition, event)
-        case RevokeAsked():
-            invitations.revoke(transition, event)
-        case ExpelAsked():
-            quarantine.expel(transition, event)
-        case ForgiveAsked():
-            quarantine.forgive(transition, event)
-        case SteerAsked():
-            steering.steer(transition, event)
+        case Asked():
+            transition.commands.append(Answer(event.ticket, _reply(transition, event)))
         case PlanNow() if over:
-            transition.commands.append(
-                AnswerPlanNow(event.ticket, False, transition.state.ledger.training.generation, "the run is over")
-            )
+            adoption.answer(transition, (event.ticket,), False, "the run is over")
         case PlanNow():
             replanning.replan(transition, (event.ticket,))
         case Planned() if not over:
@@ -101,6 +85,29 @@ def _take_in(transition: Transition, event: Input) -> None:
             _overdue(transition)
         case Planned() | ManifestDone() | TimePassed():
             pass
+
+
+def _reply(transition: Transition, asked: Asked) -> Granted | Refused:
+    """What is answered to somebody who asks. A refusal is not logged: strangers must not be able to fill the log."""
+    request, by, at = asked.request, asked.by, asked.at
+    try:
+        if isinstance(request, wire.EnrolRequest):
+            return invitations.enrol(transition, request, at)
+        invitations.check_operator(transition.state.ledger, by)
+        match request:
+            case wire.InviteRequest():
+                return invitations.invite(transition, request, by, at, asked.invitation)
+            case wire.RevokeRequest():
+                sentence = invitations.revoke(transition, request.what, by, at)
+            case wire.ExpelRequest():
+                sentence = quarantine.expel(transition, request, by)
+            case wire.ForgiveRequest():
+                sentence = quarantine.forgive(transition, request.node, by)
+            case wire.SteerRequest():
+                sentence = steering.steer(transition, request, by)
+        return wire.Done(sentence=sentence)
+    except Refused as refused:
+        return refused
 
 
 def _apply_rules(transition: Transition, event: Input) -> None:

@@ -79,62 +79,27 @@ class PlanNow:
     ticket: int
 
 
+Request = (
+    wire.InviteRequest
+    | wire.EnrolRequest
+    | wire.RevokeRequest
+    | wire.ExpelRequest
+    | wire.ForgiveRequest
+    | wire.SteerRequest
+)
+"""What people ask about members and the run."""
+
+
 @dataclass(frozen=True, slots=True)
-class InviteAsked:
-    """``by`` wants an invitation with this ``id`` and secret ``digest``. The answer goes to ``ticket``. In this and the two that
-    follow, ``at`` is in seconds since 1970."""
+class Asked:
+    """``by`` asks for something; somebody without a name yet may enrol. The answer goes to ``ticket``. ``at``: in seconds since
+    1970. ``invitation``: the id, and the digest of the secret, of one that is to be made."""
 
     ticket: int
-    id: str
-    digest: str
-    request: wire.InviteRequest
+    request: Request
     by: str
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class EnrolAsked:
-    """Somebody, whose key it is, shows an invitation."""
-
-    ticket: int
-    request: wire.EnrolRequest
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class RevokeAsked:
-    ticket: int
-    what: str
-    by: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class ExpelAsked:
-    """``by`` wants a node quarantined, for this reason."""
-
-    ticket: int
-    node: str
-    reason: str
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class ForgiveAsked:
-    """``by`` wants a quarantine ended."""
-
-    ticket: int
-    node: str
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class SteerAsked:
-    """``by`` wants the run paused, continued, stopped or changed."""
-
-    ticket: int
-    asked: wire.SteerRequest
-    by: str
+    invitation: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +114,7 @@ class StopAsked:
     reason: str
 
 
-Input = (
-    Greeted
-    | Heard
-    | StreamClosed
-    | Rejected
-    | Planned
-    | ManifestDone
-    | PlanNow
-    | InviteAsked
-    | EnrolAsked
-    | RevokeAsked
-    | ExpelAsked
-    | ForgiveAsked
-    | SteerAsked
-    | TimePassed
-    | StopAsked
-)
+Input = Greeted | Heard | StreamClosed | Rejected | Planned | ManifestDone | PlanNow | Asked | TimePassed | StopAsked
 
 # Commands, to be carried out in order.
 
@@ -247,23 +196,15 @@ class TidyCheckpoints:
     given_up: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPlanNow:
-    ticket: int
-    changed: bool
-    generation: int
-    reason: str
-
-
-Granted = wire.InviteReply | wire.EnrolReply | wire.RevokeReply | wire.ExpelReply | wire.ForgiveReply | wire.SteerReply
+Granted = wire.PlanNowReply | wire.InviteReply | wire.EnrolReply | wire.Done
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerAccess:
-    """To InviteAsked, EnrolAsked, RevokeAsked, ExpelAsked, ForgiveAsked or SteerAsked."""
+class Answer:
+    """To Asked or PlanNow."""
 
     ticket: int
-    answer: Granted | Refused
+    reply: Granted | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,19 +221,7 @@ class Stop:
     exit_code: int
 
 
-Command = (
-    Send
-    | Admit
-    | Certify
-    | HangUp
-    | PlanWanted
-    | WriteManifest
-    | TidyCheckpoints
-    | AnswerPlanNow
-    | AnswerAccess
-    | Log
-    | Stop
-)
+Command = Send | Admit | Certify | HangUp | PlanWanted | WriteManifest | TidyCheckpoints | Answer | Log | Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import base64
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
 from dtfm.coordinator.core.members.invitations import check_enrolment
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.core.transition import AnswerPlanNow
+from dtfm.coordinator.core.transition import Granted, Request
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record, StoreError
 from dtfm.coordinator.service.disk import Forbidden, MembersDisk
@@ -38,19 +38,7 @@ class Asked(Protocol):
 
     def records(self, after: int, follow: bool) -> AsyncIterator[Record]: ...
 
-    async def plan_now(self) -> AnswerPlanNow: ...
-
-    async def enrol(self, request: wire.EnrolRequest) -> wire.EnrolReply: ...
-
-    async def invite(self, request: wire.InviteRequest, by: str) -> wire.InviteReply: ...
-
-    async def revoke(self, what: str, by: str) -> wire.RevokeReply: ...
-
-    async def expel(self, node: str, reason: str, by: str) -> wire.ExpelReply: ...
-
-    async def forgive(self, node: str, by: str) -> wire.ForgiveReply: ...
-
-    async def steer(self, request: wire.SteerRequest, by: str) -> wire.SteerReply: ...
+    async def ask(self, request: Request | wire.PlanNowRequest, by: str = "") -> Granted: ...
 
 
 class Joins(control_pb2_grpc.CoordinatorServicer):
@@ -69,10 +57,10 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
         seen = "" if address is None or address.is_loopback else str(address)
         await self._streams.serve(requests, context.write, caller, seen)
 
-    async def Enrol(self, request: wire.EnrolRequest, context: Context) -> wire.EnrolReply:
+    async def Enrol(self, request: wire.EnrolRequest, context: Context) -> Granted:
         await self._gate.check_enrolment(context, request)
         try:
-            reply = await self._asked.enrol(request)
+            reply = await self._asked.ask(request)
             self._gate.let_in(context, base64.b64encode(request.public_key).decode())
             return reply
         except Refused as refused:
@@ -146,45 +134,15 @@ class Observers(control_pb2_grpc.ObserverServicer):
     def _shown(self, document: dict[str, Any], caller: str) -> dict[str, Any]:
         return document if self._gate.sees_addresses(caller) else for_members(document)
 
-    async def PlanNow(self, _request: wire.PlanNowRequest, context: Context) -> wire.PlanNowReply:
-        await self._gate.admit(context, "PlanNow")
-        answer = await self._asked.plan_now()
-        return wire.PlanNowReply(changed=answer.changed, generation=answer.generation, reason=answer.reason)
-
-    async def Invite(self, request: wire.InviteRequest, context: Context) -> wire.InviteReply:
-        caller = await self._gate.admit(context, "Invite")
+    async def _ask(self, request: Request | wire.PlanNowRequest, context: Context) -> Granted:
+        caller = await self._gate.admit(context, type(request).__name__.removesuffix("Request"))
         try:
-            return await self._asked.invite(request, caller)
-        except Refused as refused:
-            await _answer(context, refused)
+            return await self._asked.ask(request, caller)
+        except Refused as refused:  # what is asked, not who asks
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        raise AssertionError("abort returns never")
 
-    async def Revoke(self, request: wire.RevokeRequest, context: Context) -> wire.RevokeReply:
-        caller = await self._gate.admit(context, "Revoke")
-        try:
-            return await self._asked.revoke(request.what, caller)
-        except Refused as refused:
-            await _answer(context, refused)
-
-    async def Expel(self, request: wire.ExpelRequest, context: Context) -> wire.ExpelReply:
-        caller = await self._gate.admit(context, "Expel")
-        try:
-            return await self._asked.expel(request.node, request.reason, caller)
-        except Refused as refused:
-            await _answer(context, refused)
-
-    async def Forgive(self, request: wire.ForgiveRequest, context: Context) -> wire.ForgiveReply:
-        caller = await self._gate.admit(context, "Forgive")
-        try:
-            return await self._asked.forgive(request.node, caller)
-        except Refused as refused:
-            await _answer(context, refused)
-
-    async def Steer(self, request: wire.SteerRequest, context: Context) -> wire.SteerReply:
-        caller = await self._gate.admit(context, "Steer")
-        try:
-            return await self._asked.steer(request, caller)
-        except Refused as refused:
-            await _answer(context, refused)
+    PlanNow = Invite = Revoke = Expel = Forgive = Steer = _ask
 
 
 class OtherMethods(grpc.GenericRpcHandler):
@@ -199,9 +157,3 @@ class OtherMethods(grpc.GenericRpcHandler):
     async def _refuse(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         self._called(context.peer())
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method; is one side of another version?")
-
-
-async def _answer(context: Context, refused: Refused) -> NoReturn:
-    """A refusal of what was asked, not of who asks."""
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-    raise AssertionError("abort returns never")

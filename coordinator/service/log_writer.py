@@ -14,7 +14,6 @@ from dtfm.coordinator.log import ledger_snapshot
 from dtfm.coordinator.log.events import Event
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import AnotherWriter, Record, Store, StoreError
-from dtfm.coordinator.service.repeated import Repeated
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.1
@@ -59,16 +58,15 @@ class LogWriter:
         """Like ``append``, but tries again until the write succeeds, with pauses of at most ``longest`` seconds. Returns the
         seconds since the first failure; 0: there was none. Raises StoreError if another coordinator writes to the log, or once
         ``stopped`` is set."""
-        pause, failures, began = FIRST_PAUSE_SECONDS, Repeated[str](), 0.0
+        pause, began = FIRST_PAUSE_SECONDS, 0.0
         while True:
             try:
                 await self.append(events)
             except AnotherWriter:
                 raise
             except StoreError as error:
-                failures.ended(now := time.monotonic())
-                began, self.is_failing = began or now, True
-                if failures.is_new("", now):
+                if not self.is_failing:
+                    began, self.is_failing = time.monotonic(), True
                     log.error(
                         "the run stands still until the log can be written, and then goes on by itself: %s", error
                     )

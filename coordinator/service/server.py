@@ -38,7 +38,6 @@ from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, Othe
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.planner import choose
-from dtfm.coordinator.service.repeated import Repeated
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
 from dtfm.protos import control_pb2 as wire, control_pb2_grpc
@@ -86,9 +85,9 @@ class Server:
         )
         self._disk = MembersDisk(lambda: self.state)
         self._tickets = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, asyncio.Future[t.Granted | Refused]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stumbles = Repeated[tuple[str, type[Exception]]]()
+        self._stumbled = set[tuple[str, type[Exception]]]()
 
     def _clock(self) -> float:
         """Stands still while the log cannot be written: nobody is late because of that."""
@@ -200,60 +199,35 @@ class Server:
         """Adds to the state what ``run`` is then given, before the server starts."""
         self.state = replace(self.state, ledger=fold(events, self.state.ledger))
 
-    async def plan_now(self) -> t.AnswerPlanNow:
-        """Has the planner look for a better plan; the answer comes when it has looked."""
-        answer: t.AnswerPlanNow = await self._ask(t.PlanNow)
-        return answer
-
-    async def enrol(self, request: wire.EnrolRequest) -> wire.EnrolReply:
-        """Raises Refused, and then has not kept the core busy."""
-        check_enrolment(self.ledger, request, time.time())
-        reply: wire.EnrolReply = await self._ask(lambda ticket: t.EnrolAsked(ticket, request, time.time()))
-        return reply
-
-    async def invite(self, request: wire.InviteRequest, by: str) -> wire.InviteReply:
-        """Raises Refused."""
-        id, secret = new_secret()
-        digest = secret_digest(secret)
-        reply: wire.InviteReply = await self._ask(
-            lambda ticket: t.InviteAsked(ticket, id, digest, request, by, time.time())
-        )
-        text = self.invitation(id, secret)
-        line, leads_to = pasted_line(text, Role(request.role), self.state.run), where_it_leads(self.addresses)
-        return wire.InviteReply(id=id, invitation=text, expires=reply.expires, line=line, leads_to=leads_to)
-
-    async def revoke(self, what: str, by: str) -> wire.RevokeReply:
-        """Raises Refused."""
-        reply: wire.RevokeReply = await self._ask(lambda ticket: t.RevokeAsked(ticket, what, by, time.time()))
-        return reply
-
-    async def expel(self, node: str, reason: str, by: str) -> wire.ExpelReply:
-        """Raises Refused."""
-        reply: wire.ExpelReply = await self._ask(lambda ticket: t.ExpelAsked(ticket, node, reason, by))
-        return reply
-
-    async def forgive(self, node: str, by: str) -> wire.ForgiveReply:
-        """Raises Refused."""
-        reply: wire.ForgiveReply = await self._ask(lambda ticket: t.ForgiveAsked(ticket, node, by))
-        return reply
-
-    async def steer(self, request: wire.SteerRequest, by: str) -> wire.SteerReply:
-        """Raises Refused."""
-        if request.wish == wire.SteerRequest.SET:
+    async def ask(self, request: t.Request | wire.PlanNowRequest, by: str = "") -> t.Granted:
+        """What the core answers to ``by``; about a plan, once the planner has looked for a better one. Raises Refused."""
+        if isinstance(request, wire.PlanNowRequest):
+            return await self._answer_to(t.PlanNow)
+        made, secret = ("", ""), b""
+        if isinstance(request, wire.EnrolRequest):
+            check_enrolment(self.ledger, request, time.time())  # who is refused has not kept the core busy
+        elif isinstance(request, wire.InviteRequest):
+            id, secret = new_secret()
+            made = id, secret_digest(secret)
+        elif isinstance(request, wire.SteerRequest) and request.wish == wire.SteerRequest.SET:
             place = changed_run(self.state, request).checkpoints
             if place != self.state.run.checkpoints:
                 await claim(place, self.ledger.run_id, self.state.patience)
-        reply: wire.SteerReply = await self._ask(lambda ticket: t.SteerAsked(ticket, request, by))
+        reply = await self._answer_to(lambda ticket: t.Asked(ticket, request, by, time.time(), made))
+        if isinstance(reply, wire.InviteReply) and isinstance(request, wire.InviteRequest):
+            reply.invitation = self.invitation(reply.id, secret)
+            reply.line = pasted_line(reply.invitation, Role(request.role), self.state.run)
+            reply.leads_to = where_it_leads(self.addresses)
         return reply
 
     def invitation(self, id: str, secret: bytes) -> str:
         """The text to hand out."""
         return str(Invitation(self.addresses, self.pin, id, secret))
 
-    async def _ask(self, question: Callable[[int], t.Input]) -> Any:
+    async def _answer_to(self, question: Callable[[int], t.Input]) -> t.Granted:
         """The answer to the question with the ticket that it is given. Raises Refused."""
         ticket = next(self._tickets)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[t.Granted | Refused] = asyncio.get_running_loop().create_future()
         self._answers[ticket] = future
         self._inputs.put_nowait(question(ticket))
         answer = await future
@@ -277,11 +251,10 @@ class Server:
             self.state, ready = tick(self.state, event, now)
         except Exception as error:
             what = kind_of(event)
-            if self._stumbles.is_new((what, type(error)), now):  # anybody may send the same again and again
+            if (what, type(error)) not in self._stumbled:  # anybody may send the same again and again
+                self._stumbled.add((what, type(error)))
                 log.exception("a bug in dtfm: the coordinator stumbled over %s, and goes on without it", what)
             self.state, ready = after_an_error(self.state, event, now)
-        for (what, kind), count in self._stumbles.ended(now):
-            log.error("the coordinator stumbled %d more times over %s (%s)", count, what, kind.__name__)
         if ready.entries:
             self._lost += await self._log.append_however_long(ready.entries, self.state.lease, self._told_to_stop)
         if isinstance(event, t.Greeted | t.Heard | t.StreamClosed):
@@ -310,10 +283,8 @@ class Server:
             case t.Certify():
                 renewed = wire.Certificate(certificate=self._certificate(command.node))
                 self._streams.put(command.stream, wire.CoordinatorMessage(certificate=renewed))
-            case t.AnswerPlanNow():
-                self._answer(command.ticket, command)
-            case t.AnswerAccess():
-                self._answer(command.ticket, command.answer)
+            case t.Answer():
+                self._answer(command.ticket, command.reply)
             case t.Log():
                 log.info(command.sentence)
             case t.Stop():
@@ -331,7 +302,7 @@ class Server:
             return b""  # it has just been revoked, and is being hung up on
         return issue(self._authority, read_public_key(base64.b64decode(holder.key)), node, datetime.now(UTC))
 
-    def _answer(self, ticket: int, answer: object) -> None:
+    def _answer(self, ticket: int, answer: t.Granted | Refused) -> None:
         if (future := self._answers.pop(ticket, None)) is not None and not future.done():
             future.set_result(answer)
 

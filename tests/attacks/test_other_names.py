@@ -144,7 +144,9 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 async def invited(served: Served) -> Invitation:
     """An invitation of one use."""
     request = wire.InviteRequest(role=Role.NODE.value, seconds=60, uses=1)
-    return read_invitation((await served.server.invite(request, served.operator)).invitation)
+    reply = await served.server.ask(request, served.operator)
+    assert isinstance(reply, wire.InviteReply)
+    return read_invitation(reply.invitation)
 
 
 async def refusal(served: Served, invitation: Invitation, name: str, key: str) -> str:
@@ -171,7 +173,7 @@ async def test_of_many_who_show_an_invitation_of_one_use_at_once_one_gets_in(ser
 
 async def test_an_invitation_that_was_revoked_lets_nobody_in(served: Served) -> None:
     revoked = await invited(served)
-    await served.server.revoke(revoked.id, served.operator)
+    await served.server.ask(wire.RevokeRequest(what=revoked.id), served.operator)
     assert await refusal(served, revoked, "thief", "thief") == "REVOKED"
     assert "thief" not in served.server.ledger.access.names
 
@@ -189,7 +191,7 @@ async def test_a_name_is_not_another_keys_while_its_owner_is_a_member_nor_when_i
         assert not owner.over.is_set()
     await served.until(lambda: "owner" not in served.ledger.members)
     assert await refusal(served, await invited(served), "owner", "thief") == "NAME_TAKEN"
-    await served.server.revoke("owner", served.operator)
+    await served.server.ask(wire.RevokeRequest(what="owner"), served.operator)
     for key in ("thief", "owner"):
         assert await refusal(served, await invited(served), "owner", key) in ("NAME_TAKEN", "REVOKED")
 

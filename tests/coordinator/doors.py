@@ -39,7 +39,7 @@ class Door:
 
     def invite(self, id: str = ID, by: str = "operator", **changes: Any) -> wire.RefusalReason | None:
         request = wire.InviteRequest(**{"name": "Bob", "role": "node", "seconds": 7 * DAY, "uses": 1, **changes})
-        return self._ask(t.InviteAsked(self._next(), id, secret_digest(SECRET), request, by, self.now))
+        return self._ask(t.Asked(self._next(), request, by, self.now, (id, secret_digest(SECRET))))
 
     def enrol(self, name: str = "a", key: str | None = None, **changes: Any) -> wire.RefusalReason | None:
         fields = {
@@ -50,10 +50,10 @@ class Door:
             "public_key": public_key(key_of(key or name)),
             "roles": ["node"],
         }
-        return self._ask(t.EnrolAsked(self._next(), wire.EnrolRequest(**{**fields, **changes}), self.now))
+        return self._ask(t.Asked(self._next(), wire.EnrolRequest(**{**fields, **changes}), "", self.now))
 
     def revoke(self, what: str, by: str = "operator") -> wire.RefusalReason | None:
-        return self._ask(t.RevokeAsked(self._next(), what, by, self.now))
+        return self._ask(t.Asked(self._next(), wire.RevokeRequest(what=what), by, self.now))
 
     @property
     def sentence(self) -> str:
@@ -61,7 +61,7 @@ class Door:
         if self._ticket in self.world.refusals:
             return str(self.world.refusals[self._ticket])
         granted = self.world.granted[self._ticket]
-        return granted.sentence if isinstance(granted, wire.RevokeReply) else ""
+        return granted.sentence if isinstance(granted, wire.Done) else ""
 
     def _next(self) -> int:
         self._ticket += 1

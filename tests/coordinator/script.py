@@ -150,7 +150,6 @@ class World:
         self.wanted: list[t.PlanWanted] = []
         self.manifests: list[t.WriteManifest] = []
         self.tidied: list[t.TidyCheckpoints] = []
-        self.answers: list[t.AnswerPlanNow] = []
         self.hung_up: set[int] = set()
         self.certified: list[str] = []
         self.refusals: dict[int, Refused] = {}
@@ -180,11 +179,11 @@ class World:
                     self.certified.append(command.node)
                 case t.Certify():
                     self.certified.append(command.node)
-                case t.AnswerAccess():
-                    if isinstance(command.answer, Refused):
-                        self.refusals[command.ticket] = command.answer
+                case t.Answer():
+                    if isinstance(command.reply, Refused):
+                        self.refusals[command.ticket] = command.reply
                     else:
-                        self.granted[command.ticket] = command.answer
+                        self.granted[command.ticket] = command.reply
                 case t.HangUp():
                     self.hung_up.add(command.stream)
                 case t.PlanWanted():
@@ -193,8 +192,6 @@ class World:
                     self.manifests.append(command)
                 case t.TidyCheckpoints():
                     self.tidied.append(command)
-                case t.AnswerPlanNow():
-                    self.answers.append(command)
                 case t.Stop():
                     self.exit_code = command.exit_code
                 case t.Log():
@@ -402,6 +399,11 @@ class World:
         self.evaluate()
         self.apply()
         self.save()
+
+    @property
+    def planned_now(self) -> dict[int, wire.PlanNowReply]:
+        """By ticket, what those were answered who asked for a plan."""
+        return {ticket: reply for ticket, reply in self.granted.items() if isinstance(reply, wire.PlanNowReply)}
 
     @property
     def plan_in_force(self) -> Plan:

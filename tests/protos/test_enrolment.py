@@ -51,7 +51,9 @@ async def refusal(where: object, roles: list[Role], name: str = "a") -> NotAdmit
 
 async def invited(served: Served, role: Role, uses: int = 1, seconds: float = 60) -> str:
     request = wire.InviteRequest(role=role.value, seconds=seconds, uses=uses)
-    return (await served.server.invite(request, served.operator)).invitation
+    reply = await served.server.ask(request, served.operator)
+    assert isinstance(reply, wire.InviteReply)
+    return reply.invitation
 
 
 async def test_a_node_shows_its_invitation_once_and_is_known_from_then_on(served: Served) -> None:
@@ -78,13 +80,13 @@ async def test_further_nodes_of_a_machine_use_no_more_of_its_invitation(
 
 async def test_a_machine_that_was_cut_off_gets_no_further_node_in(served: Served) -> None:
     await enter(await invited(served, Role.NODE), NODE)
-    await served.server.revoke("a", served.operator)
+    await served.server.ask(wire.RevokeRequest(what="a"), served.operator)
     assert (await refusal("", NODE, "b")).reason == "UNKNOWN_KEY"
 
 
 async def test_the_key_is_on_disk_before_it_is_enrolled(served: Served, own_state: Path) -> None:
     invitation = await invited(served, Role.NODE, seconds=1)
-    await served.server.revoke(invitation_id(invitation), served.operator)
+    await served.server.ask(wire.RevokeRequest(what=invitation_id(invitation)), served.operator)
     assert (await refusal(invitation, NODE)).reason == "REVOKED"
     (before,) = kept(NODE)
     assert not before.enrolled
@@ -220,7 +222,7 @@ async def test_people_are_remembered_under_the_name_that_was_drawn_first(served:
 
 async def test_who_was_revoked_and_is_invited_again_gets_another_name(served: Served) -> None:
     await enter(await invited(served, Role.VIEWER), LOOKING, "bob-1")
-    await served.server.revoke("bob-1", served.operator)
+    await served.server.ask(wire.RevokeRequest(what="bob-1"), served.operator)
     again = await enter(await invited(served, Role.VIEWER), LOOKING, "bob-2")
     assert again.access.name == "bob-2"
 

@@ -9,15 +9,8 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from dtfm.coordinator.core.members.leaving import leave
-from dtfm.coordinator.core.refusal import Refused, malformed, shorten
-from dtfm.coordinator.core.transition import (
-    AnswerAccess,
-    EnrolAsked,
-    HangUp,
-    InviteAsked,
-    RevokeAsked,
-    Transition,
-)
+from dtfm.coordinator.core.refusal import Refused, malformed, name_some, shorten
+from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder
@@ -33,45 +26,33 @@ MOST_NAMES = 10_000
 """The number of names that may be enrolled at a time."""
 
 
-def invite(transition: Transition, asked: InviteAsked) -> None:
-    request = asked.request
-    try:
-        check_operator(transition.state.ledger, asked.by)
-        if request.role not in tuple(Role):
-            raise malformed("role", request.role, f"one of {', '.join(Role)}")
-        if request.believed and request.role != Role.NODE:
-            raise malformed("believed", True, f"for the role {Role.NODE}")
-        if not 1 <= request.uses <= MOST_USES:
-            raise malformed("uses", request.uses, f"1 to {MOST_USES}")
-        if not 1 <= request.seconds <= MOST_SECONDS:
-            raise malformed("expires", request.seconds, f"1 second to {MOST_SECONDS / 86400:.0f} days from now")
-        usable = sum(invited.is_usable(asked.at) for invited in transition.state.ledger.access.invitations.values())
-        if usable >= MOST_INVITATIONS:
-            raise Refused(wire.FULL, f"{usable} invitations are good still, as many as can be; revoke some")
-    except Refused as refused:
-        transition.commands.append(AnswerAccess(asked.ticket, refused))
-        return
-    expires = asked.at + request.seconds
-    name = shorten(request.name, 64)
-    transition.emit(
-        ev.InvitationMade(
-            asked.id, asked.digest, name, request.role, asked.at, expires, request.uses, asked.by, request.believed
-        )
-    )
-    transition.commands.append(AnswerAccess(asked.ticket, wire.InviteReply(id=asked.id, expires=expires)))
+def invite(
+    transition: Transition, request: wire.InviteRequest, by: str, at: float, invitation: tuple[str, str]
+) -> wire.InviteReply:
+    """Makes the ``invitation`` with this id and digest of its secret. Raises Refused."""
+    if request.role not in tuple(Role):
+        raise malformed("role", request.role, f"one of {', '.join(Role)}")
+    if request.believed and request.role != Role.NODE:
+        raise malformed("believed", True, f"for the role {Role.NODE}")
+    if not 1 <= request.uses <= MOST_USES:
+        raise malformed("uses", request.uses, f"1 to {MOST_USES}")
+    if not 1 <= request.seconds <= MOST_SECONDS:
+        raise malformed("expires", request.seconds, f"1 second to {MOST_SECONDS / 86400:.0f} days from now")
+    usable = sum(invited.is_usable(at) for invited in transition.state.ledger.access.invitations.values())
+    if usable >= MOST_INVITATIONS:
+        raise Refused(wire.FULL, f"{usable} invitations are good still, as many as can be; revoke some")
+    id, digest = invitation
+    expires, name = at + request.seconds, shorten(request.name, 64)
+    transition.emit(ev.InvitationMade(id, digest, name, request.role, at, expires, request.uses, by, request.believed))
+    return wire.InviteReply(id=id, expires=expires)
 
 
-def enrol(transition: Transition, asked: EnrolAsked) -> None:
-    """Binds the key to the name. Nothing is logged of who is refused: strangers must not be able to fill the log."""
-    name, before = asked.request.name, transition.state.ledger
-    try:
-        holder = check_enrolment(before, asked.request, asked.at)
-    except Refused as refused:
-        transition.commands.append(AnswerAccess(asked.ticket, refused))
-        return
-    if before.access.names.get(name) != holder:
-        transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation, holder.believed))
-    transition.commands.append(AnswerAccess(asked.ticket, wire.EnrolReply(role=holder.role)))
+def enrol(transition: Transition, request: wire.EnrolRequest, at: float) -> wire.EnrolReply:
+    """Binds the key to the name. Raises Refused."""
+    holder = check_enrolment(transition.state.ledger, request, at)
+    if transition.state.ledger.access.names.get(request.name) != holder:
+        transition.emit(ev.Enrolled(request.name, holder.role, holder.key, holder.invitation, holder.believed))
+    return wire.EnrolReply(role=holder.role)
 
 
 def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Holder:
@@ -99,47 +80,41 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
     return holder
 
 
-def revoke(transition: Transition, asked: RevokeAsked) -> None:
+def revoke(transition: Transition, what: str, by: str, at: float) -> str:
     """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came and
-    those that it made: who has one of these could come again under another name."""
-    ledger, what = transition.state.ledger, asked.what
-    try:
-        check_operator(ledger, asked.by)
-    except Refused as refused:
-        transition.commands.append(AnswerAccess(asked.ticket, refused))
-        return
+    those that it made: who has one of these could come again under another name. Returns a sentence. Raises Refused."""
+    ledger = transition.state.ledger
     if (holder := ledger.access.names.get(what)) is not None:
         concerned = {
             id for id, invited in ledger.access.invitations.items() if id == holder.invitation or invited.by == what
         }
-        ended = tuple(sorted(id for id in concerned if ledger.access.invitations[id].is_usable(asked.at)))
+        ended = tuple(sorted(id for id in concerned if ledger.access.invitations[id].is_usable(at)))
         others = sorted(name for name, other in ledger.access.names.items() if other.key == holder.key and name != what)
         for name in (what, *others):
-            transition.emit(ev.Revoked(name, ended if name == what else (), asked.at, asked.by))
+            transition.emit(ev.Revoked(name, ended if name == what else (), at, by))
         transition.send(transition.state.members.sessions.keys() - {what, *others}, _revoked_names(transition))
         for name in (what, *others):
             _cut_off(transition, name)
         sentence = f"{what} ({holder.role}) is cut off"
         if others:
-            sentence += f", with {_listed(others)} on the same machine"
+            sentence += f", with {name_some(others)} on the same machine"
         if ended:
             sentence += f", and {_not_good(ended, holder.invitation)}; who else needs one: invite again"
-        sentence += _who_stays(transition.state.ledger, concerned)
-    elif what in ledger.access.invitations:
-        transition.emit(ev.Revoked("", (what,), asked.at, asked.by))
-        sentence = f"invitation {what} is not good any more{_who_stays(ledger, {what})}"
-    else:
-        unknown = f"there is no invitation and no name {shorten(repr(what), 80)}; `dtfm-coordinator events` shows them"
-        transition.commands.append(AnswerAccess(asked.ticket, Refused(wire.MALFORMED, unknown)))
-        return
-    transition.commands.append(AnswerAccess(asked.ticket, wire.RevokeReply(sentence=sentence)))
+        return sentence + _who_stays(transition.state.ledger, concerned)
+    if what in ledger.access.invitations:
+        transition.emit(ev.Revoked("", (what,), at, by))
+        return f"invitation {what} is not good any more{_who_stays(ledger, {what})}"
+    raise Refused(
+        wire.MALFORMED,
+        f"there is no invitation and no name {shorten(repr(what), 80)}; `dtfm-coordinator events` shows them",
+    )
 
 
 def _not_good(ended: Sequence[str], came_by: str) -> str:
     """The invitations that end with a name."""
     named = [f"{came_by}, by which it came,"] if came_by in ended else []
     if made := [id for id in ended if id != came_by]:
-        named.append(f"{_listed(made)}, made by it,")
+        named.append(f"{name_some(made)}, made by it,")
     many = len(ended) > 1
     return f"invitation{'s' if many else ''} {' and '.join(named)} {'are' if many else 'is'} not good any more"
 
@@ -147,11 +122,7 @@ def _not_good(ended: Sequence[str], came_by: str) -> str:
 def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:
     came = sorted(name for name, holder in ledger.access.names.items() if holder.invitation in invitations)
     by = "it" if len(invitations) == 1 else "them"
-    return f"; who came by {by} stays ({_listed(came)}), unless you revoke them by name" if came else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"; who came by {by} stays ({name_some(came)}), unless you revoke them by name" if came else ""
 
 
 def check_operator(ledger: Ledger, by: str) -> None:

@@ -3,11 +3,10 @@ forgive."""
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.members.invitations import check_operator
 from dtfm.coordinator.core.members.leaving import leave
-from dtfm.coordinator.core.refusal import Refused, shorten
+from dtfm.coordinator.core.refusal import Refused, name_some, shorten
 from dtfm.coordinator.core.state import Admission
-from dtfm.coordinator.core.transition import AnswerAccess, ExpelAsked, ForgiveAsked, HangUp, Transition
+from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.trust.suspicion import Guilty
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -90,47 +89,30 @@ def tell_peers(transition: Transition) -> None:
         transition.send(transition.state.members.sessions, told)
 
 
-def expel(transition: Transition, asked: ExpelAsked) -> None:
-    """An operator quarantines a node."""
-    ledger, node = transition.state.ledger, asked.node
-    try:
-        check_operator(ledger, asked.by)
-        holder = ledger.access.names.get(node)
-        if node not in ledger.members and (holder is None or holder.role != Role.NODE):
-            known = "`dtfm-coordinator members` shows them"
-            raise Refused(wire.MALFORMED, f"there is no node {shorten(repr(node), 80)}; {known}")
-        if (why := ledger.quarantine_of(node)) is not None:
-            raise Refused(wire.MALFORMED, f"{node} is quarantined already, since step {why.step}: {why.reason}")
-    except Refused as refused:
-        transition.commands.append(AnswerAccess(asked.ticket, refused))
-        return
-    why_said = shorten(asked.reason) or "no reason was given"
-    quarantine(transition, Guilty(node, Charge.OPERATOR, f"{asked.by} expelled it: {why_said}"))
-    others = sorted(
-        name
-        for name in transition.state.ledger.members
-        if name != node and transition.state.ledger.quarantine_of(name) is not None
-    )
-    with_it = f", with {', '.join(others[:8])} of the same key" if others else ""
-    sentence = f"{node} is quarantined{with_it}; training goes on without it, until it is forgiven"
-    transition.commands.append(AnswerAccess(asked.ticket, wire.ExpelReply(sentence=sentence)))
+def expel(transition: Transition, request: wire.ExpelRequest, by: str) -> str:
+    """An operator quarantines a node. Returns a sentence. Raises Refused."""
+    ledger, node = transition.state.ledger, request.node
+    holder = ledger.access.names.get(node)
+    if node not in ledger.members and (holder is None or holder.role != Role.NODE):
+        known = "`dtfm-coordinator members` shows them"
+        raise Refused(wire.MALFORMED, f"there is no node {shorten(repr(node), 80)}; {known}")
+    if (why := ledger.quarantine_of(node)) is not None:
+        raise Refused(wire.MALFORMED, f"{node} is quarantined already, since step {why.step}: {why.reason}")
+    why_said = shorten(request.reason) or "no reason was given"
+    quarantine(transition, Guilty(node, Charge.OPERATOR, f"{by} expelled it: {why_said}"))
+    ledger = transition.state.ledger
+    others = [name for name in ledger.members if name != node and ledger.quarantine_of(name) is not None]
+    with_it = f", with {name_some(others)} of the same key" if others else ""
+    return f"{node} is quarantined{with_it}; training goes on without it, until it is forgiven"
 
 
-def forgive(transition: Transition, asked: ForgiveAsked) -> None:
-    """An operator ends a quarantine."""
-    ledger, node = transition.state.ledger, asked.node
-    try:
-        check_operator(ledger, asked.by)
-        if (why := ledger.quarantine_of(node)) is None:
-            held = ", ".join([quarantined.node for quarantined in ledger.trust.quarantined.values()][-8:])
-            raise Refused(
-                wire.MALFORMED, f"{shorten(repr(node), 80)} is not quarantined; those who are: {held or 'nobody'}"
-            )
-    except Refused as refused:
-        transition.commands.append(AnswerAccess(asked.ticket, refused))
-        return
-    transition.emit(ev.NodeForgiven(why.node, asked.by, why.key))
-    sentence = (
-        f"{why.node} may come back, once it is started again; it was quarantined for {why.charge} at step {why.step}"
-    )
-    transition.commands.append(AnswerAccess(asked.ticket, wire.ForgiveReply(sentence=sentence)))
+def forgive(transition: Transition, node: str, by: str) -> str:
+    """An operator ends a quarantine. Returns a sentence. Raises Refused."""
+    ledger = transition.state.ledger
+    if (why := ledger.quarantine_of(node)) is None:
+        held = ", ".join([quarantined.node for quarantined in ledger.trust.quarantined.values()][-8:])
+        raise Refused(
+            wire.MALFORMED, f"{shorten(repr(node), 80)} is not quarantined; those who are: {held or 'nobody'}"
+        )
+    transition.emit(ev.NodeForgiven(why.node, by, why.key))
+    return f"{why.node} may come back, once it is started again; it was quarantined for {why.charge} at step {why.step}"

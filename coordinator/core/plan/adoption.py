@@ -19,12 +19,13 @@ from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
 from dtfm.coordinator.core.plan.resumption import counts_from
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import PlanChosen, State
-from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
+from dtfm.coordinator.core.transition import Answer, Transition
 from dtfm.coordinator.core.validation.votes import check_lost
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.steps import OVERDUE, SETTLED
+from dtfm.protos import control_pb2 as wire
 
 ENOUGH_TO_SAY_DAMAGED = 2
 """The number of nodes that must say that a checkpoint is damaged, where others read it too."""
@@ -174,7 +175,8 @@ def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt
 def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:
     """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
     generation = transition.state.ledger.training.generation + changed
-    transition.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
+    reply = wire.PlanNowReply(changed=changed, generation=generation, reason=reason)
+    transition.commands.extend(Answer(ticket, reply) for ticket in tickets)
 
 
 def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:

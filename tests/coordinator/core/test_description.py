@@ -130,7 +130,7 @@ def test_what_an_expelled_node_said_before_any_plan_counts_no_more() -> None:
     world.prepare("liar", OTHER)
     world.prepare("a", SAME)
     assert refusal_of(world, world.streams["a"]).reason == wire.DATA_DIFFERS
-    world.feed(t.ExpelAsked(1, "liar", "it lies about the data", "operator"))
+    world.feed(t.Asked(1, wire.ExpelRequest(node="liar", reason="it lies about the data"), "operator", 0.0))
     assert world.events(ev.DescriptionDropped) == [ev.DescriptionDropped("liar")]
     world.join("a", "b", incarnation=2)
     world.settle()
@@ -144,7 +144,7 @@ def test_it_counts_if_somebody_else_has_said_the_same() -> None:
     Door(world)
     world.prepare("a", SAME)
     world.prepare("b", SAME)
-    world.feed(t.ExpelAsked(1, "a", "it is slow", "operator"))
+    world.feed(t.Asked(1, wire.ExpelRequest(node="a", reason="it is slow"), "operator", 0.0))
     assert world.state.ledger.described == described()
     world.report_links("b")
     world.join("c", "d")

@@ -58,8 +58,8 @@ def _attack(world: World, random: Random) -> None:
         enrolment, invitation = wire.EnrolRequest(), wire.InviteRequest()
         fill(enrolment, random)
         fill(invitation, random)
-        world.feed(t.EnrolAsked(1, enrolment, 0.0))
-        world.feed(t.InviteAsked(2, "0" * 12, "ab", invitation, "d", 0.0))
+        world.feed(t.Asked(1, enrolment, "", 0.0))
+        world.feed(t.Asked(2, invitation, "d", 0.0, ("0" * 12, "ab")))
     elif session is None:
         world.prepare(HOSTILE, message if random.random() < 0.2 else None, incarnation=random.randrange(2**64))
     else:

@@ -19,11 +19,11 @@ from tests.coordinator.script import LEASE, LONG, World, restarted, training
 def steer(world: World, wish: SteerRequest.Wish, by: str = "operator", key: str = "", value: object = "") -> str:
     """The coordinator's sentence."""
     Door(world)
-    world.feed(t.SteerAsked(1, SteerRequest(wish=wish, key=key, value=str(value)), by))
+    world.feed(t.Asked(1, SteerRequest(wish=wish, key=key, value=str(value)), by, 0.0))
     if (refused := world.refusals.pop(1, None)) is not None:
         return str(refused)
     granted = world.granted[1]
-    assert isinstance(granted, wire.SteerReply)
+    assert isinstance(granted, wire.Done)
     return granted.sentence
 
 

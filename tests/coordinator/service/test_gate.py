@@ -88,9 +88,10 @@ async def refusal(served: Served, call: Call, metadata: Metadata) -> str:
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     """Each role's name is the role."""
     async with serving(tmp_path) as served:
-        operator = await operators_call(served)
         for role in Role:
-            reply = await operator("Invite", wire.InviteRequest(role=role.value, seconds=60, uses=1))
+            asked = wire.InviteRequest(role=role.value, seconds=60, uses=1)
+            reply = await served.server.ask(asked, served.operator)
+            assert isinstance(reply, wire.InviteReply)
             invitation = read_invitation(reply.invitation)
             request = enrolment(role.value, invitation)
             request.roles[:] = [role.value]
@@ -98,13 +99,6 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
                 stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
                 await stub.Enrol(request, metadata=shown(served, role.value))
         yield served
-
-
-async def operators_call(served: Served) -> Callable[[str, object], Awaitable[Any]]:
-    async def call(method: str, request: object) -> Any:
-        return await getattr(served.server, method.lower())(request, served.operator)
-
-    return call
 
 
 def shown(served: Served, name: str, key: str = "", behind: float = 0.0) -> Metadata:
@@ -144,7 +138,7 @@ async def test_who_is_revoked_may_call_nothing_and_hears_no_more_events(served: 
         following = stub.Events(wire.EventsRequest(follow=True), metadata=shown(served, "viewer"))
         for _ in served.events:
             await following.read()
-        await served.server.revoke("viewer", served.operator)
+        await served.server.ask(wire.RevokeRequest(what="viewer"), served.operator)
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED: the access of 'viewer' was revoked"):
             await asyncio.wait_for(following.read(), 10)
     assert await refusal(served, CALLS["Members"], shown(served, "viewer")) == "REVOKED"
@@ -154,7 +148,7 @@ async def test_a_revoked_node_is_hung_up_on_within_a_second(served: Served) -> N
     async with served.node("a") as node:
         await served.until(lambda: "a" in served.ledger.members)
         began = time.monotonic()
-        await served.server.revoke("a", served.operator)
+        await served.server.ask(wire.RevokeRequest(what="a"), served.operator)
         await asyncio.wait_for(node.over.wait(), 10)
         assert time.monotonic() - began < 1
         assert node.refusal is not None

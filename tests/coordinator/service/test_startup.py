@@ -125,7 +125,9 @@ async def test_a_place_is_tried_before_the_run_has_it(tmp_path: Path) -> None:
         async def name(place: Path) -> str:
             request = wire.SteerRequest(wish=wire.SteerRequest.SET, key="checkpoint.uri", value=str(place))
             try:
-                return (await served.server.steer(request, served.operator)).sentence
+                reply = await served.server.ask(request, served.operator)
+                assert isinstance(reply, wire.Done)
+                return reply.sentence
             except Refused as refused:
                 return str(refused)
 

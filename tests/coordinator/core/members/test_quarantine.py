@@ -24,12 +24,12 @@ class Operator:
 
     def expel(self, node: str, reason: str = "it was slow on purpose", by: str = "operator") -> str:
         self._ticket += 1
-        self.world.feed(t.ExpelAsked(self._ticket, node, reason, by))
+        self.world.feed(t.Asked(self._ticket, wire.ExpelRequest(node=node, reason=reason), by, 0.0))
         return self._answer()
 
     def forgive(self, node: str, by: str = "operator") -> str:
         self._ticket += 1
-        self.world.feed(t.ForgiveAsked(self._ticket, node, by))
+        self.world.feed(t.Asked(self._ticket, wire.ForgiveRequest(node=node), by, 0.0))
         return self._answer()
 
     def _answer(self) -> str:
@@ -37,7 +37,7 @@ class Operator:
         if self._ticket in self.world.refusals:
             return str(self.world.refusals[self._ticket])
         granted = self.world.granted[self._ticket]
-        assert isinstance(granted, wire.ExpelReply | wire.ForgiveReply)
+        assert isinstance(granted, wire.Done)
         return granted.sentence
 
 

@@ -73,10 +73,10 @@ def test_asking_for_a_plan_while_there_is_none_waits_for_the_planner() -> None:
     world.planner = lambda _: "too little memory"
     world.plan()
     world.feed(t.PlanNow(7))
-    assert world.answers == []
+    assert world.planned_now == {}
     world.planner = lambda ids: World().planner(ids)
     world.plan()
-    assert [(answer.ticket, answer.changed) for answer in world.answers] == [(7, True)]
+    assert [(ticket, reply.changed) for ticket, reply in world.planned_now.items()] == [(7, True)]
 
 
 def test_a_node_that_keeps_changing_its_speed_does_not_keep_the_planner_from_answering() -> None:

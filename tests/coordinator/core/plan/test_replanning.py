@@ -45,7 +45,7 @@ def test_plan_now_changes_the_plan_at_the_next_commit() -> None:
     world = training("a", "b", "c", cluster={"stages": "auto"})
     world.planner = lambda ids: two_stages(list(ids)[:2])
     world.feed(t.PlanNow(5))
-    assert world.answers == [t.AnswerPlanNow(5, True, 2, "as scripted")]
+    assert world.planned_now == {5: wire.PlanNowReply(changed=True, generation=2, reason="as scripted")}
     world.step()
     assert world.last_to("a", "commit").pause
     assert isinstance(world.state.phase, Pausing)
@@ -57,10 +57,10 @@ def test_plan_now_changes_the_plan_at_the_next_commit() -> None:
 def test_plan_now_says_so_when_nothing_changes() -> None:
     world = training()
     world.feed(t.PlanNow(5))
-    assert world.answers[-1].changed is False
+    assert world.planned_now[5].changed is False
     world.fail_step("a", wire.INTERNAL)
     world.feed(t.PlanNow(6))
-    assert "under way" in world.answers[-1].reason
+    assert "under way" in world.planned_now[6].reason
 
 
 def test_a_plan_requested_before_a_node_left_is_not_adopted() -> None:

@@ -65,9 +65,9 @@ def test_the_planner_looks_for_a_better_plan_while_the_step_goes_on(world: World
 
 def test_plan_now_is_answered_when_a_node_is_lost_meanwhile(world: World) -> None:
     world.feed(PlanNow(7))
-    assert world.answers == []
+    assert world.planned_now == {}
     world.lose("d")
-    assert [(answer.ticket, answer.changed) for answer in world.answers] == [(7, False)]
+    assert [(ticket, reply.changed) for ticket, reply in world.planned_now.items()] == [(7, False)]
 
 
 def test_the_planner_is_asked_after_carrying_the_plan_on_failed_twice(world: World) -> None:
