@@ -1,13 +1,7 @@
-"""The coordinator's time-outs, in leases. The lease is the run file's one knob; start-up checks the order of the LADDER. Those of
-snapshots stand in copies/snapshot.py."""
+"""The coordinator's time-outs, in leases. The lease is the run file's one knob. Those of snapshots stand in
+copies/snapshot.py."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-
-from dtfm.protos import PEER_FRACTION
 
 COMMIT_WAIT_LEASES = 0.01
 """The least time a commit may wait for a standby, however short steps are: gradients and the standby's word have to travel,
@@ -40,15 +34,9 @@ GRACE_LEASES = 6
 PROBE_LEASES = 6
 """How long a newcomer may take to measure its links. After that the missing ones count as average."""
 
-AUDIT_LEASES = 6
-"""The least time for the answer to an audit."""
-
-AUDIT_FACTOR = 5
-"""How many times as long as the step until its last vote an audit may take: at most it is one node's share of a step, done by a
-slower node."""
-
 AUDITORS_FRACTION = 2 / 3
-"""Of that time the auditor's: then it says who kept it waiting, if anybody did, and is not taken for silent itself."""
+"""What an auditor has for its answer, of the time for a usual step. Then it says who kept it waiting, if anybody did, and is not
+taken for silent itself."""
 
 STEP_LEASES = 12
 """The least time for a usual step: see step_patience."""
@@ -64,29 +52,10 @@ REMEMBERED_LEASES = 100
 """How long the links of a node that left stay valid, should it return."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeout:
-    name: str
-    leases: float
-
-
-LADDER = (
-    Timeout("for a standby, before a commit", COMMIT_WAIT_LEASES),
-    Timeout("for a plan while nothing trains", HASTE_LEASES),
-    Timeout("between two looks at the clock", TOGETHER_LEASES / 2),
-    Timeout("for newcomers to count as coming together", TOGETHER_LEASES),
-    Timeout("between two heartbeats", HEARTBEAT_LEASES),
-    Timeout("for a sign of life of a node whose identity another process claims", SIGN_OF_LIFE_LEASES),
-    Timeout("for a plan while the run trains", PLANNING_LEASES),
-    Timeout("the lease", 1.0),
-    Timeout("for newcomers that keep coming", LONGEST_WAVE_LEASES),
-    Timeout("for nodes to return with state that nobody else has", GRACE_LEASES),
-    Timeout("for measuring links", PROBE_LEASES),
-    Timeout("for the answer to an audit", AUDIT_LEASES),
-    Timeout("for a usual step", STEP_LEASES),
-    Timeout("for loading state, or for the first step of a plan", PATIENCE_LEASES),
-)
-"""From the shortest to the longest: none may be longer than the next."""
+# None may be longer than one that has to outlast it, and the first sign of life has time for two heartbeats.
+assert COMMIT_WAIT_LEASES <= HASTE_LEASES <= TOGETHER_LEASES / 2 <= TOGETHER_LEASES <= HEARTBEAT_LEASES
+assert 2 * HEARTBEAT_LEASES <= SIGN_OF_LIFE_LEASES <= PLANNING_LEASES <= 1.0 <= LONGEST_WAVE_LEASES <= GRACE_LEASES
+assert GRACE_LEASES <= PROBE_LEASES <= STEP_LEASES <= PATIENCE_LEASES
 
 
 def step_patience(lease: float, last: float | None, *, usual: bool, overdue: int) -> float:
@@ -96,24 +65,3 @@ def step_patience(lease: float, last: float | None, *, usual: bool, overdue: int
         return lease * PATIENCE_LEASES
     least = STEP_LEASES * 2**overdue if usual else PATIENCE_LEASES
     return max(lease * min(least, PATIENCE_LEASES), STEP_FACTOR * last)
-
-
-def audit_patience(lease: float, took: float, fetching: float = 0.0) -> float:
-    """Seconds that an auditor has for its answer. ``took``: seconds from the step's beginning to its last vote. ``fetching``:
-    seconds that one peer may need to hand out what is compared. The result is never longer than a step may take, as a peer may
-    lie about slow links."""
-    patience = max(lease * AUDIT_LEASES, AUDIT_FACTOR * took) + fetching / (AUDITORS_FRACTION * PEER_FRACTION)
-    return min(patience, step_patience(lease, took, usual=True, overdue=0))
-
-
-def check_ladder(ladder: Sequence[Timeout] = LADDER) -> None:
-    """Raises ValueError if a time-out is longer than one that must outlast it, or if two heartbeats do not fit into the time
-    for a sign of life."""
-    for shorter, longer in pairwise(ladder):
-        if shorter.leases > longer.leases:
-            raise ValueError(
-                f"the time-outs are out of order: {shorter.leases:g} leases {shorter.name} are more than {longer.leases:g} "
-                f"{longer.name}; this is a bug in dtfm"
-            )
-    if 2 * HEARTBEAT_LEASES > SIGN_OF_LIFE_LEASES:
-        raise ValueError(f"{SIGN_OF_LIFE_LEASES:g} leases leave no time for two heartbeats; this is a bug in dtfm")

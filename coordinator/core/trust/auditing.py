@@ -10,11 +10,10 @@ from dtfm.coordinator.core.findings import Doubt, Doubted, Setback
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import malformed, name_some
 from dtfm.coordinator.core.state import State
-from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, audit_patience
+from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
-from dtfm.coordinator.core.trust.fetching import fetch_seconds
 from dtfm.coordinator.core.trust.judgement import View, judged, referees, views_of
 from dtfm.coordinator.core.trust.order import needed, order_for
 from dtfm.coordinator.core.trust.passed import read_passed
@@ -159,6 +158,7 @@ def _ask(transition: Transition) -> None:
     assert isinstance(phase, Stepping)
     busy = {node for audit in phase.audits for node in audit.awaited}
     took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
+    patience = step_patience(state.lease, took, usual=True, overdue=0)
     audits, number = list(phase.audits), state.auditing.number
     for place, audit in enumerate(audits):
         requests = dict(audit.requests)
@@ -167,7 +167,6 @@ def _ask(transition: Transition) -> None:
                 continue
             busy.add(node)
             number += 1
-            patience = audit_patience(state.lease, took, fetch_seconds(state, audit.order, node))
             requests[node] = Request(number, transition.now + patience)
             message = wire.Audit()
             message.CopyFrom(audit.order)

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from dtfm.coordinator.config.run_file import RunFile
-from dtfm.coordinator.core import timeouts
-from dtfm.coordinator.core.timeouts import LADDER, Timeout, check_ladder
-from dtfm.coordinator.log.store import Store
-from dtfm.coordinator.service.startup import open_run
 from dtfm.protos.connection import channel_options
 from tests.coordinator.script import fresh_state
-from tests.coordinator.stores import store_url
-
-
-def test_the_timeouts_are_in_order() -> None:
-    check_ladder()
-
-
-def test_a_timeout_out_of_order_is_named_and_prevents_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = (Timeout("between two heartbeats", 2.0), *LADDER[LADDER.index(Timeout("the lease", 1.0)) :])
-    with pytest.raises(ValueError, match="2 leases between two heartbeats are more than 1 the lease"):
-        check_ladder(wrong)
-    monkeypatch.setattr(timeouts.check_ladder, "__defaults__", (wrong,))
-    with Store(store_url(tmp_path), write=True) as store, pytest.raises(ValueError, match="out of order"):
-        open_run(store, RunFile())
 
 
 @pytest.mark.parametrize("lease", [0.5, 10.0, 3600.0])
