@@ -27,28 +27,26 @@ from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 
 def greeted(transition: Transition, stream: int, message: wire.NodeMessage, caller: str, seen: str = "") -> None:
     """The first message of a stream: a hello is welcomed, or refused by name."""
-    hello = message.hello
-    named = shorten(hello.node, 64)
-    state = transition.state
-    if message.WhichOneof("message") != "hello":
-        transition.refuse(stream, "", wire.MALFORMED, "the first message is not Hello; update dtfm on the node")
-        return
     try:
-        device = check_hello(hello, state.run, state.ledger.run_id)
-        candidates = check_candidates(hello, seen)
+        _admit(transition, stream, message, caller, seen)
     except Refused as refused:
-        transition.refuse(stream, named, refused.reason, str(refused))
-        return
+        transition.refuse(stream, shorten(message.hello.node, 64), refused.reason, str(refused))
+
+
+def _admit(transition: Transition, stream: int, message: wire.NodeMessage, caller: str, seen: str) -> None:
+    """Raises Refused."""
+    hello, state, origin = message.hello, transition.state, _origin(seen)
+    if message.WhichOneof("message") != "hello":
+        raise Refused(wire.MALFORMED, "the first message is not Hello; update dtfm on the node")
+    device = check_hello(hello, state.run, state.ledger.run_id)
+    candidates = check_candidates(hello, seen)
     if hello.node != caller:
         sentence = f"the key belongs to the name {caller!r}, and not to {hello.node!r}; join with --id {caller}"
-        transition.refuse(stream, named, wire.NAME_TAKEN, sentence)
-        return
+        raise Refused(wire.NAME_TAKEN, sentence)
     if caller in state.ledger.access.revoked:  # since it made the call
-        transition.refuse(stream, named, wire.REVOKED, f"the access of {caller!r} was revoked")
-        return
+        raise Refused(wire.REVOKED, f"the access of {caller!r} was revoked")
     if (quarantined := refusal_of(state.ledger, caller)) is not None:
-        transition.refuse(stream, named, quarantined.reason, str(quarantined))
-        return
+        raise quarantined
     if state.ledger.outcome is not None:
         tell_end(transition, stream)
         return
@@ -61,14 +59,11 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         leave(transition, old, "its stream was replaced by a newer one")
         reason = "reconnected"
     elif len(state.members.sessions) >= MAX_NODES:
-        transition.refuse(stream, named, wire.FULL, f"this coordinator has {MAX_NODES} nodes, as many as it takes")
-        return
+        raise Refused(wire.FULL, f"this coordinator has {MAX_NODES} nodes, as many as it takes")
     if transition.state.ledger.outcome is not None:  # the replaced stream may have ended the run
         tell_end(transition, stream)
         return
-    if (crowded := _crowded(transition.state, caller, origin := _origin(seen))) is not None:
-        transition.refuse(stream, named, crowded.reason, str(crowded))
-        return
+    _check_crowd(transition.state, caller, origin)
     only = hello.relay == wire.Hello.ONLY
     session = Session(
         hello.node,
@@ -111,20 +106,19 @@ def _origin(seen: str) -> str:
     return ""
 
 
-def _crowded(state: State, node: str, origin: str) -> Refused | None:
-    """Among strangers, what the node is told if as many other keys as may be are members from where it comes: else who has many
+def _check_crowd(state: State, node: str, origin: str) -> None:
+    """Among strangers, raises Refused if as many other keys as may be are members from where the node comes: else who has many
     invitations could be many members."""
     if not origin or not state.ledger.is_open:
-        return None
+        return
     most, key = state.run.trust.keys_per_address, state.ledger.key_of
     there = {key(s.node) or s.node for s in state.members.sessions.values() if s.origin == origin}
-    if len(there - {key(node) or node}) < most:
-        return None
-    return Refused(
-        wire.FULL,
-        f"{most} keys from {origin} are members, as many as may come from one address ([trust] keys_per_address); come back when "
-        "one has left",
-    )
+    if len(there - {key(node) or node}) >= most:
+        raise Refused(
+            wire.FULL,
+            f"{most} keys from {origin} are members, as many as may come from one address ([trust] keys_per_address); come back "
+            "when one has left",
+        )
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
