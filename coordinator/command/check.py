@@ -12,7 +12,7 @@ import typer
 from dtfm.coordinator.command.options import Json, StoreUrl, Where
 
 if TYPE_CHECKING:
-    from dtfm.coordinator.log.store import Record
+    from dtfm.coordinator.log.check import Checked
 
 
 def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
@@ -21,9 +21,7 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
     Every step must be committed once and in order, and every sample counted once. Exit codes: 0 the log is in order, 1 it is
     not, 2 bad input.
     """
-    from dtfm.coordinator.log.check import check as checked
-
-    result = checked(asyncio.run(_all(where, store)))
+    result = asyncio.run(_checked(where, store))
     if json_lines:
         print(json.dumps(asdict(result)))
     else:
@@ -37,7 +35,11 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
     raise typer.Exit(1 if result.findings else 0)
 
 
-async def _all(where: str, store: str) -> list[Record]:
+async def _checked(where: str, store: str) -> Checked:
     from dtfm.coordinator.command.client import records
+    from dtfm.coordinator.log.check import Checking
 
-    return [record async for record in records(where, store, follow=False)]
+    checking = Checking()
+    async for record in records(where, store, follow=False):
+        checking.add(record)
+    return checking.result

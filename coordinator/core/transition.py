@@ -10,7 +10,7 @@ from dtfm.coordinator.core.findings import Finding
 from dtfm.coordinator.core.phases import FOLLOWS, Phase
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
-from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused
+from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused, StepTimesSummed
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
@@ -103,6 +103,13 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class TimesSummed:
+    """The times of old steps in the log are added up."""
+
+    event: StepTimesSummed
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     pass
 
@@ -114,7 +121,19 @@ class StopAsked:
     reason: str
 
 
-Input = Greeted | Heard | StreamClosed | Rejected | Planned | ManifestDone | PlanNow | Asked | TimePassed | StopAsked
+Input = (
+    Greeted
+    | Heard
+    | StreamClosed
+    | Rejected
+    | Planned
+    | ManifestDone
+    | PlanNow
+    | Asked
+    | TimesSummed
+    | TimePassed
+    | StopAsked
+)
 
 # Commands, to be carried out in order.
 

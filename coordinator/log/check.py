@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dtfm.coordinator.log import events as ev
+from blake3 import blake3
+
+from dtfm.coordinator.log import events as ev, step_times
 from dtfm.coordinator.log.store import Record
+
+MOST_FINDINGS = 1000
+"""The number of findings that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,69 +38,99 @@ class Checked:
 
 
 def check(records: Iterable[Record]) -> Checked:
-    """Reads a whole log. It uses the events alone, and not the ledger that the coordinator itself uses."""
-    records = list(records)
-    counting: dict[int, ev.StepCommitted] = {}
-    redone = aborted = generations = 0
+    """Reads a whole log, see Checking."""
+    checking = Checking()
     for record in records:
-        match record.event:
-            case ev.StepCommitted() as committed:
-                counting[committed.step] = committed
-            case ev.RolledBack(step=step):
-                gone = [s for s in counting if s > step]
-                redone += len(gone)
-                for s in gone:
-                    del counting[s]
-            case ev.StepAborted():
-                aborted += 1
-            case ev.PlanAdopted():
-                generations += 1
-    return Checked(
-        steps=len(counting),
-        redone=redone,
-        aborted=aborted,
-        samples=sum(step.samples for step in counting.values()),
-        tokens=sum(step.tokens for step in counting.values()),
-        generations=generations,
-        findings=tuple(_findings(records)),
-    )
+        checking.add(record)
+    return checking.result
 
 
-def _findings(records: list[Record]) -> Iterator[Finding]:
-    step = generation = batch = 0
-    over = False
-    for expected, record in enumerate(records, records[0].sequence if records else 1):
+class Checking:
+    """Reads a log, event after event, in little memory. It uses the events alone, and not the ledger that the coordinator itself
+    uses."""
+
+    def __init__(self) -> None:
+        self._findings: list[Finding] = []
+        self._samples, self._tokens = array("q"), array("q")  # of the steps that count, in order
+        self._step = self._generation = self._batch = 0
+        self._redone = self._aborted = self._generations = 0
+        self._over = False
+        self._next = 0  # the sequence number that is expected; 0: any
+        self._broken = False  # an event is missing: what follows says nothing
+        self._lines, self._digests = (
+            blake3(),
+            dict[int, str](),
+        )  # of steps since the last interval, and of each by its end
+
+    @property
+    def result(self) -> Checked:
+        return Checked(
+            steps=len(self._samples),
+            redone=self._redone,
+            aborted=self._aborted,
+            samples=sum(self._samples),
+            tokens=sum(self._tokens),
+            generations=self._generations,
+            findings=tuple(self._findings),
+        )
+
+    def add(self, record: Record) -> None:
         event, at = record.event, record.sequence
-        if at != expected:
-            yield Finding(at, f"event {expected} is missing")
-            return
+        if self._next and at != self._next and not self._broken:
+            self._find(at, f"event {self._next} is missing")
+            self._broken = True
+        self._next = at + 1
         match event:
             case ev.RunStarted() | ev.RunResumed():
-                over = False
-                batch = int(event.run.get("train", {}).get("global_batch", 0))
+                self._over = False
+                self._batch = int(event.run.get("train", {}).get("global_batch", 0))
             case ev.StepCommitted():
-                if event.step != step + 1:
-                    yield Finding(at, f"step {event.step} is committed after step {step}")
-                if event.generation != generation:
-                    yield Finding(
-                        at, f"step {event.step} is of generation {event.generation}, but {generation} is in force"
-                    )
-                if event.samples != batch:
-                    yield Finding(at, f"step {event.step} counts {event.samples} samples, the run says {batch}")
-                if not (math.isfinite(event.loss) and math.isfinite(event.gradient_norm)):
-                    yield Finding(at, f"step {event.step} is committed with loss {event.loss}")
-                if over:
-                    yield Finding(at, f"step {event.step} is committed after the run's end")
-                step = event.step
+                self._committed(event, at)
             case ev.RolledBack():
-                if event.from_step != step and event.from_step != event.step:
-                    yield Finding(at, f"it goes back from step {event.from_step}, though the last one is {step}")
-                step = event.step
+                if event.from_step not in (self._step, event.step):
+                    self._find(at, f"it goes back from step {event.from_step}, though the last one is {self._step}")
+                gone = min(max(self._step - event.step, 0), len(self._samples))
+                del self._samples[len(self._samples) - gone :], self._tokens[len(self._tokens) - gone :]
+                self._redone += gone
+                self._step = event.step
+            case ev.StepAborted():
+                self._aborted += 1
             case ev.PlanAdopted():
-                if event.generation != generation + 1:
-                    yield Finding(at, f"generation {event.generation} follows {generation}")
-                generation = event.generation
+                self._generations += 1
+                if event.generation != self._generation + 1:
+                    self._find(at, f"generation {event.generation} follows {self._generation}")
+                self._generation = event.generation
             case ev.DigestMismatch():
-                yield Finding(at, f"replicas of stage {event.stage} held different state at step {event.step}")
+                self._find(at, f"replicas of stage {event.stage} held different state at step {event.step}")
+            case ev.StepTimesSummed():
+                if self._digests.get(event.until) != event.digest:
+                    self._find(
+                        at,
+                        f"the steps among events {event.after + 1} to {event.until} are not those that were summed up",
+                    )
             case ev.RunFinished() | ev.RunFailed():
-                over = True
+                self._over = True
+        if at % step_times.EVERY == 0:
+            self._digests[at] = self._lines.hexdigest()
+            self._lines = blake3()
+
+    def _committed(self, event: ev.StepCommitted, at: int) -> None:
+        if event.step != self._step + 1:
+            self._find(at, f"step {event.step} is committed after step {self._step}")
+        if event.generation != self._generation:
+            in_force = f"{self._generation} is in force"
+            self._find(at, f"step {event.step} is of generation {event.generation}, but {in_force}")
+        if event.samples != self._batch:
+            self._find(at, f"step {event.step} counts {event.samples} samples, the run says {self._batch}")
+        if not (math.isfinite(event.loss) and math.isfinite(event.gradient_norm)):
+            self._find(at, f"step {event.step} is committed with loss {event.loss}")
+        if self._over:
+            self._find(at, f"step {event.step} is committed after the run's end")
+        self._samples.append(event.samples)
+        self._tokens.append(event.tokens)
+        self._step = event.step
+        self._lines.update(step_times.line(event))
+
+    def _find(self, at: int, sentence: str) -> None:
+        if not self._broken and len(self._findings) < MOST_FINDINGS:
+            self._findings.append(Finding(at, sentence))

@@ -65,6 +65,7 @@ from dtfm.coordinator.log.steps import (
     GradientsClipped as GradientsClipped,
     StepAborted as StepAborted,
     StepCommitted as StepCommitted,
+    StepTimesSummed as StepTimesSummed,
 )
 from dtfm.coordinator.log.training import (
     Codecs as Codecs,
@@ -104,6 +105,7 @@ Event = (
     | PlanFailed
     | CodecsChosen
     | StepCommitted
+    | StepTimesSummed
     | GradientsClipped
     | StepAborted
     | DigestMismatch
@@ -146,6 +148,11 @@ def from_json(value: dict[str, Any]) -> Event:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:
         raise _no_event(error) from None
+
+
+def to_text(event: Event) -> str:
+    """The event as one line of JSON, as short as can be."""
+    return _ADAPTER.dump_json(event).decode()
 
 
 def from_text(text: str) -> Event:

@@ -30,8 +30,9 @@ UNAUDITED = "UNAUDITED"
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
     """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
-    ``wait_seconds`` are by node. ``resumed``: part of the step was done in an earlier generation, and ``seconds`` is the time of
-    the rest. ``learning_rate``: that of the step; 0 in logs of older versions."""
+    ``wait_seconds`` are by node, and empty once they are summed up (StepTimesSummed). ``resumed``: part of the step was done in
+    an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step; 0 in logs of older
+    versions."""
 
     step: int
     generation: int
@@ -54,13 +55,35 @@ class StepCommitted:
     def apply(self, ledger: Ledger) -> Ledger:
         seconds = ledger.training.step_seconds if self.resumed else self.seconds
         training = replace(ledger.training, step=self.step, last=self, step_seconds=seconds)
-        trust = ledger.trust.after_a_commit(self.step, self.compute_seconds.keys(), ledger.party)
+        plan = ledger.training.plan
+        took_part = self.compute_seconds.keys() or (plan.nodes if plan is not None else ())
+        trust = ledger.trust.after_a_commit(self.step, took_part, ledger.party)
         return replace(ledger, training=training, trust=trust)
 
     def narrate(self) -> str:
         speed = self.tokens_per_second
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimesSummed:
+    """Of the steps among the events ``after`` < sequence <= ``until`` the log keeps no longer what each node computed and waited
+    in each, but in all: by node, in seconds. ``digest``: the BLAKE3 (hex) of these steps' JSON without it, line by line."""
+
+    after: int
+    until: int
+    steps: int
+    compute_seconds: dict[str, float]
+    wait_seconds: dict[str, float]
+    digest: str
+    event: Literal["step_times_summed"] = "step_times_summed"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return replace(ledger, summed_until=self.until)
+
+    def narrate(self) -> str:
+        return f"of {self.steps} steps before event {self.until} the log keeps each node's time in all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,8 @@ from typing import IO, Any, Self
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from dtfm.coordinator.log.events import Event, from_json, from_text, to_json
+from dtfm.coordinator.log.events import Event, StepCommitted, StepTimesSummed, from_json, from_text, to_json, to_text
+from dtfm.coordinator.log.step_times import summed, times_to_text, with_times, without_times
 
 _PAGE = 1000
 _SNAPSHOTS_KEPT = 2
@@ -25,6 +25,12 @@ _EVENTS = sa.Table(
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("time", sa.Float, nullable=False),
     sa.Column("event", sa.Text, nullable=False),
+)
+_STEP_TIMES = sa.Table(  # of step_committed events: see step_times.py
+    "step_times",
+    _METADATA,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("text", sa.Text, nullable=False),
 )
 _SNAPSHOTS = sa.Table(
     "snapshots",
@@ -119,11 +125,29 @@ class Store:
         """Writes all of them or none; they are on disk when this returns. Raises StoreError."""
         now = time.time()
         records = [Record(self._last + 1 + i, now, event) for i, event in enumerate(events)]
-        rows = [{"sequence": r.sequence, "time": r.time, "event": json.dumps(to_json(r.event))} for r in records]
+        rows, times = [], []
+        old: list[sa.ColumnElement[bool]] = [sa.false()]
+        for record in records:
+            event = record.event
+            if isinstance(event, StepCommitted):
+                times.append({"sequence": record.sequence, "text": times_to_text(event)})
+                event = without_times(event)
+            elif isinstance(event, StepTimesSummed):
+                old.append(_STEP_TIMES.c.sequence.between(event.after + 1, event.until))
+            rows.append({"sequence": record.sequence, "time": record.time, "event": to_text(event)})
         with _Explained(self.url), self._engine.begin() as connection:
             connection.execute(sa.insert(_EVENTS), rows)
+            if times:
+                connection.execute(sa.insert(_STEP_TIMES), times)
+            connection.execute(sa.delete(_STEP_TIMES).where(sa.or_(*old)))
         self._last += len(records)
         return records
+
+    def step_times(self, after: int, until: int) -> StepTimesSummed:
+        """What the log is to keep of each node's time in the steps among the events ``after`` < sequence <= ``until``. Raises
+        StoreError."""
+        with _Explained(self.url), self._engine.connect() as connection:
+            return summed(after, until, (record.event for record in self._between(connection, after, until)))
 
     def read(self, after: int = 0) -> Iterator[Record]:
         """The events with larger sequence numbers than ``after``, in order. Raises StoreError."""
@@ -174,13 +198,24 @@ class Store:
 
     def page(self, after: int) -> list[Record]:
         """The first events with larger sequence numbers than ``after``; empty: there are none. Raises StoreError."""
-        query = sa.select(_EVENTS).where(_EVENTS.c.sequence > after).order_by(_EVENTS.c.sequence).limit(_PAGE)
         with _Explained(self.url), self._engine.connect() as connection:
-            rows = connection.execute(query).all()
+            return self._between(connection, after, after + _PAGE)
+
+    def _between(self, connection: sa.Connection, after: int, until: int) -> list[Record]:
+        sequence = _EVENTS.c.sequence
+        rows = sa.outerjoin(_EVENTS, _STEP_TIMES, sequence == _STEP_TIMES.c.sequence)
+        columns = (sequence, _EVENTS.c.time, _EVENTS.c.event, _STEP_TIMES.c.text)
+        query = sa.select(*columns).select_from(rows).where(sequence.between(after + 1, until)).order_by(sequence)
         try:
-            return [Record(row.sequence, row.time, from_text(row.event)) for row in rows]
+            return [Record(row.sequence, row.time, _event(row.event, row.text)) for row in connection.execute(query)]
         except ValueError as error:
             raise StoreError(f"{self.url} holds an event that cannot be read: {error}") from None
+
+
+def _event(text: str, times: str | None) -> Event:
+    """Raises ValueError."""
+    event = from_text(text)
+    return with_times(event, times) if times and isinstance(event, StepCommitted) else event
 
 
 def free_name(path: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from dtfm.coordinator.log import ledger_snapshot
-from dtfm.coordinator.log.events import Event
+from dtfm.coordinator.log import ledger_snapshot, step_times
+from dtfm.coordinator.log.events import Event, StepTimesSummed
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import AnotherWriter, Record, Store, StoreError
 
@@ -35,6 +35,7 @@ class LogWriter:
         self._writing: set[asyncio.Future[Any]] = set()
         self._snapshot_due = store.last_snapshot + ledger_snapshot.EVERY
         self._snapshots = asyncio.Lock()
+        self._summing_until = 0
         self._closed = False
         self.is_failing = False  # the last write failed, and is tried again
 
@@ -81,6 +82,15 @@ class LogWriter:
                 self.is_failing, lost = False, time.monotonic() - began
                 log.info("the log can be written again; the run goes on after %.0f s", lost)
                 return lost
+
+    def summing_is_due(self, ledger: Ledger) -> bool:
+        """Whether the times of old steps are to be added up, and nobody does so."""
+        return ledger.summed_until >= self._summing_until and step_times.due(self._store.last, ledger.summed_until)
+
+    async def step_times(self, after: int) -> StepTimesSummed:
+        """See `Store.step_times`. Raises StoreError."""
+        self._summing_until = after + step_times.EVERY
+        return await asyncio.to_thread(self._store.step_times, after, self._summing_until)
 
     def take_snapshot(self, ledger: Ledger) -> Coroutine[Any, Any, None]:
         """Keeps ``ledger``, which is the fold of the log as of this call, however late the coroutine runs."""

@@ -28,7 +28,7 @@ from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
-from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.log.store import Record, Store, StoreError
 from dtfm.coordinator.service.claiming import claim
 from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.disk import MembersDisk
@@ -265,6 +265,8 @@ class Server:
             self._carry_out(command)
         if self._log.snapshot_is_due:
             self._start(self._log.take_snapshot(self.ledger))
+        if self._log.summing_is_due(self.ledger):
+            self._start(self._sum_up(self.ledger.summed_until))
 
     def _carry_out(self, command: t.Command) -> None:
         match command:
@@ -305,6 +307,12 @@ class Server:
     def _answer(self, ticket: int, answer: t.Granted | Refused) -> None:
         if (future := self._answers.pop(ticket, None)) is not None and not future.done():
             future.set_result(answer)
+
+    async def _sum_up(self, after: int) -> None:
+        try:
+            self._inputs.put_nowait(t.TimesSummed(await self._log.step_times(after)))
+        except StoreError as error:
+            log.warning("the times of old steps are not added up: %s", error)
 
     async def _plan(self, wanted: t.PlanWanted) -> None:
         def dropped() -> bool:

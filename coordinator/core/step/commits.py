@@ -52,10 +52,10 @@ def commit(transition: Transition, phase: Stepping) -> None:
             loss=math.fsum(vote.loss_sum for vote in last) / samples,
             tokens=samples * state.ledger.described.tokens_per_sample,
             gradient_norm=math.sqrt(squared_norm),
-            seconds=transition.now - phase.since,
+            seconds=round(transition.now - phase.since, 6),
             samples=samples,
-            compute_seconds={node: vote.compute_seconds for node, vote in sorted(phase.votes.items())},
-            wait_seconds={node: vote.wait_seconds for node, vote in sorted(phase.votes.items())},
+            compute_seconds={node: round(vote.compute_seconds, 3) for node, vote in sorted(phase.votes.items())},
+            wait_seconds={node: round(vote.wait_seconds, 3) for node, vote in sorted(phase.votes.items())},
             resumed=phase.resumed,
             learning_rate=learning_rate(state.message.train, phase.step),
         )

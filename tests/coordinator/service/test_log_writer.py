@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.log import events as ev, ledger_snapshot
+from dtfm.coordinator.log import events as ev, ledger_snapshot, step_times
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.store import LedgerSnapshot, Store, StoreError
 from dtfm.coordinator.service.log_writer import LogWriter
@@ -27,6 +27,24 @@ async def test_a_ledger_snapshot_is_stored_at_intervals_and_at_the_end(
         assert 5 <= before.sequence < last.sequence
         for snapshot in (last, before):
             assert ledger_snapshot.read(snapshot) == fold(served.events[: snapshot.sequence])
+
+
+async def test_the_times_of_old_steps_are_summed_up_while_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_times, "EVERY", 5)
+    monkeypatch.setattr(step_times, "KEPT", 3)
+    async with serving(tmp_path) as served:
+        assert await train(served, served.node("a"), served.node("b")) == 0
+        kept = [record.event for record in served.store.read()]
+        summed = [event for event in kept if isinstance(event, ev.StepTimesSummed)]
+        assert [(event.after, event.until) for event in summed[:2]] == [(0, 5), (5, 10)]
+        until = summed[-1].until
+        told = [event for event in served.events if not isinstance(event, ev.StepCommitted)]
+        assert told == [event for event in kept if not isinstance(event, ev.StepCommitted)]
+        steps = [(number, event) for number, event in enumerate(kept, 1) if isinstance(event, ev.StepCommitted)]
+        assert all(bool(event.compute_seconds) == (number > until) for number, event in steps)
+        assert fold(kept) == fold(served.events)
 
 
 async def test_a_full_disk_costs_only_the_ledger_snapshot_and_causes_a_warning(

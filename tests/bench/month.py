@@ -1,0 +1,99 @@
+"""What a month of steps takes in the log: ``python -m tests.bench.month [--nodes 64] [--steps 518400] [--json]``.
+
+Steps, one every five seconds, are written to a store as the coordinator writes them, each node's time in old ones being summed
+up; none is audited. Then ``dtfm-coordinator check`` reads the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.log import events as ev, step_times
+from dtfm.coordinator.log.store import Store
+from dtfm.node.host.rows import Row, show
+from dtfm.scheduler.model.plan import Stage, from_routes
+
+TOGETHER = 500
+"""The number of events that are written at once; the coordinator writes each by itself."""
+
+
+def steps(nodes: int, number: int) -> Iterator[ev.Event]:
+    """A run of so many ``nodes`` and steps."""
+    names = [f"node-{n:02d}" for n in range(nodes)]
+    run = RunFile.model_validate({"train": {"steps": number, "global_batch": 512, "micro_batch": 8}})
+    yield ev.RunStarted("run-id", run.model_dump(mode="json"))
+    yield ev.PlanAdopted(1, from_routes(1, [Stage((0, 4), tuple(names), ())], [(names[:1], 64)]), "first", 0)
+    chance = random.Random(0)
+    for step in range(1, number + 1):
+        compute = {name: round(chance.uniform(2, 4), 3) for name in names}
+        wait = {name: round(5 - seconds, 3) for name, seconds in compute.items()}
+        loss, norm = chance.gauss(3, 0.1), chance.gauss(1, 0.1)
+        yield ev.StepCommitted(
+            step, 1, loss, 1 << 19, norm, 5.123456, 512, compute, wait, learning_rate=chance.random()
+        )
+
+
+def write(path: Path, nodes: int, number: int) -> float:
+    """Writes the log. Returns the bytes of a step before its times are summed up."""
+    waiting: list[ev.Event] = []
+    summed_until, bytes_of_one = 0, 0
+    with Store(f"sqlite:///{path}", write=True) as store:
+
+        def append() -> None:
+            nonlocal summed_until
+            store.append(waiting)
+            waiting.clear()
+            while step_times.due(store.last, summed_until):
+                summed = store.step_times(summed_until, summed_until + step_times.EVERY)
+                store.append([summed])
+                summed_until = summed.until
+
+        for event in steps(nodes, number):
+            bytes_of_one = len(ev.to_text(event))
+            waiting.append(event)
+            if len(waiting) == TOGETHER:
+                append()
+        append()
+    return bytes_of_one
+
+
+def main() -> None:
+    """Prints the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=30 * 86400 // 5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "dtfm.db"
+        bytes_of_one = write(path, arguments.nodes, arguments.steps)
+        size = sum(each.stat().st_size for each in path.parent.iterdir())
+        program = [sys.executable, "-m", "dtfm.coordinator.cli", "check", "--store", str(path)]
+        began = time.monotonic()
+        print(subprocess.run(program, check=True, capture_output=True, text=True).stdout, file=sys.stderr)
+        took = time.monotonic() - began
+        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    show(
+        f"{arguments.steps} steps of {arguments.nodes} nodes",
+        [
+            Row("a step, before its times are summed up", bytes_of_one, "bytes"),
+            Row("a step in the end, with all that is beside it", size / arguments.steps, "bytes"),
+            Row("the store", size / 1e6, "MB"),
+            Row("check", took, "s"),
+            Row("check: memory", memory / 1e6, "MB"),
+        ],
+        arguments.json,
+    )
+
+
+if __name__ == "__main__":
+    main()
