@@ -63,7 +63,6 @@ lint: $(READY)  ## ruff, mypy, import-linter
 
 proto: $(READY)  ## Regenerate the stubs from protos/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS:%=dtfm/%)
-	$(BIN)/python -m grpc_tools.protoc -I. --grpc_python_out=. dtfm/protos/control.proto
 
 .PHONY: docs
 docs: $(READY)  ## Regenerate docs/run-file.md from the run file's schema

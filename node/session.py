@@ -43,7 +43,7 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
-from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
+from dtfm.protos import PROTOCOL_VERSION, services
 from dtfm.protos.access import runs_it
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import (
@@ -298,7 +298,7 @@ class Session:
         )
         heartbeat: asyncio.Task[None] | None = None
         async with opened.channel(self._lease) as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Coordinator", channel)
             let_in = asyncio.Event()
             stream = stub.Join(self._messages(let_in), metadata=opened.metadata)
             self._hang_up = stream.cancel

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, control_pb2_grpc
+from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
 from dtfm.protos.access import Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
 from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, KnockReply, KnockRequest, RefusalReason
@@ -139,7 +139,7 @@ class Entry:
         opened = Opened(address, authority, access)
         request = KnockRequest(enrolment=_request(access, invitation, roles), candidates=candidates, token=token)
         async with opened.channel(timeout) as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Coordinator", channel)
             try:
                 reply: KnockReply = await stub.Knock(request, metadata=opened.metadata, timeout=timeout)
             except grpc.aio.AioRpcError as error:
@@ -272,7 +272,7 @@ async def _enrol(opened: Opened, invitation: Invitation | None, roles: Sequence[
     access = opened.access
     request = _request(access, invitation, roles)
     async with opened.channel(timeout) as channel:
-        stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Coordinator", channel)
         try:
             reply = await stub.Enrol(request, metadata=opened.metadata, timeout=timeout)
         except grpc.aio.AioRpcError as error:
@@ -302,7 +302,7 @@ async def _invite(opened: Opened, name: str, timeout: float) -> Invitation:
         name=name, role=Role.NODE.value, seconds=OWN_INVITATION_SECONDS, uses=1, believed=opened.access.own
     )
     async with opened.channel(timeout) as channel:
-        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Observer", channel)
         try:
             reply = await stub.Invite(request, metadata=opened.metadata, timeout=timeout)
         except grpc.aio.AioRpcError as error:

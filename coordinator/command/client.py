@@ -7,12 +7,13 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import grpc.aio
 
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.enrolment import Entry, Opened, refusal_in
@@ -41,7 +42,7 @@ async def records(where: str, store_url: str, *, after: int = 0, follow: bool) -
         return
     opened = await _open(where, LOOKING)
     async with opened.channel(DEFAULT_LEASE) as channel:
-        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Observer", channel)
         heard = False
         try:
             request = wire.EventsRequest(after=after, follow=follow)
@@ -55,7 +56,7 @@ async def records(where: str, store_url: str, *, after: int = 0, follow: bool) -
 
 async def ask(
     where: str,
-    call: Callable[[control_pb2_grpc.ObserverStub], Callable[..., Awaitable[Reply]]],
+    call: Callable[[SimpleNamespace], Callable[..., Awaitable[Reply]]],
     request: object,
     roles: Sequence[Role] = DIRECTING,
 ) -> Reply:
@@ -65,7 +66,7 @@ async def ask(
     """
     opened = await _open(where, roles)
     async with opened.channel(DEFAULT_LEASE) as channel:
-        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Observer", channel)
         try:
             return await call(stub)(request, metadata=opened.metadata)
         except grpc.aio.AioRpcError as error:

@@ -22,7 +22,7 @@ from dtfm.coordinator.service.knocking import knock
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import for_members, published
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import Address
 from dtfm.protos.proof import LET_IN
 
@@ -41,7 +41,7 @@ class Asked(Protocol):
     async def ask(self, request: Request | wire.PlanNowRequest, by: str = "") -> Granted: ...
 
 
-class Joins(control_pb2_grpc.CoordinatorServicer):
+class Joins:
     """``seen`` returns the address of who calls (context.peer())."""
 
     def __init__(self, streams: Streams, asked: Asked, gate: Gate, seen: Callable[[str], Address | None]) -> None:
@@ -76,7 +76,7 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
             await refuse(context, refused)
 
 
-class Files(control_pb2_grpc.DiskServicer):
+class Files:
     """What members write and read on the coordinator's disk."""
 
     def __init__(self, disk: MembersDisk, gate: Gate) -> None:
@@ -109,7 +109,7 @@ class Files(control_pb2_grpc.DiskServicer):
         raise AssertionError("abort returns never")
 
 
-class Observers(control_pb2_grpc.ObserverServicer):
+class Observers:
     def __init__(self, asked: Asked, gate: Gate) -> None:
         self._asked = asked
         self._gate = gate

@@ -40,7 +40,7 @@ from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.planner import choose
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.access import Role
 from dtfm.protos.candidates import origin_of, read_candidate
 from dtfm.protos.connection import coordinator_options
@@ -115,10 +115,15 @@ class Server:
         self._grpc = grpc.aio.server(options=coordinator_options())
         gate = Gate(self.pin, lambda: self.state.ledger, front)
         joins, observers = Joins(self._streams, self, gate, front.seen), Observers(self, gate)
-        control_pb2_grpc.add_DiskServicer_to_server(Files(self._disk, gate), self._grpc)  # type: ignore[no-untyped-call]
-        control_pb2_grpc.add_CoordinatorServicer_to_server(joins, self._grpc)  # type: ignore[no-untyped-call]
-        control_pb2_grpc.add_ObserverServicer_to_server(observers, self._grpc)  # type: ignore[no-untyped-call]
-        self._grpc.add_generic_rpc_handlers((OtherMethods(front.called),))
+        # The last one refuses what the others do not answer.
+        self._grpc.add_generic_rpc_handlers(
+            (
+                services.handlers("Disk", Files(self._disk, gate)),
+                services.handlers("Coordinator", joins),
+                services.handlers("Observer", observers),
+                OtherMethods(front.called),
+            )
+        )
         try:
             self._grpc.add_secure_port(front.inner, coordinator_credentials(self._authority))
             return front.bind(host, port)

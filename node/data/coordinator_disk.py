@@ -17,7 +17,7 @@ import fsspec
 import grpc
 from fsspec.spec import AbstractBufferedFile
 
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import channel_options
 from dtfm.protos.credentials import to_coordinator
 from dtfm.protos.enrolment import Opened
@@ -61,7 +61,7 @@ class _Line:
                 credentials, named = to_coordinator(self._opened.authority)
                 options = (*channel_options(CALL_SECONDS), *named, ("grpc.enable_http_proxy", 0))
                 self._channel = grpc.secure_channel(self._opened.address, credentials, options=options)
-            stub = control_pb2_grpc.DiskStub(self._channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Disk", self._channel)
             call: Future[Any] = getattr(stub, method).future(
                 request, metadata=self._opened.metadata, timeout=CALL_SECONDS
             )

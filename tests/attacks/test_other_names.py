@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel, server_options
 from dtfm.protos.credentials import coordinator_credentials, to_peer
@@ -152,7 +152,7 @@ async def invited(served: Served) -> Invitation:
 async def refusal(served: Served, invitation: Invitation, name: str, key: str) -> str:
     """How the coordinator answers whoever shows this invitation and has this key; empty if the name is theirs now."""
     async with served.channel() as channel:
-        stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Coordinator", channel)
         try:
             await stub.Enrol(enrolment(name, invitation, key), metadata=proof(key_of(key), name, served.server.pin))
         except grpc.aio.AioRpcError as error:

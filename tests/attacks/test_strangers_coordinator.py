@@ -14,7 +14,7 @@ import pytest
 from dtfm.coordinator.service import front
 from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.strangers import Limits
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import read_address
 from dtfm.protos.credentials import COORDINATOR_NAME, public_key, to_coordinator
 from dtfm.protos.knock import TOKEN_BYTES
@@ -122,7 +122,7 @@ async def test_a_large_greeting_is_cut_off_before_anybody_parses_it(
         large = wire.EnrolRequest(name="stranger", public_key=public_key(key), roles=["x" * (4 << 20)])
         options = (*named, ("grpc.max_send_message_length", -1), ("grpc.enable_retries", 0))
         async with grpc.aio.secure_channel(served.address, credentials, options=options) as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Coordinator", channel)
             call = stub.Enrol(large, metadata=proof(key, "stranger", served.server.pin))
             assert await asyncio.wait_for(call.code(), PATIENCE) == grpc.StatusCode.UNAVAILABLE
         assert not parsed
@@ -132,7 +132,7 @@ async def test_huge_metadata_are_cut_off(tmp_path: Path) -> None:
     async with with_a_member(tmp_path) as served:
         credentials, named = to_coordinator(served.server.authority)
         async with grpc.aio.secure_channel(served.address, credentials, options=named) as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Coordinator", channel)
             call = stub.Join(metadata=tuple((f"dtfm-{number}", "x" * 1000) for number in range(12)))
             code = await asyncio.wait_for(call.code(), PATIENCE)
             assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
@@ -171,7 +171,7 @@ async def test_a_member_is_no_stranger_however_long_it_stays_and_whatever_it_sen
 
 async def test_an_invitation_that_is_not_used_up_makes_nobody_a_member(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.channel() as channel:
-        stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Coordinator", channel)
         request = wire.KnockRequest(enrolment=enrolment("guest", served.invitation), token=bytes(TOKEN_BYTES))
         await stub.Knock(request, metadata=proof(key_of("guest"), "guest", served.server.pin))
         callers = served.server._front._open
@@ -195,7 +195,7 @@ async def test_members_have_a_bounded_number_of_connections(
             second = proof(key_of("other"), "other", served.server.pin)
             request = enrolment("other", served.invitation)
         async with served.channel() as channel:
-            await control_pb2_grpc.CoordinatorStub(channel).Enrol(request, metadata=second)  # type: ignore[no-untyped-call]
+            await services.stub("Coordinator", channel).Enrol(request, metadata=second)
         async with asyncio.timeout(PATIENCE):
             for caller in list(at._open):
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(caller.over.wait(), at._loop))
@@ -209,7 +209,7 @@ async def test_members_have_a_bounded_number_of_connections(
                 options = (*named, ("grpc.use_local_subchannel_pool", 1))
                 channel = grpc.aio.secure_channel(served.address, credentials, options=options)
                 await stack.enter_async_context(channel)
-                stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+                stub = services.stub("Coordinator", channel)
                 call = stub.Join(metadata=metadata)
                 stack.callback(call.cancel)
                 if await call.initial_metadata():

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import grpc.aio
 
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import Way, channel_options
 from dtfm.protos.credentials import fetch_authority, to_coordinator
 from dtfm.protos.invitation import Invitation, read_invitation
@@ -57,7 +57,7 @@ class Member:
         await self._channel.close()
 
     async def _serve(self) -> None:
-        stub = control_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Coordinator", self._channel)
         self._say(hello(self.name))
         # The coordinator's log says which nodes were lost.
         with contextlib.suppress(grpc.aio.AioRpcError):

@@ -17,7 +17,7 @@ from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.transport.sender import Sender
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import services
 from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import NodeMessage, Peer
 from dtfm.protos.credentials import Identity
@@ -36,7 +36,7 @@ async def joined(folder: Path, invitation: str, node: str) -> Identity:
     with user(folder):
         opened = await Entry(invitation, [Role.NODE], node).open(10)
     async with opened.channel(10) as channel:
-        stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Coordinator", channel)
 
         async def greeting() -> AsyncIterator[NodeMessage]:
             yield hello(node)

@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 import grpc.aio
 from blake3 import blake3
 
-from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, services
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import public_key, to_coordinator
 from dtfm.protos.invitation import Invitation
@@ -89,7 +89,7 @@ class FakeNode:
 
     async def _serve(self) -> None:
         async with open_channel(self._address, to_coordinator(self._authority)) as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Coordinator", channel)
             beat = asyncio.create_task(self._beat())
             metadata = proof(key_of(self._owner), self.name, self._invitation.pin)
             try:

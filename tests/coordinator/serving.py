@@ -19,7 +19,7 @@ from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import local_operator, node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import services
 from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import to_coordinator
@@ -59,7 +59,7 @@ class Served:
         """Enrols the name as a node's. Returns what its calls show."""
         metadata = proof(key_of(name), name, self.server.pin)
         async with self.channel() as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Coordinator", channel)
             await stub.Enrol(enrolment(name, self.invitation), metadata=metadata)
         return metadata
 

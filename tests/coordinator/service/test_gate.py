@@ -14,7 +14,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service import gate
 from dtfm.coordinator.service.gate import MAY_CALL
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import public_key, to_coordinator
@@ -30,7 +30,7 @@ Call = Callable[[grpc.aio.Channel, Metadata], Awaitable[Any]]
 
 
 async def join(channel: grpc.aio.Channel, metadata: Metadata) -> None:
-    stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+    stub = services.stub("Coordinator", channel)
     call = stub.Join(metadata=metadata)
     if is_let_in(await call.initial_metadata()):
         await call.write(hello("node"))
@@ -40,23 +40,23 @@ async def join(channel: grpc.aio.Channel, metadata: Metadata) -> None:
 
 
 async def events(channel: grpc.aio.Channel, metadata: Metadata) -> None:
-    stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
+    stub = services.stub("Observer", channel)
     async for _ in stub.Events(wire.EventsRequest(), metadata=metadata):
         pass
 
 
-def unary(method: str, request: object, stub: Callable[..., Any] = control_pb2_grpc.ObserverStub) -> Call:
+def unary(method: str, request: object, service: str = "Observer") -> Call:
     async def call(channel: grpc.aio.Channel, metadata: Metadata) -> object:
-        return await getattr(stub(channel), method)(request, metadata=metadata)
+        return await getattr(services.stub(service, channel), method)(request, metadata=metadata)
 
     return call
 
 
 CALLS: dict[str, Call] = {
     "Join": join,
-    "Put": unary("Put", wire.PutRequest(), control_pb2_grpc.DiskStub),
-    "Look": unary("Look", wire.LookRequest(), control_pb2_grpc.DiskStub),
-    "Get": unary("Get", wire.GetRequest(), control_pb2_grpc.DiskStub),
+    "Put": unary("Put", wire.PutRequest(), "Disk"),
+    "Look": unary("Look", wire.LookRequest(), "Disk"),
+    "Get": unary("Get", wire.GetRequest(), "Disk"),
     "Members": unary("Members", wire.MembersRequest()),
     "Events": events,
     "PlanNow": unary("PlanNow", wire.PlanNowRequest()),
@@ -96,7 +96,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
             request = enrolment(role.value, invitation)
             request.roles[:] = [role.value]
             async with served.channel() as channel:
-                stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+                stub = services.stub("Coordinator", channel)
                 await stub.Enrol(request, metadata=shown(served, role.value))
         yield served
 
@@ -134,7 +134,7 @@ async def test_a_wrong_clock_is_refused(served: Served) -> None:
 
 async def test_who_is_revoked_may_call_nothing_and_hears_no_more_events(served: Served) -> None:
     async with served.channel() as channel:
-        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Observer", channel)
         following = stub.Events(wire.EventsRequest(follow=True), metadata=shown(served, "viewer"))
         for _ in served.events:
             await following.read()
@@ -162,7 +162,7 @@ async def test_a_key_is_enrolled_by_its_owner_alone(served: Served) -> None:
     request.public_key = public_key(key_of("somebody else"))
     for metadata in (shown(served, "new"), shown(served, "viewer"), ()):
         async with served.channel() as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Coordinator", channel)
             with pytest.raises(grpc.aio.AioRpcError, match="MALFORMED"):
                 await stub.Enrol(request, metadata=metadata)
     assert "new" not in served.ledger.access.names

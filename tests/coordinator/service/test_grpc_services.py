@@ -11,7 +11,7 @@ import pytest
 from dtfm.coordinator.command.client import LOOKING, ask, records
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.published import for_members
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from tests.coordinator.every_event import EVERY_EVENT
 from tests.coordinator.serving import serving, train
 
@@ -45,7 +45,7 @@ async def test_incarnations_are_not_published(tmp_path: Path) -> None:
 async def test_a_nodes_key_shows_how_the_run_fares_and_nobodys_address(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a"), served.channel() as channel:
         await served.until(lambda: any(isinstance(event, ev.NodeReady) for event in served.events))
-        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Observer", channel)
         metadata = await served.enrolled("lender")
         shown = [
             json.loads(text) for text in (await stub.Members(wire.MembersRequest(), metadata=metadata)).members_json

@@ -22,7 +22,7 @@ from dtfm.coordinator.service.streams import (
     Place,
     Streams,
 )
-from dtfm.protos import control_pb2 as wire, control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
 from dtfm.protos.credentials import to_coordinator
 from tests.coordinator.fake_node import silent
@@ -224,7 +224,7 @@ async def test_a_node_started_again_takes_the_place_of_its_process_that_fell_sil
 
 async def test_a_silent_stream_is_closed(tmp_path: Path) -> None:
     async with serving(tmp_path, run_in(tmp_path, cluster={"lease": 0.5})) as served, served.channel() as channel:
-        stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub = services.stub("Coordinator", channel)
         call = stub.Join(metadata=await served.enrolled("silent"))
         reply = await asyncio.wait_for(call.read(), 10)
         assert reply.refusal.reason == wire.MALFORMED
@@ -237,7 +237,7 @@ async def test_a_message_larger_than_allowed_ends_only_its_stream(tmp_path: Path
         credentials, named = to_coordinator(served.server.authority)
         options = (*named, ("grpc.max_send_message_length", -1))
         async with grpc.aio.secure_channel(served.address, credentials, options=options) as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = services.stub("Coordinator", channel)
             call = stub.Join(metadata=await served.enrolled("b"))
             await call.write(hello("b"))
             assert (await call.read()).WhichOneof("message") == "welcome"
