@@ -20,7 +20,6 @@ from rich.text import Text
 
 from dtfm.coordinator.command.child_processes import GIVE_UP_SECONDS, Child, Children
 from dtfm.coordinator.command.exporting import export_checkpoint
-from dtfm.coordinator.config.run_file import RunFile, parse_run, read_table
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.manifest import mark
 from dtfm.coordinator.log.store import Record, Store
@@ -30,6 +29,7 @@ from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.coordinator.view.progress import RunProgress
 from dtfm.installed import program
+from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 
 DEFAULT_STEPS = 100
 """Steps of a demo whose run file names no number."""

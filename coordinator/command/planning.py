@@ -25,10 +25,10 @@ from dtfm.coordinator.command.rented import (
     without_bf16,
 )
 from dtfm.coordinator.command.run_workload import workload_of_run
-from dtfm.coordinator.config.run_file import RunFile, parse_run, read_table
 from dtfm.coordinator.log.wording import describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.coordinator.view.search_progress import SearchProgress
+from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
 from dtfm.scheduler.formats.workload import parse_precision, parse_tokens, parse_workload

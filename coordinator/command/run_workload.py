@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dtfm.coordinator.config.run_file import RunFile
+from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.formats.language_model import KNOWN, language_model_layers
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.workload import Workload

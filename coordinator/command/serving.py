@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarted
 from dtfm.coordinator.log.manifest import CheckpointError, mark
 from dtfm.coordinator.log.store import Record, Store
@@ -27,6 +26,7 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.health import answering
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
 from dtfm.protos.private_files import read_private, write_private
+from dtfm.protos.run_file.run_file import read_run_file
 
 
 @dataclass(frozen=True, slots=True)

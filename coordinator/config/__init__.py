@@ -1,1 +1,1 @@
-"""The run file: its tables, how it is read, errors that name the key, the value and the fix, and the page about it."""
+"""The run file's page in docs/, its codecs, and what of it may change while a run trains."""

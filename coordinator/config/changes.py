@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dtfm.coordinator.config.run_file import RunFile, parse_run
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 WHILE_IT_RUNS = (
     "train.steps",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dtfm.coordinator.config.run_file_tables import Network
+from dtfm.protos.run_file.tables import Network
 
 TENSORS = ("activations", "gradients", "reduction")
 

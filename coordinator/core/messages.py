@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE
 from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.log.events import Link, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
+from dtfm.protos.run_file.run_file import CHECKPOINTING, OPTIMIZER_STATE
 from dtfm.scheduler.model.plan import Plan
 
 

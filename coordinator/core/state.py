@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.phases import Phase, Stepping
@@ -18,6 +17,7 @@ from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
 from dtfm.coordinator.log.events import CheckpointFile, Link, SnapshotPart, Way
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
+from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Plan
 
 ATTEMPTS = 3

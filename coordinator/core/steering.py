@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtfm.coordinator.config.changes import value_of, with_change
-from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.copies import checkpoints
 from dtfm.coordinator.core.ending import put_down
 from dtfm.coordinator.core.phases import Gathering, Switching
@@ -20,6 +19,7 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.run_file.run_file import RunFile
 
 
 def steer(transition: Transition, request: wire.SteerRequest, by: str) -> str:

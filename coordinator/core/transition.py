@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.findings import Finding
 from dtfm.coordinator.core.phases import FOLLOWS, Phase
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
 from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused, StepTimesSummed
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload

@@ -6,11 +6,11 @@ import ipaddress
 import shlex
 from collections.abc import Sequence
 
-from dtfm.coordinator.config.run_file import RunFile
 from dtfm.protos.access import Role
 from dtfm.protos.candidates import Address
 from dtfm.protos.connection import read_address
 from dtfm.protos.places import local_places
+from dtfm.protos.run_file.run_file import RunFile
 
 _COMMANDS = {
     Role.NODE: "dtfm-node join",

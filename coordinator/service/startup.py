@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from fsspec.core import url_to_fs
 
 from dtfm.coordinator.config.changes import check_same, goes_on_with
-from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.log import events as ev
@@ -22,6 +21,7 @@ from dtfm.coordinator.log.ledger_snapshot import restore
 from dtfm.coordinator.log.manifest import manifest_and_digest, newest
 from dtfm.coordinator.log.store import Store, free_name
 from dtfm.coordinator.service.server import Deaf, Server
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 REASONS = {signal.SIGINT: "it was interrupted (Ctrl-C)", signal.SIGTERM: "it was terminated (SIGTERM)"}
 """By signal, why the coordinator stops."""

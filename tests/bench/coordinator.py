@@ -29,12 +29,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import take
 from dtfm.coordinator.log.store import Store
 from dtfm.node.host.rows import Row, show
+from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler.model.plan import Stage, from_routes
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.bench.crowd import Crowd

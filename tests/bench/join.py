@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.rows import Row, show
 from dtfm.node.model.bucket import bucket_bytes
 from dtfm.node.model.load import load_model
 from dtfm.node.model.precision import run_dtype
+from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.cluster.launch import Event
 from tests.cluster.recoveries import commits, contribution, median_and_worst

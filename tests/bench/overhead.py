@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from dtfm.coordinator.config.run_file import parse_run
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.rows import Row, show
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.run_file.run_file import parse_run
 from tests.cluster.plain import batch, whole_model
 
 WARM_UP = 3

@@ -26,10 +26,10 @@ from multiprocessing import get_context
 
 import torch
 
-from dtfm.coordinator.config.run_file import parse_run
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
+from dtfm.protos.run_file.run_file import parse_run
 from tests.node.in_process import InProcess, even_plan
 
 DIRECTIONS = {

@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.data.samples import training_samples
@@ -36,6 +35,7 @@ from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.audit import relative_error
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.run_file.run_file import read_run_file
 from tests.bench.older_cpus import AS_ON_AVX2
 from tests.cluster.runs import run_file, write_corpus
 

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.node.data.dataset import load_data
 from dtfm.node.data.samples import training_samples
+from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.plain import whole_model
 
 STAGES, REPLICAS = 4, 2

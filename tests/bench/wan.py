@@ -49,10 +49,10 @@ from subprocess import DEVNULL, PIPE
 
 import numpy as np
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.plan.planner_input import bytes_ratio
 from dtfm.coordinator.log.events import PlanAdopted, RunDescribed, from_json
 from dtfm.node.host.rows import Row, show
+from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan

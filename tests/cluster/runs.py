@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.node.data.dataset import load_data
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.plain import LargestGradients, plain_held_out_loss, plain_losses
 
 #: Real text that is quickly read: a few modules of the standard library.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-from dtfm.coordinator.config.run_file import parse_run
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer
 from dtfm.node.model.load import load_model
@@ -15,6 +14,7 @@ from dtfm.node.model.model import Model
 from dtfm.node.model.workload import workload
 from dtfm.node.training import preparation
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler import warm_up as scheduler
 from tests.cluster.runs import GPT2, LLAMA, run_file
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.phases import Gathering
@@ -29,6 +28,7 @@ from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.service.planner import carried_on
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
+from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator import honest_work
 from tests.coordinator.answers import (

@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc.aio
 
-from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store
@@ -25,6 +24,7 @@ from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import to_coordinator
 from dtfm.protos.invitation import Invitation
 from dtfm.protos.proof import Metadata, proof
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 from tests.coordinator.fake_node import FakeNode, enrolment
 from tests.coordinator.script import run_table
 from tests.coordinator.stores import store_url

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.cuda_streams import DeviceWork, after
 from dtfm.node.model.load import load_model
+from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
 from tests.node.training.auditors import Auditors, errors

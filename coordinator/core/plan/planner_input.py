@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.trust.claims import counted_bandwidth, counted_flops, witnesses
 from dtfm.coordinator.core.trust.disputes import disputes
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Carried
+from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 
 DEFAULT_LATENCY_SECONDS = 0.02

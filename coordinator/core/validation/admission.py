@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from ipaddress import ip_address
 
-from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.refusal import Refused, check_number, malformed, shorten
 from dtfm.coordinator.log.events import DeviceSeen
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
 from dtfm.protos.access import NAME
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
+from dtfm.protos.run_file.run_file import RunFile
 
 MAX_NODES = 1000
 MOST_FLOPS = 1e21

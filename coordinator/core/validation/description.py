@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
-from dtfm.coordinator.config.run_file_tables import Trust
 from dtfm.coordinator.core.refusal import Refused, check_number, malformed, shorten
 from dtfm.coordinator.core.validation.admission import check_flops
 from dtfm.coordinator.log.events import Described
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES
+from dtfm.protos.run_file.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
+from dtfm.protos.run_file.tables import Trust
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, Checkpointing, OptimizerState
 from dtfm.scheduler.model.workload import Layer, Workload
 

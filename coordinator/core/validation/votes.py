@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from dtfm.coordinator.config.codecs import TENSORS, allowed_codecs
-from dtfm.coordinator.config.run_file_tables import Network
 from dtfm.coordinator.core.phases import StateTold
 from dtfm.coordinator.core.refusal import check_number, is_finite, malformed
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.core.validation.description import MOST_MICRO_BATCHES
 from dtfm.coordinator.log.events import Codecs
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.run_file.tables import Network
 from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 

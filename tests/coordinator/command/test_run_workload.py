@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator.command.run_workload import workload_of_run
-from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.node.command.workload_file import describe
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.workload import parse_workload
 from tests.coordinator.command.test_commands import run
 
@@ -127,7 +127,7 @@ def test_it_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "from dtfm.coordinator import cli\n"
         "from dtfm.coordinator.command.run_workload import workload_of_run\n"
-        "from dtfm.coordinator.config.run_file import RunFile\n"
+        "from dtfm.protos.run_file.run_file import RunFile\n"
         "print(len(workload_of_run(RunFile()).layers))"
     )
     assert subprocess.check_output((sys.executable, "-c", program), text=True, timeout=100) == "10\n"

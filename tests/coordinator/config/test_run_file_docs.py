@@ -3,8 +3,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.config.run_file_docs import EXAMPLE, run_file_docs
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 PAGE = Path(__file__).parents[3] / "docs" / "run-file.md"
 

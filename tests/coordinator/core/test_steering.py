@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.step.learning_rate import learning_rate
@@ -12,6 +11,7 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.control_pb2 import SteerRequest
+from dtfm.protos.run_file.run_file import parse_run
 from tests.coordinator.doors import Door
 from tests.coordinator.script import LEASE, LONG, World, restarted, training
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.protos.access import Role
+from dtfm.protos.run_file.run_file import parse_run
 from tests.coordinator.script import run_table
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.startup import open_run, start_over
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 from tests.coordinator.fake_node import no_vote_for
 from tests.coordinator.serving import run_in, serving, train
 from tests.coordinator.stores import store_url

@@ -10,11 +10,11 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from dtfm.coordinator.config.run_file import read_run_file
-from dtfm.coordinator.config.run_file_tables import DEFAULT_LLAMA, Data, Model, Network, Table, Train
 from dtfm.node.cli import app
 from dtfm.node.command import workload_file
 from dtfm.node.command.workload_file import DEFAULTS, read_run
+from dtfm.protos.run_file.run_file import read_run_file
+from dtfm.protos.run_file.tables import DEFAULT_LLAMA, Data, Model, Network, Table, Train
 from tests.tokenizer import make_tokenizer
 
 SMALL = """

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed, sent_several_sums
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.dataset import load_data
@@ -23,6 +22,7 @@ from dtfm.node.training.reduction import _Bucket, _Reduction
 from dtfm.protos.control_pb2 import Audit
 from dtfm.protos.frame import Kind
 from dtfm.protos.peer_pb2 import KeptRequest
+from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from tests.cluster.runs import GPT2, LLAMA, run_file, write_corpus
 from tests.coordinator.core.trust.test_passed import described

@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 import torch
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.messages import plan_message
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
@@ -22,6 +21,7 @@ from dtfm.node.transport.kept import Witnesses
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.sender import Sender
 from dtfm.protos.control_pb2 import Assignment, Audit, Begin, Commit, Device, NodeMessage, Peer, StepReady
+from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.dialling import dialler
 from tests.node.in_process import even_plan

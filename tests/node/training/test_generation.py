@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
@@ -20,6 +19,7 @@ from dtfm.node.model.load import load_model
 from dtfm.node.model.placement import Group
 from dtfm.node.training.generation_setup import inherit
 from dtfm.node.training.progress import Progress
+from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Takeover, from_routes
 from tests.cluster.runs import GPT2, losses_alone, run_file, write_corpus

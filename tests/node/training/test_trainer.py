@@ -16,7 +16,6 @@ import pytest
 import torch
 from blake3 import blake3
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.log.manifest import mark
 from dtfm.node.data.dataset import TokenWindows
@@ -43,6 +42,7 @@ from dtfm.protos.control_pb2 import (
     PlanFailed,
     SnapshotSource,
 )
+from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.dialling import dialler

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.plan.planner_input import BITS_PER_ELEMENT, bytes_ratio, measured_cluster
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.members import Member
 from dtfm.coordinator.log.reach import Carried
 from dtfm.kernels.codec import Codec, encoded_bytes
+from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.cluster import Relay
 from tests.coordinator.ledgers import altered
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.config.codecs import AUTO, TENSORS, adds_sparsely, allowed_codecs, codec_in_use
-from dtfm.coordinator.config.run_file_tables import Network
 from dtfm.node.training.compression import GENTLEST_FIRST
+from dtfm.protos.run_file.tables import Network
 
 
 def test_auto_is_what_nodes_choose_from() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.config.run_file import RunFile, parse_run, read_run_file
-from dtfm.coordinator.config.run_file_errors import RunFileError
 from dtfm.protos import plan_pb2
+from dtfm.protos.run_file.errors import RunFileError
+from dtfm.protos.run_file.run_file import RunFile, parse_run, read_run_file
 
 
 def read(text: str) -> RunFile:

@@ -1,4 +1,4 @@
-"""The run file: what is trained, on which data, and how. run_file_tables.py describes its keys."""
+"""The run file: what is trained, on which data, and how. tables.py describes its keys."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from dtfm.coordinator.config.run_file_errors import RunFileError, describe_errors
-from dtfm.coordinator.config.run_file_tables import Checkpoint, Cluster, Data, Model, Network, Table, Train, Trust
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK
+from dtfm.protos.run_file.errors import RunFileError, describe_errors
+from dtfm.protos.run_file.tables import Checkpoint, Cluster, Data, Model, Network, Table, Train, Trust
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
