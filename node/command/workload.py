@@ -27,9 +27,10 @@ def workload(
     with mistakes():
         require_extra()
         with ended_by_ctrl_c():
-            from dtfm.node.command.workload_file import describe, read_run
+            from dtfm.node.command.workload_file import describe
+            from dtfm.protos.run_file.run_file import read_run_file
 
-            text = describe(read_run(run), tuple(allow_module or ()))
+            text = describe(read_run_file(run).message(""), tuple(allow_module or ()))
         if output is None:
             print(text)
             return

@@ -19,7 +19,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][
 
 MAX_FILE_BYTES = 1 << 20
 """Largest run file."""
-_PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP64}
+PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP64}
 _SCHEDULES = {
     "constant": plan_pb2.CONSTANT,
     "cosine": plan_pb2.COSINE,
@@ -110,7 +110,7 @@ class RunFile(Table):
             ),
             train=plan_pb2.Run.Train(
                 **train,
-                precision=_PRECISIONS[self.train.precision],
+                precision=PRECISIONS[self.train.precision],
                 schedule=_SCHEDULES[self.train.schedule],
                 activation_checkpointing=CHECKPOINTING[self.train.activation_checkpointing],
                 optimizer_state=OPTIMIZER_STATE[self.train.optimizer_state],
