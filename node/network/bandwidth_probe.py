@@ -96,7 +96,7 @@ class ProbeSender:
 
 
 async def send_probe(call: Callable[[AsyncIterator[bytes]], Any], size: int) -> AsyncGenerator[int, None]:
-    """Sends a probe with ``call`` (see streams.upload_call) and yields the size of each piece when it has arrived.
+    """Sends a probe with ``call`` (``Upload``) and yields the size of each piece when it has arrived.
 
     Raises ValueError for a wrong answer, or if the receiver ends the probe.
     """
@@ -114,7 +114,7 @@ async def send_probe(call: Callable[[AsyncIterator[bytes]], Any], size: int) -> 
 
 
 async def receive_probe(call: Callable[[AsyncIterator[bytes]], Any]) -> AsyncGenerator[int, None]:
-    """Has a probe of MOST_BYTES sent with ``call`` (see streams.download_call) and yields the size of each piece on arrival.
+    """Has a probe of MOST_BYTES sent with ``call`` (``Download``) and yields the size of each piece on arrival.
 
     Raises ValueError for an impossible piece, or if the sender ends the probe.
     """

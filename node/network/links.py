@@ -24,7 +24,7 @@ from dtfm.node.network.bandwidth_probe import (
 from dtfm.node.network.dialling import Dialler
 from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos.control_pb2 import LinkReport, Peer, Reached
-from dtfm.protos.streams import download_call, ping_call, seen_as, upload_call
+from dtfm.protos.streams import method, seen_as
 
 PINGS = 5
 """Pings to a peer; the shortest round trip counts."""
@@ -168,7 +168,7 @@ class _Probed:
         self._target = dialler.target(peer)
         self._open = partial(dialler.open, peer.node, self._target, lease, apart=True)
         there = self._open()
-        upload = partial(upload_call(there), timeout=lease)
+        upload = partial(method(there, "Upload"), timeout=lease)
         self.up = _Direction(self, there, lambda: send_probe(upload, MOST_BYTES))
         self.down = self._new_down()
         self.busy = asyncio.Lock()
@@ -181,7 +181,7 @@ class _Probed:
     async def ping(self) -> None:
         deadline = time.monotonic() + self._lease / 2
         trips = []
-        there, back = ping_call(self.up.channel), ping_call(self.down.channel)
+        there, back = method(self.up.channel, "Ping"), method(self.down.channel, "Ping")
         try:
             for first in (there, back):
                 await first(b"", timeout=max(deadline - time.monotonic(), 0.001), wait_for_ready=True)
@@ -198,7 +198,7 @@ class _Probed:
 
     def _new_down(self) -> _Direction:
         back = self._open()
-        download = partial(download_call(back), timeout=self._lease)
+        download = partial(method(back, "Download"), timeout=self._lease)
         return _Direction(self, back, lambda: receive_probe(download))
 
     async def renew_down(self) -> None:
@@ -206,7 +206,7 @@ class _Probed:
         await self.down.channel.close()
         self.down = self._new_down()
         try:
-            await ping_call(self.down.channel)(b"", timeout=self._lease / 2, wait_for_ready=True)
+            await method(self.down.channel, "Ping")(b"", timeout=self._lease / 2, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             self.fail(error)
 
@@ -241,7 +241,7 @@ async def reach(peers: Sequence[Peer], dialler: Dialler, lease: float) -> Reache
         target = dialler.target(peer)
         async with dialler.open(peer.node, target, lease, apart=True) as channel:
             try:
-                call = ping_call(channel)(b"", timeout=lease / 2, wait_for_ready=True)
+                call = method(channel, "Ping")(b"", timeout=lease / 2, wait_for_ready=True)
                 await call
                 outcome.way = dialler.way(peer.node, await seen_as(call))
             except grpc.aio.AioRpcError as error:

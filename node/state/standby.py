@@ -26,7 +26,7 @@ from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import StandbyRequest
 from dtfm.protos.plan_pb2 import Run
-from dtfm.protos.streams import standby_call
+from dtfm.protos.streams import method
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class StandbyCopies:
         try:
             target = self.dialler.target(donor)
             async with self.dialler.open(donor.node, target, self._run.lease_seconds) as channel:
-                async for frame in standby_call(channel)(request):
+                async for frame in method(channel, "Standby")(request):
                     header, payload = parse(frame)
                     if header.index not in indices:
                         raise FrameError(FrameProblem.UNEXPECTED, f"bucket {header.index} was not asked for")

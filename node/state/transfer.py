@@ -18,7 +18,7 @@ from dtfm.node.state.gathered import Gathered, Take
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Kind, parse
 from dtfm.protos.peer_pb2 import StateRequest
-from dtfm.protos.streams import state_call
+from dtfm.protos.streams import method
 
 RETRY_SECONDS = 0.2
 """Seconds between two rounds of asking all donors of a bucket."""
@@ -138,7 +138,7 @@ async def _fetch_one(
             )
             try:
                 async with silence.bounded():
-                    frames = state_call(channels[donor.node])(request.SerializeToString())
+                    frames = method(channels[donor.node], "State")(request.SerializeToString())
                     async for payload in _payloads(frames, wanted.bucket, step, wanted.size_bytes - come.have):
                         if donor not in gave:
                             gave.append(donor)

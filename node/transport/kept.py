@@ -21,7 +21,7 @@ from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import certified_name
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import KeptRequest
-from dtfm.protos.streams import kept_call
+from dtfm.protos.streams import method
 
 #: A tensor as it was sent: its header and its encoded bytes, which do not change any more.
 Tensor = tuple[Header, memoryview]
@@ -156,7 +156,7 @@ class Witnesses:
         last = since + max(self.in_all - waited, 0.0)
         try:
             async with asyncio.timeout_at(min(since + self.patience, last)) as silence:
-                async for frame in kept_call(channel)(request.SerializeToString()):
+                async for frame in method(channel, "Kept")(request.SerializeToString()):
                     silence.reschedule(min(loop.time() + self.patience, last))
                     header, payload = parse(frame)
                     if assembly is None:

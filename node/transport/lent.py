@@ -23,7 +23,7 @@ import grpc.aio
 
 from dtfm.node.transport.pipes import PIECE, CallPipe, Pipe, PipeBroken, ServedPipe, SocketPipe, join
 from dtfm.protos.connection import read_address
-from dtfm.protos.streams import LENDER_METADATA, NODE_METADATA, borrow_call, lend_call
+from dtfm.protos.streams import LENDER_METADATA, NODE_METADATA, method
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Lender:
                 stack.callback(places.release)
                 channel = self._dial(holder)
                 stack.push_async_callback(channel.close)
-                pipe = CallPipe(lend_call(channel)(metadata=((NODE_METADATA, self._node),)))
+                pipe = CallPipe(method(channel, "Lend")(metadata=((NODE_METADATA, self._node),)))
                 stack.callback(pipe.close)
                 try:
                     first = await pipe.read()  # the side that dials speaks first, in TLS
@@ -183,7 +183,7 @@ class Lender:
 def borrow(channel: grpc.aio.Channel, node: str, lender: str) -> Pipe:
     """A connection to ``lender`` that the relay at the other end of ``channel`` holds, which is closed with it. ``node``: who
     asks. A refusal shows when it is read."""
-    return CallPipe(borrow_call(channel)(metadata=((NODE_METADATA, node), (LENDER_METADATA, lender))), channel)
+    return CallPipe(method(channel, "Borrow")(metadata=((NODE_METADATA, node), (LENDER_METADATA, lender))), channel)
 
 
 def _metadata(context: Context, key: str) -> str:

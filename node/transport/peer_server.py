@@ -28,7 +28,7 @@ from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import KeptRequest, StandbyRequest, StateRequest
-from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, connection_handlers, peer_handlers
+from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, handlers
 from dtfm.protos.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -78,17 +78,20 @@ class PeerServer:
         self._callers = Callers()
         self._warden: Warden | None = None  # until it listens
         answered, streamed = self._callers.answered, self._callers.streamed
-        handlers = peer_handlers(
-            answered(self._tensors),
-            answered(self._ping),
-            streamed(self._upload),
-            streamed(self._download),
-            streamed(self._state),
-            streamed(self._standby),
-            streamed(self._hand_out),
+        methods = handlers(
+            {
+                "Tensors": answered(self._tensors),
+                "Ping": answered(self._ping),
+                "Upload": streamed(self._upload),
+                "Download": streamed(self._download),
+                "State": streamed(self._state),
+                "Standby": streamed(self._standby),
+                "Kept": streamed(self._hand_out),
+                "Lend": answered(self._lend),
+                "Borrow": answered(self._borrow),
+            }
         )
-        connections = connection_handlers(answered(self._lend), answered(self._borrow))
-        self._server.add_generic_rpc_handlers((handlers, connections))
+        self._server.add_generic_rpc_handlers((methods,))
 
     async def start(self, listen: str) -> int:
         """Listens on HOST:PORT (port 0: a free one) and returns the port. Raises ValueError if it is in use."""

@@ -26,7 +26,7 @@ from dtfm.node.transport.send_priority import Rank, SendPriority
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.credentials import Identity, is_half_over
 from dtfm.protos.frame import Header, Kind, frames
-from dtfm.protos.streams import NODE_METADATA, tensors_call, upload_call
+from dtfm.protos.streams import NODE_METADATA, method
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +254,7 @@ class Sender:
         channel = self._channels[node]
         await channel.channel_ready()
         with contextlib.suppress(grpc.aio.AioRpcError, ValueError):  # a tensor's stream will report it
-            async for _ in send_probe(partial(upload_call(channel), timeout=lease), size):
+            async for _ in send_probe(partial(method(channel, "Upload"), timeout=lease), size):
                 pass
 
     async def _disconnect(self, node: str) -> None:
@@ -275,7 +275,7 @@ class Sender:
         """Keeps one stream open to ``node`` and writes what is queued; opens a new stream when one has broken."""
         while True:
             first = await lane.queue.get()
-            call = tensors_call(self._channels[node])(metadata=((NODE_METADATA, self._node),))
+            call = method(self._channels[node], "Tensors")(metadata=((NODE_METADATA, self._node),))
             # In a task of our own: an iterator given to grpc outlives its call and would swallow the next item.
             pump = asyncio.create_task(self._pump(call, lane, first))
             try:

@@ -23,7 +23,7 @@ from dtfm.protos.credentials import coordinator_credentials, to_peer
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.invitation import Invitation, read_invitation
 from dtfm.protos.proof import proof
-from dtfm.protos.streams import NODE_METADATA, tensors_call
+from dtfm.protos.streams import NODE_METADATA, method
 from tests.attacks.test_the_run_goes_on import LIAR, STEPS, twisted
 from tests.attacks.twisted import FORGED
 from tests.cluster.launch import Cluster
@@ -84,7 +84,7 @@ async def test_a_member_that_answers_in_the_place_of_a_coordinator_that_died_is_
 
 async def answer(channel: grpc.aio.Channel, name: str, header: Header) -> str:
     """What the node there says to a frame that comes under this name."""
-    call = tensors_call(channel)(metadata=((NODE_METADATA, name),))
+    call = method(channel, "Tensors")(metadata=((NODE_METADATA, name),))
     with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
         await call.write(next(frames(header, memoryview(bytes(header.total)))))  # the call may end before
         await call.done_writing()

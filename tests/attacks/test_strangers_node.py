@@ -17,7 +17,7 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos import connection
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import to_peer
-from dtfm.protos.streams import ping_call
+from dtfm.protos.streams import method
 from tests.protos.members import member
 
 HANDSHAKE = 2.0
@@ -46,7 +46,7 @@ async def test_silent_connections_are_few_and_end_while_a_members_stays(monkeypa
     monkeypatch.setattr(warden, "LEFT", 6)  # the member's is one
     monkeypatch.setattr(warden, "MOST_OF_ONE", 5)
     async with serving() as port, open_channel(f"127.0.0.1:{port}", to_peer(member("b"), "a")) as channel:
-        await ping_call(channel)(b"before")
+        await method(channel, "Ping")(b"before")
         files = len(os.listdir("/dev/fd"))
         many = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in many]
@@ -58,7 +58,7 @@ async def test_silent_connections_are_few_and_end_while_a_members_stays(monkeypa
             assert set(await asyncio.gather(*ends)) == {b""}
         for _, writer in many:
             writer.close()
-        assert await ping_call(channel)(b"after") == b"after"
+        assert await method(channel, "Ping")(b"after") == b"after"
         assert len(os.listdir("/dev/fd")) <= files + 30
 
 
@@ -73,9 +73,9 @@ async def test_a_member_that_floods_with_calls_is_answered_later_and_others_are_
             await stack.enter_async_context(open_channel(f"127.0.0.1:{port}", to_peer(member(name), "a")))
             for name in ("b", "c")
         ]
-        calls = [asyncio.ensure_future(ping_call(flood)(b"")) for _ in range(60)]
+        calls = [asyncio.ensure_future(method(flood, "Ping")(b"")) for _ in range(60)]
         async with asyncio.timeout(5):
-            assert await ping_call(other)(b"x") == b"x"
+            assert await method(other, "Ping")(b"x") == b"x"
             refused = 0
             while refused < 30:  # ten are answered, twenty wait
                 done, _ = await asyncio.wait(calls, timeout=0.05)

@@ -49,7 +49,7 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import KeptRequest
-from dtfm.protos.streams import NODE_METADATA, tensors_call
+from dtfm.protos.streams import NODE_METADATA, method
 
 Twist = Callable[[NodeMessage], Iterable[NodeMessage]]
 """Makes of each message those that are sent in its place."""
@@ -431,7 +431,7 @@ def forging() -> Iterator[None]:
 
     async def send(sender: Sender, peer: str, name: str, header: Header, data: memoryview) -> None:
         async with turn:
-            call = tensors_call(sender._channels[peer])(metadata=((NODE_METADATA, name),))
+            call = method(sender._channels[peer], "Tensors")(metadata=((NODE_METADATA, name),))
             with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
                 await call.write(next(frames(header, data)))
                 await call.done_writing()

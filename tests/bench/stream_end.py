@@ -30,7 +30,7 @@ from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import DEFAULT_LEASE, channel_options, open_channel, server_options
 from dtfm.protos.credentials import Identity, certified_name, peer_credentials, to_peer
 from dtfm.protos.frame import Header, Kind, frames, parse
-from dtfm.protos.streams import peer_handlers, ping_call, tensors_call
+from dtfm.protos.streams import handlers, method
 
 TENSOR_BYTES = 64 << 20
 WAYS = ("ours", "socket", "ours, mTLS", "socket, mTLS")
@@ -51,8 +51,7 @@ class Receiver:
     async def start(self, address: str) -> dict[str, int]:
         """Returns the ports, by way."""
         self._server = grpc.aio.server(options=server_options())
-        handlers = peer_handlers(self._tensors, self._ping, *[self._unused] * 5)
-        self._server.add_generic_rpc_handlers((handlers,))
+        self._server.add_generic_rpc_handlers((handlers({"Tensors": self._tensors, "Ping": self._ping}),))
         ours = self._server.add_insecure_port(f"{address}:0")
         ours_secure = self._server.add_secure_port(f"{address}:0", peer_credentials(lambda: self._identity))
         await self._server.start()
@@ -78,9 +77,6 @@ class Receiver:
         for _ in range(int(request)):
             await self._arrived.acquire()
         return b""
-
-    async def _unused(self, request: object, context: Context) -> AsyncIterator[bytes]:
-        yield b""
 
 
 def identity_line(identity: Identity) -> str:
@@ -135,7 +131,7 @@ class Sender:
         """Reaches ``to`` over this channel."""
         if to not in self._channels:
             self._channels[to] = channel
-            self._streams[to] = tensors_call(channel)()
+            self._streams[to] = method(channel, "Tensors")()
 
     async def send(self, way: str, to: str, tensors: int) -> None:
         secure = way.endswith("mTLS")
@@ -148,8 +144,8 @@ class Sender:
                 if secure
                 else grpc.aio.insecure_channel(to, options=channel_options(DEFAULT_LEASE))
             )
-            self._streams[to] = tensors_call(self._channels[to])()
-        arrived = asyncio.ensure_future(ping_call(self._channels[to])(str(tensors).encode()))
+            self._streams[to] = method(self._channels[to], "Tensors")()
+        arrived = asyncio.ensure_future(method(self._channels[to], "Ping")(str(tensors).encode()))
         for _ in range(tensors):
             for frame in frames(self._header, self._tensor):
                 await self._streams[to].write(frame)

@@ -17,7 +17,7 @@ import pytest
 from dtfm.protos.connection import open_channel, server_options
 from dtfm.protos.credentials import coordinator_credentials, to_peer
 from dtfm.protos.invitation import Invitation, read_invitation
-from dtfm.protos.streams import ping_call
+from dtfm.protos.streams import method
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, losses_alone, run_file
@@ -108,7 +108,7 @@ async def test_a_revoked_member_is_cut_off_within_a_second_at_its_peers_too(tmp_
         (a,) = (event["address"] for event in cluster.of("node_joined") if event["node"] == "a")
         mine = await joined(tmp_path / "d", invite(cluster), "d")  # a member that this test can make calls as
         async with open_channel(a, to_peer(mine, "a")) as channel:
-            assert await ping_call(channel)(b"x") == b"x"
+            assert await method(channel, "Ping")(b"x") == b"x"
             for name in ("c", "d"):
                 before = len(cluster.events)
                 code, printed, errors = command(cluster, "revoke", name, cluster.address)
@@ -118,7 +118,7 @@ async def test_a_revoked_member_is_cut_off_within_a_second_at_its_peers_too(tmp_
             cut = time.monotonic()
             while True:  # until the word has reached a
                 try:
-                    await ping_call(channel)(b"x")
+                    await method(channel, "Ping")(b"x")
                 except grpc.aio.AioRpcError as error:
                     assert error.code() is grpc.StatusCode.PERMISSION_DENIED  # noqa: PT017
                     break

@@ -23,7 +23,7 @@ from dtfm.protos.control_pb2 import NodeMessage, Peer
 from dtfm.protos.credentials import Identity
 from dtfm.protos.enrolment import Entry
 from dtfm.protos.frame import Header, Kind, frames
-from dtfm.protos.streams import ping_call
+from dtfm.protos.streams import method
 from tests.cluster.launch import Cluster
 from tests.cluster.ports import free_port
 from tests.cluster.relay import Relay
@@ -75,7 +75,7 @@ async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path) -> None:
 
         async with grpc.aio.insecure_channel(a.candidates[0]) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
-                await ping_call(channel)(b"")
+                await method(channel, "Ping")(b"")
         bucket = Bucket(BucketSpec(0, (0,), (("weight", (4, 4)),)), torch.device("cpu"), torch.float64)
         trusting = replace(theirs, authority=mine.authority)  # trusts node a, which does not trust it
         for identity, reason in ((mine, "NOT_HELD"), (theirs, "UNAVAILABLE"), (trusting, "UNAVAILABLE")):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc.aio
 import pytest
 
 from dtfm.protos.connection import open_channel, read_address, server_options
 from dtfm.protos.credentials import peer_credentials, to_peer
-from dtfm.protos.streams import peer_handlers, ping_call
+from dtfm.protos.streams import handlers, method
 from tests.protos.members import member
 
 FAR_SECONDS = 0.25
@@ -59,19 +58,11 @@ async def echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) 
     return request
 
 
-async def nothing(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-    return b""
-
-
-async def nothing_at_all(request: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
-    yield b""
-
-
 async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
     """A connection takes several round trips, and one attempt must have the time for them."""
     near = member("near")
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((peer_handlers(nothing, echo, *[nothing_at_all] * 5),))
+    server.add_generic_rpc_handlers((handlers({"Ping": echo}),))
     port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: near))
     await server.start()
     loop = asyncio.get_running_loop()
@@ -89,7 +80,7 @@ async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
     try:
         address = f"127.0.0.1:{link_server.sockets[0].getsockname()[1]}"
         async with open_channel(address, to_peer(member("far"), "near"), lease=2.0) as channel:
-            assert await ping_call(channel)(b"hello") == b"hello"
+            assert await method(channel, "Ping")(b"hello") == b"hello"
     finally:
         link_server.close()
         await server.stop(None)

@@ -26,7 +26,7 @@ from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import KeepSnapshots, Part, Peer
 from dtfm.protos.credentials import to_peer
 from dtfm.protos.peer_pb2 import StateRequest
-from dtfm.protos.streams import state_call
+from dtfm.protos.streams import method
 from tests.cluster.relay import Relay
 from tests.node.state.snapshot_nodes import (
     RUN,
@@ -332,7 +332,7 @@ async def test_a_request_for_a_file_that_is_not_there_is_refused(nodes: Three, s
         with pytest.raises(
             grpc.aio.AioRpcError, match=f"NOT_HELD: bucket {bucket} as of step {step} is in no snapshot on this disk"
         ):
-            [frame async for frame in state_call(channel)(request.SerializeToString())]
+            [frame async for frame in method(channel, "State")(request.SerializeToString())]
 
 
 async def test_a_transfer_goes_on_where_it_stopped(nodes: Three) -> None:
@@ -340,5 +340,5 @@ async def test_a_transfer_goes_on_where_it_stopped(nodes: Three) -> None:
     parts = await a.write()
     request = StateRequest(step=STEP, bucket=0, from_snapshot=True, offset=parts[0].size_bytes - 10)
     async with open_channel(a.address, to_peer(member("me"), "a")) as channel:
-        (frame,) = [frame async for frame in state_call(channel)(request.SerializeToString())]
+        (frame,) = [frame async for frame in method(channel, "State")(request.SerializeToString())]
     assert frame.endswith(get(a.disk, STEP, 0)[-10:])

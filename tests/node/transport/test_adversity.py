@@ -27,7 +27,7 @@ from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames, parse
 from dtfm.protos.peer_pb2 import StateRequest
-from dtfm.protos.streams import SERVICE, download_call, ping_call, state_call, tensors_call, upload_call
+from dtfm.protos.streams import SERVICE, method
 from tests.node.dialling import dialler
 from tests.node.transport.test_peer_server import ELEMENTS, GENERATION, STEP, Node, channel_to, named, tensor_frames
 from tests.protos.members import member
@@ -175,10 +175,10 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
         whole = list(sent)
         damage(random.Random(seed), sent)
         async with channel_to(node, "a") as bad, channel_to(node, "b") as good:
-            beside = tensors_call(good)(metadata=named("b"))
+            beside = method(good, "Tensors")(metadata=named("b"))
             first, second = tensor_frames(index=1)
             await beside.write(first)
-            call = tensors_call(bad)(metadata=named("a"))
+            call = method(bad, "Tensors")(metadata=named("a"))
             await send_all(call, sent)
             refusal: bytes = await call
             # Two tensors may come in either order, and a lost one may still come: all else is refused.
@@ -204,18 +204,18 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
 def test_whatever_is_asked_is_answered_or_refused_by_name(running: Running, request: bytes) -> None:
     async def scene() -> None:
         async with channel_to(running.node) as channel:
-            assert await ping_call(channel)(request) == request
+            assert await method(channel, "Ping")(request) == request
 
             async def chunks() -> AsyncIterator[bytes]:
                 yield request
                 yield request
 
             if request:
-                answers = [answer async for answer in upload_call(channel)(chunks())]
+                answers = [answer async for answer in method(channel, "Upload")(chunks())]
                 assert answers == [str(len(request)).encode()] * 2
             else:
-                assert await how_it_ended(upload_call(channel)(chunks())) in ANSWERS
-            for call in (download_call(channel)(chunks()), state_call(channel)(request)):
+                assert await how_it_ended(method(channel, "Upload")(chunks())) in ANSWERS
+            for call in (method(channel, "Download")(chunks()), method(channel, "State")(request)):
                 assert await how_it_ended(call) in ANSWERS
 
     running.run(scene())
@@ -234,7 +234,7 @@ def test_state_is_asked_for_with_any_numbers(
     async def scene() -> None:
         wanted = StateRequest(generation=generation, step=step, bucket=bucket, offset=offset).SerializeToString()
         async with channel_to(running.node) as channel:
-            assert await how_it_ended(state_call(channel)(wanted)) in ANSWERS
+            assert await how_it_ended(method(channel, "State")(wanted)) in ANSWERS
 
     running.run(scene())
 
@@ -246,12 +246,12 @@ def test_who_asks_and_does_not_answer_keeps_nobody_waiting(running: Running) -> 
 
     async def scene() -> None:
         async with channel_to(running.node) as idle, channel_to(running.node) as busy:
-            unread = [download_call(idle)(silence()) for _ in range(4)]
+            unread = [method(idle, "Download")(silence()) for _ in range(4)]
             for call in unread:
                 await call.read()
-            assert sum([size async for size in receive_probe(download_call(busy))]) == MOST_BYTES
+            assert sum([size async for size in receive_probe(method(busy, "Download"))]) == MOST_BYTES
             for channel in (idle, busy):
-                assert await ping_call(channel)(b"still there?") == b"still there?"
+                assert await method(channel, "Ping")(b"still there?") == b"still there?"
             for call in unread:
                 call.cancel()
 

@@ -25,7 +25,7 @@ from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import to_peer
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.peer_pb2 import KeptRequest
-from dtfm.protos.streams import kept_call
+from dtfm.protos.streams import method
 from tests.node.dialling import dialler
 from tests.protos.members import member
 
@@ -76,7 +76,7 @@ async def node() -> AsyncIterator[Node]:
 async def refusal(node: Node, request: bytes, by: str = "a") -> str:
     async with open_channel(node.peer.candidates[0], to_peer(member(by), "me")) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await kept_call(channel)(request).read()
+            await method(channel, "Kept")(request).read()
         return f"{refused.value.code().name}: {refused.value.details()}"
 
 
@@ -113,7 +113,7 @@ async def test_a_peer_has_few_such_calls_at_a_time(node: Node) -> None:
     large = memoryview(bytearray(64 << 20))
     node.find = lambda _: (replace(HEADER, elements=len(large) // 4, total=len(large)), large)
     async with open_channel(node.peer.candidates[0], to_peer(member("a"), "me")) as channel:
-        calls = [kept_call(channel)(REQUEST.SerializeToString()) for _ in range(MOST_KEPT_CALLS)]
+        calls = [method(channel, "Kept")(REQUEST.SerializeToString()) for _ in range(MOST_KEPT_CALLS)]
         for call in calls:
             await call.read()
         assert "BUSY" in await refusal(node, REQUEST.SerializeToString())

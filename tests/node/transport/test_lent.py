@@ -20,7 +20,7 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import certified_name, make_authority, make_key, to_peer
-from dtfm.protos.streams import NODE_METADATA, lend_call, ping_call
+from dtfm.protos.streams import NODE_METADATA, method
 from tests.protos.members import NOW, member
 
 PATIENCE = 10.0
@@ -84,7 +84,7 @@ async def started(*ends: End) -> AsyncIterator[None]:
 
 
 async def ping(channel: grpc.aio.Channel, said: bytes = b"hello") -> bytes:
-    answer: bytes = await ping_call(channel)(said, timeout=PATIENCE, wait_for_ready=True)
+    answer: bytes = await method(channel, "Ping")(said, timeout=PATIENCE, wait_for_ready=True)
     return answer
 
 
@@ -139,7 +139,7 @@ async def test_the_other_end_of_a_lent_connection_must_be_the_node_that_was_mean
 
         a.proxy._reach = wrong
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await ping_call(a.to("stranger"))(b"", timeout=PATIENCE)
+            await method(a.to("stranger"), "Ping")(b"", timeout=PATIENCE)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -156,7 +156,7 @@ async def test_nobody_lends_in_anothers_name() -> None:
     a, b = End("a"), End("b")
     async with started(a, b):
         channel = b.dial(a)
-        call = lend_call(channel)(metadata=((NODE_METADATA, "relay"),))
+        call = method(channel, "Lend")(metadata=((NODE_METADATA, "relay"),))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -167,13 +167,13 @@ async def test_a_revoked_node_lends_nothing_any_more() -> None:
     a, b = End("a"), End("b")
     async with started(a, b):
         channel = b.dial(a)
-        call = lend_call(channel)(metadata=((NODE_METADATA, "b"),))
+        call = method(channel, "Lend")(metadata=((NODE_METADATA, "b"),))
         await a.holder.take("b", PATIENCE)
         a.server.revoke(["b"])
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
             await asyncio.wait_for(call.read(), PATIENCE)
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
-            await lend_call(channel)(metadata=((NODE_METADATA, "b"),)).read()
+            await method(channel, "Lend")(metadata=((NODE_METADATA, "b"),)).read()
         await channel.close()
 
 
@@ -187,7 +187,7 @@ async def test_what_a_revoked_node_has_borrowed_ends_and_it_gets_no_more() -> No
         relay.server.revoke(["a"])
         await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), PATIENCE)
         with pytest.raises(grpc.aio.AioRpcError):
-            await ping_call(channel)(b"", timeout=1.5, wait_for_ready=True)
+            await method(channel, "Ping")(b"", timeout=1.5, wait_for_ready=True)
 
 
 async def test_a_node_that_is_no_relay_passes_nothing_on() -> None:
@@ -196,7 +196,7 @@ async def test_a_node_that_is_no_relay_passes_nothing_on() -> None:
         b.lend(other)
         a.relay = other
         with pytest.raises(grpc.aio.AioRpcError):
-            await ping_call(a.to("b"))(b"", timeout=1.5, wait_for_ready=True)
+            await method(a.to("b"), "Ping")(b"", timeout=1.5, wait_for_ready=True)
         assert await other.holder.take("b", PATIENCE)
 
 
@@ -211,7 +211,7 @@ async def test_a_holder_keeps_no_more_than_the_spare_ones() -> None:
     a, b = End("a"), End("b")
     async with started(a, b):
         channel = b.dial(a)
-        calls = [lend_call(channel)(metadata=((NODE_METADATA, "b"),)) for _ in range(lent.SPARE + 1)]
+        calls = [method(channel, "Lend")(metadata=((NODE_METADATA, "b"),)) for _ in range(lent.SPARE + 1)]
         reads = [asyncio.create_task(call.read()) for call in calls]
         done, waiting = await asyncio.wait(reads, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result() for task in done] == [grpc.aio.EOF], "one is given back"
@@ -232,7 +232,7 @@ async def test_a_lost_lender_ends_the_connections_that_use_it() -> None:
         assert await ping(channel) == b"hello"
         await b.stop()
         with pytest.raises(grpc.aio.AioRpcError):
-            await ping_call(channel)(b"", timeout=2)
+            await method(channel, "Ping")(b"", timeout=2)
         for _ in range(500):
             if relay.holder._count:  # both calls end
                 await asyncio.sleep(0.02)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,17 +32,7 @@ from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
-from dtfm.protos.streams import (
-    NODE_METADATA,
-    StreamToStream,
-    download_call,
-    peer_handlers,
-    ping_call,
-    standby_call,
-    state_call,
-    tensors_call,
-    upload_call,
-)
+from dtfm.protos.streams import NODE_METADATA, handlers, method
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.node.dialling import dialler
 from tests.protos.members import DAY, NOW, member
@@ -106,7 +96,7 @@ def tensor_frames(*, generation: int = GENERATION, index: int = 0) -> list[bytes
 async def refusal(node: Node, sent: list[bytes], source: str = "a", claimed: str = "a") -> str:
     """The answer that the caller gets; its writes may meet the end of the call."""
     async with channel_to(node, source) as channel:
-        call = tensors_call(channel)(metadata=named(claimed))
+        call = method(channel, "Tensors")(metadata=named(claimed))
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             for message in sent:  # the call may end before all is written
                 await call.write(message)
@@ -155,7 +145,7 @@ async def test_a_frame_of_an_earlier_generation_is_dropped_and_the_stream_goes_o
             yield frame
 
     async with channel_to(node) as channel:
-        await tensors_call(channel)(messages(), metadata=named())
+        await method(channel, "Tensors")(messages(), metadata=named())
     assert node.arrived.qsize() == 1
 
 
@@ -276,15 +266,13 @@ async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(
 
 
 @contextlib.asynccontextmanager
-async def peer_that_sends(download: StreamToStream) -> AsyncIterator[Peer]:
+async def peer_that_sends(download: Callable[..., AsyncIterator[bytes]]) -> AsyncIterator[Peer]:
     """A peer that answers pings and takes probes, but answers with ``download`` when it is to send one."""
     itself = Node().server
     itself.become(member("liar"))
     server = grpc.aio.server(options=server_options())
-    handlers = peer_handlers(
-        itself._tensors, itself._ping, itself._upload, download, itself._state, itself._standby, itself._hand_out
-    )
-    server.add_generic_rpc_handlers((handlers,))
+    answers = handlers({"Ping": itself._ping, "Upload": itself._upload, "Download": download})
+    server.add_generic_rpc_handlers((answers,))
     port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: member("liar")))
     await server.start()
     yield Peer(node="liar", candidates=[f"127.0.0.1:{port}"])
@@ -312,7 +300,7 @@ async def stalled(answers: object, context: object) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("download", [empty, cut_short, stalled])
 async def test_a_peer_that_sends_no_sound_probe_has_a_problem_and_the_others_are_measured(
-    node: Node, download: StreamToStream
+    node: Node, download: Callable[..., AsyncIterator[bytes]]
 ) -> None:
     async with peer_that_sends(download) as liar:
         peers = [liar, Peer(node="me", candidates=[node.address]), Peer(node="me", candidates=[node.address])]
@@ -328,7 +316,7 @@ async def test_no_more_of_a_probe_is_taken_than_was_asked_for(node: Node) -> Non
         open_channel(liar.candidates[0], to_peer(member("a"), "liar")) as channel,
     ):
         with pytest.raises(ValueError, match=r"bytes, \d+ in all"):
-            [size async for size in receive_probe(download_call(channel))]
+            [size async for size in receive_probe(method(channel, "Download"))]
 
 
 async def test_probes_are_bounded(node: Node) -> None:
@@ -339,8 +327,8 @@ async def test_probes_are_bounded(node: Node) -> None:
 
     async with channel_to(node) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="a probe has at most"):
-            [answer async for answer in upload_call(channel)(one_piece_too_many())]
-        assert sum([size async for size in receive_probe(download_call(channel))]) == MOST_BYTES
+            [answer async for answer in method(channel, "Upload")(one_piece_too_many())]
+        assert sum([size async for size in receive_probe(method(channel, "Download"))]) == MOST_BYTES
 
 
 async def test_a_wrong_answer_ends_a_probe(node: Node) -> None:
@@ -349,7 +337,7 @@ async def test_a_wrong_answer_ends_a_probe(node: Node) -> None:
 
     async with channel_to(node) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=r"the answer to a piece of \d+ bytes is b'8191'"):
-            [piece async for piece in download_call(channel)(wrong())]
+            [piece async for piece in method(channel, "Download")(wrong())]
 
 
 async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stopped(node: Node) -> None:
@@ -361,7 +349,7 @@ async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stop
 
     async with channel_to(node) as channel:
         request = StateRequest(generation=GENERATION, step=STEP, bucket=3, offset=total - 10)
-        (frame,) = [f async for f in state_call(channel)(request.SerializeToString())]
+        (frame,) = [f async for f in method(channel, "State")(request.SerializeToString())]
     assert frame.endswith(bytes(node.bucket.read()[-10:]))
 
 
@@ -378,14 +366,14 @@ async def test_a_peer_may_make_a_limited_number_of_calls_and_the_others_as_many(
     wanted = StateRequest(generation=GENERATION, step=STEP, bucket=SPEC.index).SerializeToString()
     standby = StandbyRequest(buckets=[SPEC.index]).SerializeToString()
     async with channel_to(node, "a") as greedy, channel_to(node, "b") as modest:
-        standbys = [standby_call(greedy)(standby) for _ in range(MOST_CALLS)]
+        standbys = [method(greedy, "Standby")(standby) for _ in range(MOST_CALLS)]
         for call in standbys:
             await call.read()
         with pytest.raises(grpc.aio.AioRpcError, match=f"BUSY: this peer has {MOST_CALLS} calls of Standby running"):
-            await standby_call(greedy)(standby).read()
-        assert await standby_call(modest)(standby).read()
+            await method(greedy, "Standby")(standby).read()
+        assert await method(modest, "Standby")(standby).read()
         for _ in range(2 * MOST_CALLS):  # a call that has ended does not count
-            assert [frame async for frame in state_call(greedy)(wanted)]
+            assert [frame async for frame in method(greedy, "State")(wanted)]
 
 
 async def everything(call: Any) -> None:
@@ -396,10 +384,10 @@ async def everything(call: Any) -> None:
 async def test_a_revoked_peer_loses_its_calls_within_a_second_and_gets_no_others(node: Node) -> None:
     wanted = StandbyRequest(buckets=[SPEC.index]).SerializeToString()
     async with channel_to(node, "a") as revoked, channel_to(node, "b") as other:
-        standbys = [standby_call(channel)(wanted) for channel in (revoked, other)]
+        standbys = [method(channel, "Standby")(wanted) for channel in (revoked, other)]
         for call in standbys:
             await call.read()
-        tensors = tensors_call(revoked)(metadata=named("a"))
+        tensors = method(revoked, "Tensors")(metadata=named("a"))
         await tensors.write(tensor_frames()[0])
         began = time.monotonic()
         node.server.revoke(["a"])
@@ -407,35 +395,35 @@ async def test_a_revoked_peer_loses_its_calls_within_a_second_and_gets_no_others
             with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
                 await asyncio.wait_for(rest, 10)
         assert time.monotonic() - began < 1
-        for again in (ping_call(revoked)(b""), tensors_call(revoked)(metadata=named("a"))):
+        for again in (method(revoked, "Ping")(b""), method(revoked, "Tensors")(metadata=named("a"))):
             with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
                 await asyncio.wait_for(again, 10)
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
-            await standby_call(revoked)(wanted).read()
-        assert await ping_call(other)(b"here") == b"here"
+            await method(revoked, "Standby")(wanted).read()
+        assert await method(other, "Ping")(b"here") == b"here"
         assert not standbys[1].done()
         node.server.revoke([])  # whatever the coordinator has forgotten since
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
-            await ping_call(revoked)(b"")
+            await method(revoked, "Ping")(b"")
     async with channel_to(node, "a") as afresh:
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
-            await ping_call(afresh)(b"")
+            await method(afresh, "Ping")(b"")
 
 
 async def test_a_quarantined_peer_loses_its_calls_and_gets_others_once_it_is_forgiven(node: Node) -> None:
     wanted = StandbyRequest(buckets=[SPEC.index]).SerializeToString()
     async with channel_to(node, "a") as quarantined, channel_to(node, "b") as other:
-        standbys = [standby_call(channel)(wanted) for channel in (quarantined, other)]
+        standbys = [method(channel, "Standby")(wanted) for channel in (quarantined, other)]
         for call in standbys:
             await call.read()
         node.server.quarantine(["a", "x"])
         with pytest.raises(grpc.aio.AioRpcError, match="QUARANTINED"):
             await asyncio.wait_for(everything(standbys[0]), 10)
         with pytest.raises(grpc.aio.AioRpcError, match="QUARANTINED"):
-            await ping_call(quarantined)(b"")
+            await method(quarantined, "Ping")(b"")
         assert not standbys[1].done()
         node.server.quarantine(["x"])
-        assert await ping_call(quarantined)(b"here") == b"here"
+        assert await method(quarantined, "Ping")(b"here") == b"here"
 
 
 async def test_a_renewed_certificate_ends_nothing_and_channels_move_to_it_only_when_the_old_one_grows_old(

@@ -21,7 +21,7 @@ from dtfm.node.transport.ways import Ways
 from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
 from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind
-from dtfm.protos.streams import ping_call
+from dtfm.protos.streams import method
 from tests.protos.members import DAY, NOW, member
 
 LEASE = 4.0
@@ -66,7 +66,7 @@ class Node:
         target = self.dialler.target(other.hidden)
         async with self.dialler.open(other.name, target, LEASE, apart=True) as channel:
             try:
-                await ping_call(channel)(b"", timeout=LEASE / 2, wait_for_ready=True)
+                await method(channel, "Ping")(b"", timeout=LEASE / 2, wait_for_ready=True)
             except grpc.aio.AioRpcError:
                 return False
             return True
@@ -137,7 +137,7 @@ async def test_a_channel_goes_on_over_another_relay_when_its_own_is_gone(start: 
     a.told(relayed=("b", first))
     b.told(lends_to=first)
     async with a.dialler.open("b", a.dialler.target(b.hidden), LEASE) as channel:
-        ping = ping_call(channel)
+        ping = method(channel, "Ping")
         assert await ping(b"1", timeout=LEASE, wait_for_ready=True) == b"1"
         await first.stop()
         a.told(relayed=("b", second))
