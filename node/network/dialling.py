@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -12,32 +12,11 @@ from dtfm.protos.candidates import seen_at, target_of, way_to
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import CERTIFIED_SUFFIX, Identity, certified_name, to_peer
+from dtfm.protos.token_bucket import TokenBucket
 
 MOST_AT_ONCE, MOST_PER_SECOND = 2048, 64.0
 """Candidates that this process dials. A run of hundreds of nodes needs some thousand now and then; an attack by a false list of
 candidates needs many all the time."""
-
-
-class Budget:
-    """What may be spent: ``most`` at once, ``rate`` per second after that."""
-
-    def __init__(
-        self, most: float = MOST_AT_ONCE, rate: float = MOST_PER_SECOND, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._most = self._left = most
-        self._rate = rate
-        self._clock = clock
-        self._then = clock()
-
-    def spend(self, amount: int) -> bool:
-        """Spends the amount unless less than that is left. Returns whether it did."""
-        now = self._clock()
-        self._left = min(self._most, self._left + (now - self._then) * self._rate)
-        self._then = now
-        if amount > self._left:
-            return False
-        self._left -= amount
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +28,7 @@ class Dialler:
     proxy: str = ""
     indirect: Collection[str] = ()
     loopback: bool = True
-    budget: Budget = field(default_factory=Budget)
+    budget: TokenBucket = field(default_factory=lambda: TokenBucket(MOST_PER_SECOND, MOST_AT_ONCE))
 
     def target(self, peer: Peer) -> str:
         """Where ``open`` is to go. It stays the same while the peer is reached in the same way."""
@@ -61,7 +40,7 @@ class Dialler:
         """A channel to ``node``; see `connection.open_channel`. If this process dials too much, it goes through the proxy, where
         only lent connections are found."""
         way = to_peer(self.identity, node)
-        if target.endswith(f"{CERTIFIED_SUFFIX}:443") or not self.budget.spend(1 + target.count(",")):
+        if target.endswith(f"{CERTIFIED_SUFFIX}:443") or not self.budget.take(time.monotonic(), 1 + target.count(",")):
             return open_channel(f"{certified_name(node)}:443", way, lease, apart, self.proxy)
         return open_channel(target, way, lease, apart)
 

@@ -7,13 +7,14 @@ from weakref import WeakSet
 
 import grpc.aio
 
-from dtfm.node.network.dialling import Budget, Dialler
+from dtfm.node.network.dialling import MOST_AT_ONCE, MOST_PER_SECOND, Dialler
 from dtfm.node.transport.connect_proxy import ConnectProxy
 from dtfm.node.transport.lent import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
 from dtfm.protos.credentials import Identity, certified_name
+from dtfm.protos.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Ways:
         self._used: dict[str, WeakSet[Pipe]] = {}  # by node, the connections to it
         self._lease = DEFAULT_LEASE
         self._dialler: Dialler | None = None
-        self._budget = Budget()
+        self._budget = TokenBucket(MOST_PER_SECOND, MOST_AT_ONCE)
         self._url = ""
 
     async def start(self, listening: str) -> None:

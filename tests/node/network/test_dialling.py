@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtfm.node.network.dialling import Budget, Dialler
+from dtfm.node.network.dialling import Dialler
 from dtfm.protos.credentials import certified_name
 from tests.node.dialling import peer
 from tests.protos.members import member
@@ -27,13 +27,3 @@ def test_a_direct_way_is_called_after_where_the_peer_saw_this_node() -> None:
     assert dialler.way("c", "ipv4:198.51.100.3:50000") == "public"
     assert dialler.way("b", "ipv4:127.0.0.1:50000") == "", "what a lent connection looks like says nothing"
     assert dialler.way("c", "somewhere") == ""
-
-
-def test_a_process_dials_a_bounded_number_of_addresses() -> None:
-    now = 100.0
-    budget = Budget(10, 2.0, lambda: now)
-    assert [budget.spend(4) for _ in range(3)] == [True, True, False]
-    now += 1.0
-    assert [budget.spend(4), budget.spend(1)] == [True, False]
-    now += 1000.0
-    assert [budget.spend(10), budget.spend(1)] == [True, False]
