@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 
@@ -50,44 +50,36 @@ class Holder:
     def __init__(self, relay: bool = False) -> None:
         self.relay = relay
         self._waiting: dict[str, deque[ServedPipe]] = {}
-        self._count: Counter[str] = Counter()
         self._arrived = asyncio.Condition()
 
     async def serve_lender(self, node: str, requests: AsyncIterator[bytes], context: Context) -> None:
         """Holds a connection that ``node`` lends, until it is used up."""
-        await self._count_in(f"{node} lends", context)
+        pipe = ServedPipe(requests, context)
+        waiting = self._waiting.setdefault(node, deque())
+        waiting.append(pipe)
+        if len(waiting) > SPARE:  # the oldest may be of a process that has vanished without a word
+            waiting.popleft().close()
+        async with self._arrived:
+            self._arrived.notify_all()
         try:
-            pipe = ServedPipe(requests, context)
-            waiting = self._waiting.setdefault(node, deque())
-            waiting.append(pipe)
-            if len(waiting) > SPARE:  # the oldest may be of a process that has vanished without a word
-                waiting.popleft().close()
-            async with self._arrived:
-                self._arrived.notify_all()
-            try:
-                await pipe.closed.wait()
-            finally:
-                with contextlib.suppress(ValueError):
-                    waiting.remove(pipe)
-                if not waiting and self._waiting.get(node) is waiting:
-                    del self._waiting[node]
+            await pipe.closed.wait()
         finally:
-            self._count_out(f"{node} lends")
+            with contextlib.suppress(ValueError):
+                waiting.remove(pipe)
+            if not waiting and self._waiting.get(node) is waiting:
+                del self._waiting[node]
 
-    async def serve_borrower(self, node: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Joins what ``node`` says with a connection of the lender that its metadata name."""
+    async def serve_borrower(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Joins what the caller says with a connection of the lender that its metadata name."""
         if not self.relay:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "NOT_A_RELAY: this node is none; see join --relay")
         lender = _metadata(context, LENDER_METADATA)
-        await self._count_in(f"{node} borrows", context)
         try:
             borrowed = ServedPipe(requests, context)
             lent = await self.take(lender, BORROWING_SECONDS)
             await join(borrowed, lent)
         except NotLent as why:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"NOT_LENT: {why}")
-        finally:
-            self._count_out(f"{node} borrows")
 
     async def take(self, lender: str, patience: float) -> Pipe:
         """The newest connection that the node has lent. Waits up to ``patience`` seconds for one. Raises NotLent."""
@@ -96,16 +88,6 @@ class Holder:
                 await self._arrived.wait_for(lambda: self._waiting.get(lender))
                 return self._waiting[lender].pop()
         raise NotLent(f"{lender[:64]} has lent no connection for {patience:.0f} s")
-
-    async def _count_in(self, what: str, context: Context) -> None:
-        if self._count[what] >= MOST_LENT:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"BUSY: {what} {MOST_LENT} connections already")
-        self._count[what] += 1
-
-    def _count_out(self, what: str) -> None:
-        self._count[what] -= 1
-        if not self._count[what]:
-            del self._count[what]
 
 
 class Lender:

@@ -10,18 +10,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from dtfm.node.network.bandwidth_probe import MOST_BYTES, ProbeSender
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.callers import Callers
 from dtfm.node.transport.kept import Kept
-from dtfm.node.transport.lent import Holder
+from dtfm.node.transport.lent import MOST_LENT, Holder
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.warden import Warden
 from dtfm.protos.connection import server_options
@@ -38,6 +40,8 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(
 )
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+Wanted = TypeVar("Wanted", bound=Message)
+Found = TypeVar("Found")
 #: Called with the seconds that a frame of state took; returns when the next one may be sent.
 GiveWay = Callable[[float], Awaitable[None]]
 
@@ -188,14 +192,12 @@ class PeerServer:
 
     async def _state(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         async with self._place("State", context):
-            try:
-                wanted = StateRequest.FromString(request)
-                source = self._disk if wanted.from_snapshot else self._store
-                header, pieces = await asyncio.to_thread(source.donate, wanted)
-            except DecodeError:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: not a StateRequest")
-            except LookupError as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            header, pieces = await _found(
+                StateRequest,
+                request,
+                context,
+                lambda wanted: (self._disk if wanted.from_snapshot else self._store).donate(wanted),
+            )
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 for frame in frames(header, piece):
                     began = time.monotonic()
@@ -205,13 +207,10 @@ class PeerServer:
 
     async def _standby(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         async with self._place("Standby", context):
-            try:
-                wanted, loop = StandbyRequest.FromString(request), asyncio.get_running_loop()
-                subscription = await asyncio.to_thread(self._store.subscribe, wanted.buckets, loop)
-            except DecodeError:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: not a StandbyRequest")
-            except LookupError as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            loop = asyncio.get_running_loop()
+            subscription = await _found(
+                StandbyRequest, request, context, lambda wanted: self._store.subscribe(wanted.buckets, loop)
+            )
             try:
                 async for frame in subscription.frames():
                     began = time.monotonic()
@@ -225,21 +224,20 @@ class PeerServer:
     async def _hand_out(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """Nothing else is on its way then: all wait for the commit, so that no other stream has to be given way."""
         async with self._place("Kept", context, MOST_KEPT_CALLS):
-            try:
-                wanted, caller = KeptRequest.FromString(request), shown_name(context.auth_context())
-                header, encoded = await asyncio.to_thread(self._kept.find, caller, wanted)
-            except DecodeError:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: not a KeptRequest")
-            except LookupError as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            caller = shown_name(context.auth_context())
+            header, encoded = await _found(KeptRequest, request, context, partial(self._kept.find, caller))
             for frame in frames(header, encoded):
                 yield frame
 
     async def _lend(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        await self.holder.serve_lender(await self._member(context), requests, context)
+        node = await self._member(context)
+        async with self._place("Lend", context, MOST_LENT):
+            await self.holder.serve_lender(node, requests, context)
 
     async def _borrow(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        await self.holder.serve_borrower(await self._member(context), requests, context)
+        await self._member(context)
+        async with self._place("Borrow", context, MOST_LENT):
+            await self.holder.serve_borrower(requests, context)
 
     async def _member(self, context: Context) -> str:
         """The caller's name, which its certificate shows."""
@@ -263,6 +261,16 @@ class PeerServer:
             self._calls[caller] -= 1
             if not self._calls[caller]:
                 del self._calls[caller]
+
+
+async def _found(kind: type[Wanted], request: bytes, context: Context, find: Callable[[Wanted], Found]) -> Found:
+    """What ``find`` returns, in a thread, for the request. Ends the call if it is malformed, or if nothing is found."""
+    try:
+        return await asyncio.to_thread(find, kind.FromString(request))
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"MALFORMED: not a {kind.DESCRIPTOR.name}")
+    except LookupError as error:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
 
 def _claimed(context: Context) -> str:

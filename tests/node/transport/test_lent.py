@@ -234,9 +234,9 @@ async def test_a_lost_lender_ends_the_connections_that_use_it() -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await method(channel, "Ping")(b"", timeout=2)
         for _ in range(500):
-            if relay.holder._count:  # both calls end
+            if relay.server._calls:  # both calls end
                 await asyncio.sleep(0.02)
-        assert not relay.holder._count
+        assert not relay.server._calls
 
 
 @pytest.mark.parametrize(
