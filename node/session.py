@@ -28,7 +28,6 @@ from dtfm.node.data.dataset import Agreed
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.network.addresses import candidates, host_of, interfaces, reached_here
-from dtfm.node.network.dialling import Dialler
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.disk import Disk
@@ -160,8 +159,7 @@ class Session:
         give_way = partial(self._sender.priority.give_way, Rank.STATE)
         holder = Holder(relay=settings.relay != Hello.NO)
         self._server = PeerServer(equipment.store, give_way, self._snapshots.disk, holder, equipment.kept)
-        self._ways = Ways(settings.node, holder)
-        self._dialler: Dialler | None = None  # None until the first welcome
+        self._ways = Ways(settings.node, holder, loopback=ip_address(settings.facing).is_loopback)
         only_relays = settings.relay == Hello.ONLY
         self._status = Status(
             settings.node, "relays for others" if only_relays else "no part in the plan, ready to step in"
@@ -337,7 +335,7 @@ class Session:
                 self._patience = welcome.wait_for_coordinator_seconds or self._patience
                 self._problem = ""
                 self._status.welcomed(welcome)
-                dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
+                self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.revoke(welcome.revoked)
                 self._server.quarantine(welcome.quarantined)
                 if self._settings.relay != Hello.ONLY:
@@ -345,15 +343,14 @@ class Session:
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
                     # Who runs the coordinator has named the paths, and may use them anyway.
                     allowed = ("/",) if self._own else self._settings.allowed_data
-                    self._trainer.prepare(welcome.run, dialler, allowed, agreed)
+                    self._trainer.prepare(welcome.run, self._ways.dialler, allowed, agreed)
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))
             case "refusal":
                 self._refused(RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
             case "certificate":
                 if self._identity is not None:
-                    renewed = replace(self._identity, certificate=message.certificate.certificate)
-                    self._trainer.renew(self._become(renewed))
+                    self._become(replace(self._identity, certificate=message.certificate.certificate))
             case "revoked":
                 self._server.revoke(message.revoked.names)
             case "quarantined":
@@ -398,27 +395,23 @@ class Session:
             case _:
                 log.warning("ignored a message from the coordinator that this version does not know")
 
-    def _become(self, identity: Identity) -> Dialler:
-        """Shows this identity to peers from now on. Returns what opens channels to them as this one."""
+    def _become(self, identity: Identity) -> None:
+        """Shows this identity to peers from now on."""
         self._identity = identity
         self._server.become(identity)
-        loopback = ip_address(self._settings.facing).is_loopback
-        self._dialler = self._ways.become(identity, self._lease, loopback=loopback)
-        return self._dialler
+        self._ways.become(identity, self._lease)
 
     def _refused(self, reason: str, sentence: str) -> None:
         print(f"This node was not let in: {reason}: {sentence}", file=sys.stderr, flush=True)
         self._exit = 1 if reason in TEMPORARY else 2
 
     async def _probe(self, probe: Probe) -> None:
-        assert self._dialler is not None  # probes are asked of welcomed nodes only
         with long_part(f"measuring links to {len(probe.peers)} nodes"):
-            report = await measure_links(self._settings.node, list(probe.peers), self._dialler, self._lease)
+            report = await measure_links(self._settings.node, list(probe.peers), self._ways.dialler, self._lease)
         self._send(NodeMessage(links=report))
 
     async def _reach(self, wanted: Reach) -> None:
-        assert self._dialler is not None
-        self._send(NodeMessage(reached=await reach(wanted.peers, self._dialler, self._lease)))
+        self._send(NodeMessage(reached=await reach(wanted.peers, self._ways.dialler, self._lease)))
 
     async def _leave_on_preemption(self) -> None:
         if reason := await preemption_notice():

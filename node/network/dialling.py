@@ -19,10 +19,10 @@ MOST_AT_ONCE, MOST_PER_SECOND = 2048, 64.0
 candidates needs many all the time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Dialler:
-    """Opens channels as ``identity``. ``indirect`` are the nodes that are reached through ``proxy`` (node/transport/ways.py);
-    ``loopback``: whether peers may be on this machine."""
+    """Opens channels as ``identity``, which is replaced when its certificate is renewed. ``indirect`` are the nodes that are
+    reached through ``proxy`` (node/transport/ways.py); ``loopback``: whether peers may be on this machine."""
 
     identity: Identity
     proxy: str = ""

@@ -45,11 +45,6 @@ class Snapshots:
         self._fetching: asyncio.Task[object] | None = None
         self._fetching_step = 0
 
-    def renew(self, loaded: LoadedRun) -> None:
-        """Later connections are made by its dialler."""
-        if self._loaded is not None:
-            self._loaded = loaded
-
     def open(self, loaded: LoadedRun) -> list[SnapshotParts]:
         """Starts using this run's snapshots. Returns what is on disk of its snapshots, also from an earlier process of this
         node."""

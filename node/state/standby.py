@@ -89,7 +89,7 @@ class StandbyCopies:
     ) -> None:
         """``copied``: the buckets to fill, each with its donors."""
         self._run = run
-        self.dialler = dialler
+        self._dialler = dialler
         self._tell = tell
         self._told: StandbyStatus | None = None
         self._copies = {bucket.spec.index: _Copy(bucket, list(donors)) for bucket, donors in copied}
@@ -176,8 +176,8 @@ class StandbyCopies:
         """Reads one donor's stream until it breaks, then asks the next donors."""
         request = StandbyRequest(buckets=indices).SerializeToString()
         try:
-            target = self.dialler.target(donor)
-            async with self.dialler.open(donor.node, target, self._run.lease_seconds) as channel:
+            target = self._dialler.target(donor)
+            async with self._dialler.open(donor.node, target, self._run.lease_seconds) as channel:
                 async for frame in method(channel, "Standby")(request):
                     header, payload = parse(frame)
                     if header.index not in indices:

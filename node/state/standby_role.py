@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
-from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
 from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Standby, StandbyProgress
 
@@ -52,11 +51,6 @@ class StandbyRole:
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
                 tell(StandbyStatus(0, problem=f"{type(error).__name__}: {error}"))
-
-    def renew(self, dialler: Dialler) -> None:
-        """Asks donors by this one from now on. From any thread."""
-        if (copies := self._copies) is not None:
-            copies.dialler = dialler
 
     async def take(self, commit: Commit, patience: float) -> Mapping[int, Bucket]:
         """The copies that include the last ``commit``; see `StandbyCopies.as_of`. Ends the role, unless cancelled."""

@@ -69,7 +69,7 @@ class Preparation:
         is_new = self.loaded is None or self.loaded.run.id != run.id
         if self.loaded is not None and not is_new:
             # A resumed run may differ in settings that do not change what is learned.
-            self.loaded = replace(self.loaded, run=run, dialler=dialler, allowed=allowed)
+            self.loaded = replace(self.loaded, run=run, allowed=allowed)
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             model = None
@@ -105,12 +105,6 @@ class Preparation:
             on_disk=self._equipment.snapshots.open(self.loaded),
             flops=self.flops or 0.0,
         )
-
-    def renew(self, dialler: Dialler) -> None:
-        """Later connections are made by ``dialler``."""
-        if self.loaded is not None:
-            self.loaded = replace(self.loaded, dialler=dialler)
-            self._equipment.snapshots.renew(self.loaded)
 
     def time_device(self) -> float | None:
         """How fast the device computes the run's layers now, in FLOP/s; None where they cannot be timed."""

@@ -106,10 +106,6 @@ class Trainer:
         of this machine's files the run may use (see check_places)."""
         self._commands.put(lambda: self._prepare(run, dialler, allowed, agreed))
 
-    def renew(self, dialler: Dialler) -> None:
-        """Makes later connections with this one, which shows a renewed certificate."""
-        self._commands.put(lambda: self._renew(dialler))
-
     def adopt(self, assignment: Assignment, deliver_to: DeliverTo) -> None:
         """Calls off the present generation and sets up the assignment's, whose frames go to ``deliver_to``'s receiver."""
         self._newest = assignment.plan.generation
@@ -245,10 +241,6 @@ class Trainer:
             self._store.replace(HeldState(0, {}))
             self._voted, self._committed_in = None, 0
         self._report(NodeMessage(prepared=self._preparation.message()))
-
-    def _renew(self, dialler: Dialler) -> None:
-        self._preparation.renew(dialler)
-        self._standby.renew(dialler)
 
     def _time_again(self) -> None:
         if self._loaded is None or self._generation is not None or self._adopting < self._newest:

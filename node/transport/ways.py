@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from weakref import WeakSet
 
 import grpc.aio
 
-from dtfm.node.network.dialling import MOST_AT_ONCE, MOST_PER_SECOND, Dialler
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.transport.connect_proxy import ConnectProxy
 from dtfm.node.transport.lent import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
-from dtfm.protos.credentials import Identity, certified_name
-from dtfm.protos.token_bucket import TokenBucket
+from dtfm.protos.credentials import Identity, certified_name, nobody
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 class Ways:
     """``start`` it once the node listens; tell it who the node is (``become``), and what the coordinator says (``follow``)."""
 
-    def __init__(self, node: str, holder: Holder) -> None:
+    def __init__(self, node: str, holder: Holder, *, loopback: bool) -> None:
+        """``loopback``: whether peers may be on this machine. ``dialler`` opens channels to them."""
         self._node = node
         self._holder = holder
         self._proxy = ConnectProxy(self._reach)
@@ -31,25 +32,22 @@ class Ways:
         self._holders: dict[str, Peer] = {}
         self._used: dict[str, WeakSet[Pipe]] = {}  # by node, the connections to it
         self._lease = DEFAULT_LEASE
-        self._dialler: Dialler | None = None
-        self._budget = TokenBucket(MOST_PER_SECOND, MOST_AT_ONCE)
-        self._url = ""
+        self.dialler = Dialler(nobody(datetime.now(UTC)), indirect=self._relays.keys(), loopback=loopback)
 
     async def start(self, listening: str) -> None:
         """``listening``: HOST:PORT of this node, to be reached from this machine."""
         self._lender.listens_at(listening)
-        self._url = await self._proxy.start()
+        self.dialler.proxy = await self._proxy.start()
 
     async def stop(self) -> None:
         await self._lender.close()
-        if self._url:
+        if self.dialler.proxy:
             await self._proxy.stop()
 
-    def become(self, identity: Identity, lease: float, *, loopback: bool) -> Dialler:
-        """What opens channels to peers from now on. ``loopback``: whether peers may be on this machine."""
+    def become(self, identity: Identity, lease: float) -> None:
+        """Opens channels to peers as this one from now on."""
         self._lease = lease
-        self._dialler = Dialler(identity, self._url, self._relays.keys(), loopback, self._budget)
-        return self._dialler
+        self.dialler.identity = identity
 
     def follow(self, message: WaysMessage) -> None:
         """What the coordinator says about who reaches whom."""
@@ -70,7 +68,7 @@ class Ways:
     async def _reach(self, certified: str) -> Pipe:
         """Raises NotLent."""
         node = next((name for name in self._relays if certified_name(name) == certified), None)
-        if node is None or self._dialler is None:
+        if node is None:
             raise NotLent("the coordinator has named no way to it but dialling")
         if (relay := self._relays[node]) is None:
             pipe = await self._holder.take(node, self._lease / 2)
@@ -83,8 +81,7 @@ class Ways:
         return self._open(self._holders[holder])
 
     def _open(self, peer: Peer) -> grpc.aio.Channel:
-        assert self._dialler is not None  # the coordinator names peers only to a node that it has welcomed
-        return self._dialler.open(peer.node, self._dialler.target(peer), self._lease, apart=True)
+        return self.dialler.open(peer.node, self.dialler.target(peer), self._lease, apart=True)
 
 
 def _name(relay: Peer | None) -> str:

@@ -16,7 +16,6 @@ import torch
 from dtfm.node.host.trace import ExtraMemory, extra_memory, forget_memory, listen_to_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
-from dtfm.node.network.dialling import Dialler
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
@@ -111,7 +110,8 @@ class Standby:
         self._told: asyncio.Queue[StandbyStatus] = asyncio.Queue()
         self.statuses: list[StandbyStatus] = []
         copied = [(Bucket(spec, CPU, torch.float32), [donor.peer for donor in donors]) for spec in specs]
-        self.copies = StandbyCopies(RUN, copied, dialler("me"), self._told.put_nowait)
+        self.dialler = dialler("me")
+        self.copies = StandbyCopies(RUN, copied, self.dialler, self._told.put_nowait)
 
     async def tells(self) -> StandbyStatus:
         """The next status."""
@@ -312,7 +312,7 @@ async def test_another_donor_is_asked_under_the_newest_identity(donors: list[Don
     """The one that it began with may have ended long ago."""
     standby = Standby(donors)
     await standby.until(4)
-    standby.copies.dialler = Dialler(member("me", make_authority(make_key(), NOW)))  # whom no donor accepts
+    standby.dialler.identity = member("me", make_authority(make_key(), NOW))  # whom no donor accepts
     await donors[0].server.stop()
     assert "UNAVAILABLE" in (await standby.tells()).problem
     await standby.copies.close()

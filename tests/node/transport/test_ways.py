@@ -32,14 +32,15 @@ class Node:
         self.name = name
         holder = Holder(relay)
         self.server = PeerServer(StateStore(), lambda seconds: asyncio.sleep(0), holder=holder)
-        self.ways = Ways(name, holder)
+        self.ways = Ways(name, holder, loopback=True)
+        self.dialler = self.ways.dialler
 
     async def start(self) -> None:
         identity = member(self.name)
         self.server.become(identity)
         self.port = await self.server.start("127.0.0.1:0")
         await self.ways.start(f"127.0.0.1:{self.port}")
-        self.dialler = self.ways.become(identity, LEASE, loopback=True)
+        self.ways.become(identity, LEASE)
 
     async def stop(self) -> None:
         await self.ways.stop()
@@ -103,14 +104,12 @@ async def start() -> AsyncIterator[Start]:
 async def test_a_renewed_identity_is_shown_by_all_later_connections_and_changes_nothing_else(start: Start) -> None:
     a, b = await start("a"), await start("b")
     a.told(dial_back="b")
-    before = a.dialler
-    a.dialler = a.ways.become(member("a", now=NOW - DAY / 4), LEASE, loopback=True)
-    assert a.dialler.budget is before.budget
+    a.ways.become(member("a", now=NOW - DAY / 4), LEASE)
     b.told(lends_to=a)
     assert await a.reaches(b)
     # Whom a does not accept: nor, then, what it lends.
     b.told()
-    b.ways.become(member("b", make_authority(make_key(), NOW)), LEASE, loopback=True)
+    b.ways.become(member("b", make_authority(make_key(), NOW)), LEASE)
     b.told(lends_to=a)
     assert not await a.reaches(b)
 
