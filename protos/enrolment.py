@@ -102,9 +102,23 @@ class Entry:
             return (self._place,) if self._place else last.addresses, last.pin
         return (self._place or DEFAULT_ADDRESS,), None
 
+    async def answering(self, timeout: float) -> tuple[str, bytes, bytes]:
+        """Returns HOST:PORT of the coordinator that answers, its authority's certificate (PEM), and the pin of that. Raises
+        ConnectionError if none answers, and NotAdmitted if another does than the one that is wanted, or one of another time."""
+        addresses, pin = self.leads_to
+        try:
+            if pin is not None:
+                return *await fetch_authority(addresses, pin, timeout), pin
+            authority = in_time(await shown_certificate(addresses[0], timeout))
+        except PermissionError as error:
+            raise NotAdmitted("WRONG_AUTHORITY", str(error)) from None
+        except ClockError as error:
+            raise NotAdmitted("WRONG_CLOCK", str(error)) from None
+        return addresses[0], authority, pin_of(authority)
+
     def begin(self, timeout: float) -> None:
         """Does what the first ``open`` does while this process does something else. To be called on the event loop."""
-        self._begun = asyncio.create_task(self._named(timeout))
+        self._begun = asyncio.create_task(self._open(timeout))
         self._begun.add_done_callback(
             lambda begun: begun.cancelled() or begun.exception()
         )  # `open` raises it, if called
@@ -112,22 +126,12 @@ class Entry:
     async def open(self, timeout: float) -> Opened:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
         begun, self._begun = self._begun, None
-        return await (begun or self._named(timeout))
+        return await (begun or self._open(timeout))
 
     async def knock(self, candidates: Sequence[str], token: bytes, timeout: float) -> KnockReply:
         """Has the coordinator dial this machine at ``candidates``, where whoever connects is sent ``token`` (16 bytes). Raises as
         ``open`` does, if that would not let this side in; but nothing is bound, and no invitation used up."""
-        addresses, pin = self.leads_to
-        try:
-            if pin is not None:
-                address, authority = await fetch_authority(addresses, pin, timeout)
-            else:
-                address, authority = addresses[0], in_time(await shown_certificate(addresses[0], timeout))
-                pin = pin_of(authority)
-        except PermissionError as error:
-            raise NotAdmitted("WRONG_AUTHORITY", str(error)) from None
-        except ClockError as error:
-            raise NotAdmitted("WRONG_CLOCK", str(error)) from None
+        address, authority, pin = await self.answering(timeout)
         invitation = self._place if isinstance(self._place, Invitation) else None
         roles = [*self._roles, Role.OPERATOR]  # an operator's machine lets its own nodes in
         access = next(iter(_enrolled(roles, pin)), None)
@@ -135,7 +139,7 @@ class Entry:
             if invitation is None:
                 raise self._needed(address)
             name = f"knock-{secrets.token_hex(4)}"
-            access, roles = Access(addresses, pin, name, self._roles[0], make_key()), list(self._roles)
+            access, roles = Access((address,), pin, name, self._roles[0], make_key()), list(self._roles)
         opened = Opened(address, authority, access)
         request = KnockRequest(enrolment=_request(access, invitation, roles), candidates=candidates, token=token)
         async with opened.channel(timeout) as channel:
@@ -146,24 +150,10 @@ class Entry:
                 raise _explained(error) from None
         return reply
 
-    async def _named(self, timeout: float) -> Opened:
-        try:
-            return await self._open(timeout)
-        except PermissionError as error:
-            raise NotAdmitted("WRONG_AUTHORITY", str(error)) from None
-        except ClockError as error:
-            raise NotAdmitted("WRONG_CLOCK", str(error)) from None
-
     async def _open(self, timeout: float) -> Opened:
+        address, authority, pin = await self.answering(timeout)
         if isinstance(self._place, Invitation):
-            return await self._by_invitation(self._place, timeout)
-        addresses, pin = self.leads_to
-        if pin is not None:
-            address, authority = await fetch_authority(addresses, pin, timeout)
-        else:
-            address = addresses[0]
-            authority = in_time(await shown_certificate(address, timeout))
-            pin = pin_of(authority)
+            return await self._by_invitation(self._place, address, authority, timeout)
         if (access := self._known(pin)) is not None:
             if self._used is None:
                 keep(access)  # it is the newest now
@@ -171,7 +161,7 @@ class Entry:
             return Opened(address, authority, access)
         if Role.NODE in self._roles and (operators := _enrolled([Role.OPERATOR], pin)):
             own = await _invite(Opened(address, authority, operators[0]), self._name, timeout)
-            return await self._by_invitation(replace(own, addresses=(address,)), timeout)
+            return await self._by_invitation(replace(own, addresses=(address,), pin=pin), address, authority, timeout)
         if (key := self._key_here(pin)) is not None:
             fresh = Access((address,), pin, self._name, Role.NODE, key)
             self._used = await self._enrol(Opened(address, authority, fresh), None, timeout)
@@ -185,8 +175,7 @@ class Entry:
             f"invitation (dtfm-coordinator invite --role {self._roles[0]}), and give it once in place of the address",
         )
 
-    async def _by_invitation(self, invitation: Invitation, timeout: float) -> Opened:
-        address, authority = await fetch_authority(invitation.addresses, invitation.pin, timeout)
+    async def _by_invitation(self, invitation: Invitation, address: str, authority: bytes, timeout: float) -> Opened:
         if self._used is None:
             async with locked(enrolment_lock(invitation.pin)):
                 self._used = await self._first_enrolled(address, authority, invitation, timeout)

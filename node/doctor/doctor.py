@@ -26,10 +26,8 @@ from dtfm.node.network.home_router import HomeRouter
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import KnockReply
-from dtfm.protos.credentials import fetch_authority, in_time, shown_certificate
 from dtfm.protos.enrolment import Entry, NotAdmitted
 from dtfm.protos.knock import TOKEN_BYTES, dial
-from dtfm.protos.proof import ClockError
 
 ANSWER_SECONDS = 5.0
 """Most seconds to wait for the coordinator."""
@@ -136,13 +134,7 @@ async def look_at_coordinator(entry: Entry) -> list[Finding]:
     """Whether the coordinator answers, and as who it should be; and the way there."""
     addresses, pin = entry.leads_to
     try:
-        if pin is None:
-            address = addresses[0]
-            in_time(await shown_certificate(address, ANSWER_SECONDS))
-            found = [Finding("coordinator", True, f"{address} answers")]
-        else:
-            address, _ = await fetch_authority(addresses, pin, ANSWER_SECONDS)
-            found = [Finding("coordinator", True, f"{address} answers, and is the one that was named")]
+        address, _, _ = await entry.answering(ANSWER_SECONDS)
     except ConnectionError as error:
         ports = " or ".join(dict.fromkeys(str(read_address(each)[1]) for each in addresses))
         fix = (
@@ -150,10 +142,12 @@ async def look_at_coordinator(entry: Entry) -> list[Finding]:
             "open in its firewall?"
         )
         return [Finding("coordinator", False, f"{' or '.join(addresses)}: {error}", fix)]
-    except PermissionError as error:
-        return [Finding("coordinator", False, str(error), "ask for a new invitation")]
-    except ClockError as error:
-        return [Finding("clock", False, str(error), "timedatectl set-ntp true")]
+    except NotAdmitted as refused:
+        if refused.reason == "WRONG_CLOCK":
+            return [Finding("clock", False, refused.sentence, "timedatectl set-ntp true")]
+        return [Finding("coordinator", False, refused.sentence, "ask for a new invitation")]
+    named = ", and is the one that was named" if pin is not None else ""
+    found = [Finding("coordinator", True, f"{address} answers{named}")]
     mtu = await asyncio.to_thread(look_at_mtu, address)
     return [*found, mtu] if mtu is not None else found
 
