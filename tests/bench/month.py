@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.log import events as ev, step_times
 from dtfm.coordinator.log.store import Store
 from dtfm.node.host.rows import Row, show
+from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Stage, from_routes
 
 TOGETHER = 500
