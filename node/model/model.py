@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -127,6 +129,21 @@ def computed_again(layer: Callable[..., Any]) -> Callable[..., Any]:
         return checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
 
     return again
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method``, without keeping its object alive. A module that has what refers to itself as an attribute is a cycle: its
+    weights stay in the device's memory until the garbage collector finds it."""
+    if not isinstance(method, MethodType):
+        return method
+    weak = weakref.WeakMethod(method)
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        alive = weak()
+        assert alive is not None
+        return alive(*args, **keywords)
+
+    return call
 
 
 def canonical_names(module: nn.Module) -> dict[int, str]:

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.model import Layer, Model, Part, computed_again, parameters_on_meta
+from dtfm.node.model.model import Layer, Model, Part, computed_again, parameters_on_meta, weakly
 
 
 class SequentialModel(Model):
@@ -33,9 +33,9 @@ class SequentialModel(Model):
         assert isinstance(module, nn.Sequential)
         for number in range(first, past_last):
             if number in self._changing:
-                module[number].forward = _with_copy(module[number].forward)
+                module[number].forward = _with_copy(weakly(module[number].forward))
             if checkpointed and number < len(self.layers) - 1:  # after the last one its backward pass follows at once
-                module[number].forward = computed_again(module[number].forward)
+                module[number].forward = computed_again(weakly(module[number].forward))
         if past_last == len(self.layers) and isinstance(module[-1], nn.Linear):
             return Part(module[first:-1], module[-1])
         return Part(module[first:past_last])

@@ -145,6 +145,7 @@ class Generation:
         self.commitments = Commitments() if self.run.trust.audit_rate > 0 and begins else None
         gradients = self._gradients()
         self._restore(gradients)
+        reduction: Future[None] | None = None
         try:
             reduction = self._start_reduction(step, gradients)
             self._send_again()
@@ -166,6 +167,7 @@ class Generation:
             raise
         finally:
             self._unfinished.clear()
+            reduction = None  # what it has raised refers to this frame: a cycle would keep the stage alive
         return outcome, self._counted_norm(gradients)
 
     def computing(self, step: int) -> Compute:
@@ -209,7 +211,7 @@ class Generation:
         self.receiver.close()
 
     def release(self) -> None:
-        """After ``close``: ends the threads, and removes the hooks, which would keep the stage alive."""
+        """After ``close``: ends the threads, and removes the hooks. Without users, generation and stage are then freed."""
         for hook in self._hooks:
             hook.remove()
         self.reducer.close()

@@ -15,7 +15,7 @@ carries its addend or, from the owner, the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -180,9 +180,10 @@ class Reducer:
         self.queue.forget(step)
 
     def close(self) -> None:
-        """Ends the threads. Close ``queue`` first."""
+        """Ends the threads, and lets go of what the callbacks refer to. Close ``queue`` first."""
         self._thread.shutdown()
         self.sending.shutdown()
+        del self.send, self.let_go, self.came
 
 
 class _Reduction:
@@ -216,18 +217,20 @@ class _Reduction:
         try:
             while any(b.missing or not b.final for b in self._buckets.values()):
                 self._take(self._reducer.queue.get(self._step))
-            for future in self._sent:
-                future.result()
+            wait(self._sent)
+            _raise_first(self._sent)
         except Closed:
-            for future in self._sent:
-                if future.done() and (error := _error(future)) is not None:
-                    raise error from None
+            _raise_first(self._sent)
             raise
         finally:
-            for future in self._sent:
-                future.cancel()
-            wait(self._sent)
+            self._end_sending()
         return self._left_out
+
+    def _end_sending(self) -> None:
+        for future in self._sent:
+            future.cancel()
+        wait(self._sent)
+        self._sent.clear()
 
     def _take(self, item: Arrival | Final) -> None:
         bucket = self._buckets.get(item.bucket if isinstance(item, Final) else item.header.index)
@@ -312,6 +315,17 @@ class _Reduction:
                 self._left_out[index] = torch.empty_like(bucket.gradients, dtype=torch.float32)
             self._left_out[index][start:stop] = corrected.residual
             return corrected.encoded
+
+
+def _raise_first(futures: Sequence[Future[None]]) -> None:
+    """Raises what the first of those that failed has raised. Its traceback refers to this frame, which therefore forgets it: a
+    cycle would keep the gradients from being freed."""
+    errors = [error for error in map(_error, filter(Future.done, futures)) if error is not None]
+    try:
+        if errors:
+            raise errors[0] from None
+    finally:
+        errors.clear()
 
 
 def _error(done: Future[None]) -> BaseException | None:

@@ -78,9 +78,10 @@ class Receiver:
             self._wake()
 
     def close(self) -> None:
-        """Nobody waits in `readable` any more. From any thread."""
+        """Nobody waits in `readable` any more, and nothing is delivered: what ``deliver`` refers to can be freed, although peers
+        may still send. From any thread."""
         with self._lock:
-            self._closed = True
+            self._closed, self._deliver = True, lambda _: None
             self._wake()
 
     async def readable(self, source: str, kind: Kind) -> None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, masking_utils
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.causal.anatomy import Anatomy, hidden_of
 from dtfm.node.model.fakes import fake_parameters
-from dtfm.node.model.model import computed_again
+from dtfm.node.model.model import computed_again, weakly
 
 
 class Slice:
@@ -42,15 +42,15 @@ class Slice:
         assert isinstance(chain, nn.ModuleList)
         # Replaced on the instances, since some families read the modules' attributes.
         for number, layer in enumerate(chain, start=1):
-            computed = computed_again(layer.forward) if checkpointed else layer.forward
-            layer.forward = partial(self._layer, number, computed)
+            forward = weakly(layer.forward)
+            layer.forward = partial(weakly(self._layer), number, computed_again(forward) if checkpointed else forward)
         for name in {*anatomy.layers[0].roots, *anatomy.layers[-1].roots}:
             part = module.get_submodule(name)
-            part.forward = partial(self._outside, name, part.forward)
+            part.forward = partial(weakly(self._outside), name, weakly(part.forward))
         around = module.get_submodule(anatomy.decoder.rpartition(".")[0])
-        around.forward = partial(self._decode, around.forward)
-        chain[0].register_forward_pre_hook(self._enter, with_kwargs=True)
-        chain[-1].register_forward_hook(self._leave)
+        around.forward = partial(weakly(self._decode), weakly(around.forward))
+        chain[0].register_forward_pre_hook(weakly(self._enter), with_kwargs=True)
+        chain[-1].register_forward_hook(weakly(self._leave))
 
     @property
     def _enters(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import weakref
 from functools import cache, partial
 from typing import Any
 
@@ -332,6 +334,31 @@ def test_layers_that_are_computed_again_give_the_same_bits(name: str, dtype: tor
         gradients.append([bucket.gradients for stage in stages for bucket in stage.buckets.values()])
     assert losses[0] == losses[1]
     assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize("checkpointing", Checkpointing)
+@pytest.mark.parametrize("name", ["convnet", "llama", "gpt2", "gemma2", "opt", "qwen3_moe", "xglm"])
+def test_a_stage_that_nobody_uses_any_more_is_freed_at_once(name: str, checkpointing: Checkpointing) -> None:
+    """Without the garbage collector: a device has no room for an old stage beside the new one."""
+    model, keeping = model_of(name), Keeping(checkpointing)
+    dtype = torch.float32 if name in MIXTURES | POSITIONS_IN_BUFFER else torch.float64
+    count = len(model.layers)
+    stages = [
+        build_stage(model, *cut, CPU, dtype, keeping=keeping) for cut in ((0, 1), (1, count - 1), (count - 1, count))
+    ]
+    for stage in stages:
+        stage.initialise(5)
+    train(stages, *batch_of(name))
+    tensors = [tensor for stage in stages for b in stage.buckets.values() for tensor in (b.parameters, b.gradients)]
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    alive += [weakref.ref(p) for stage in stages for mine in stage.parameters.values() for p in mine]
+    gc.collect()
+    gc.disable()
+    try:
+        del stage, stages, tensors
+        assert [tensor() for tensor in alive if tensor() is not None] == []
+    finally:
+        gc.enable()
 
 
 def _append_output(outputs: list[torch.Tensor], stage: Stage, x: torch.Tensor) -> None:

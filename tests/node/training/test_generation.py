@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -151,6 +153,22 @@ def test_an_interrupted_step_goes_on_and_only_what_the_lost_node_did_is_done_aga
         forget(count)
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml", steps=3), rel=1e-9, abs=0)
     assert backwards == {2: 2 * MICRO_BATCHES + lost, 3: 2 * MICRO_BATCHES}
+
+
+@pytest.mark.parametrize("sent", [1, 28, 45])
+def test_wherever_a_step_is_interrupted_the_stage_of_a_node_that_is_idle_now_is_freed_at_once(
+    nodes: InProcess, sent: int
+) -> None:
+    nodes.train()
+    gc.collect()
+    gc.disable()
+    try:
+        nodes.interrupt(sent)
+        stage = weakref.ref(nodes.generations["n1"].stage)
+        nodes.go_on(without_n1())
+        assert stage() is None
+    finally:
+        gc.enable()
 
 
 def test_a_micro_batch_that_went_to_another_node_and_came_back_is_sent_once(tmp_path: Path, nodes: InProcess) -> None:

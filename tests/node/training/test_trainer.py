@@ -172,16 +172,25 @@ async def test_an_idle_node_times_its_device_again_and_a_replica_does_not(node: 
     assert (await node.reports.get()).plan_ready.generation == 1
 
 
-async def test_an_idle_node_keeps_nothing_of_what_it_computed(node: Node) -> None:
+async def test_what_a_node_computed_with_is_freed_with_the_plan_and_no_garbage_collector_is_waited_for(
+    node: Node,
+) -> None:
     node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
-    assert await node.receivers.get() is not None
+    frames_go_to = await node.receivers.get()  # as the peer server has it until the next plan is there
     assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.begin(Begin(generation=1, step=1))
+    assert (await node.reports.get()).step_ready.step == 1
     assert node.trainer._generation is not None
-    generation: weakref.ref[Generation] = weakref.ref(node.trainer._generation)
-    node.adopt(replace(WITHOUT_N0, generation=2))
-    assert await node.receivers.get() is None
+    generation, stage = weakref.ref(node.trainer._generation), weakref.ref(node.trainer._generation.stage)
     gc.collect()
-    assert generation() is None
+    gc.disable()
+    try:
+        node.adopt(replace(WITHOUT_N0, generation=2))
+        assert await node.receivers.get() is None
+        assert (generation(), stage()) == (None, None)
+    finally:
+        gc.enable()
+    assert frames_go_to is not None
 
 
 async def test_an_impossible_plan_is_refused_with_what_is_wrong(node: Node) -> None:
