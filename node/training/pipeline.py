@@ -179,7 +179,8 @@ class _TrainingStep:
                 continue
             direction, number = task
             if direction is Direction.BACKWARD:
-                self._backward(number, progress.outputs.pop(number), progress.gradients.pop(number))
+                gradient = self._decoded(progress.gradients.pop(number), self._compute.output_shape)
+                self._backward(number, progress.outputs.pop(number), gradient)
             elif placement.last:
                 self._forward_and_backward(number)
             else:
@@ -215,19 +216,30 @@ class _TrainingStep:
         if self._progress.has(kind, number):
             return  # in an earlier generation
         self._neighbours.came(arrival)
+        if kind is Kind.ACTIVATION:
+            self._progress.activations[number] = arrival
+            self._waiting[number] = None
+        else:
+            self._progress.gradients[number] = arrival
+
+    def _decoded(self, arrival: Arrival, shape: tuple[int, ...]) -> torch.Tensor:
+        """Only when its turn has come: the device has memory for what is in flight, not for all that may have come."""
+        kind, number = arrival.header.kind, arrival.header.index
         with span(Activity.DECODE, self._progress.step, number):
             flat = self._compute.decode(arrival)
         self._look(flat, f"the {kind.name.lower()} of micro-batch {number}", arrival.source)
-        tensor = flat.view(self._compute.input_shape if kind is Kind.ACTIVATION else self._compute.output_shape)
-        if kind is Kind.ACTIVATION:
-            self._progress.inputs[number] = tensor.requires_grad_()
-            self._waiting[number] = None
-        else:
-            self._progress.gradients[number] = tensor
+        return flat.view(shape)
+
+    def _enter(self, number: int) -> None:
+        """The micro-batch is in flight from now on."""
+        del self._waiting[number]
+        if not self._placement.first:
+            came = self._decoded(self._progress.activations.pop(number), self._compute.input_shape)
+            self._progress.inputs[number] = came.requires_grad_()
 
     def _forward(self, number: int) -> None:
         placement, progress, compute = self._placement, self._progress, self._compute
-        del self._waiting[number]
+        self._enter(number)
         with self._work.piece(), span(Activity.FORWARD, progress.step, number):
             y = compute.forward(self._input(number), compute.positions(number))
         # The graph alone: the output is needed for sending, and not for the backward pass.
@@ -238,7 +250,7 @@ class _TrainingStep:
     def _forward_and_backward(self, number: int) -> None:
         """On the last stage: nothing is gained by holding the graph, and with the loss come some gradients (Stage.loss)."""
         progress, compute = self._progress, self._compute
-        del self._waiting[number]
+        self._enter(number)
         with self._work.piece(), span(Activity.FORWARD, progress.step, number):
             weight = compute.micro_batch / compute.global_batch
             scored = compute.loss(self._input(number), compute.labels(number), weight, compute.positions(number))

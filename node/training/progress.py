@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge
 from dtfm.kernels.codec import Encoded
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.placement import Placement
+from dtfm.node.transport.receiver import Arrival
 from dtfm.protos import control_pb2
 from dtfm.protos.frame import Kind
 
@@ -30,10 +31,11 @@ Sent = Future[Encoded] | torch.Tensor
 class Progress:
     """One node's work on ``step`` for one stage, last continued in ``generation``.
 
-    By micro-batch: ``inputs`` of the stage that have come, until their backward pass is done (none on the first stage);
-    ``outputs`` in flight, their graphs alone (none on the last stage); ``gradients`` of outputs that have come and are not used
-    yet; ``finished``, those whose backward pass is done, or queued on the device, with their gradients added to the buckets';
-    ``losses``, the means (scalars on the device), on the last stage; ``sent``, what was sent to the neighbours.
+    By micro-batch: ``activations`` and ``gradients``, the stage's inputs and its outputs' gradients that have come and are not
+    used yet, as they came; ``inputs`` and ``outputs`` of those in flight, on the device, of outputs the graphs alone (a first
+    stage has no inputs, a last one no outputs); ``finished``, those whose backward pass is done, or queued on the device, with
+    their gradients added to the buckets'; ``losses``, the means (scalars on the device), on the last stage; ``sent``, what was
+    sent to the neighbours.
 
     ``unreduced`` has, by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.
     ``room`` is the most bytes of ``sent`` and ``unreduced`` that may be kept. These two are for any thread, by the methods.
@@ -42,9 +44,10 @@ class Progress:
     generation: int
     step: int
     room: int = sys.maxsize
+    activations: dict[int, Arrival] = field(default_factory=dict)
+    gradients: dict[int, Arrival] = field(default_factory=dict)
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)
     outputs: dict[int, GradientEdge] = field(default_factory=dict)
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     sent: dict[tuple[Kind, int], Sent] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class Progress:
     @property
     def reports_nothing(self) -> bool:
         """Whether there is nothing that a `report` would say: the coordinator takes the step for one that begins."""
-        return not (self.inputs or self.gradients or self.finished)
+        return not (self.activations or self.inputs or self.gradients or self.finished)
 
     @property
     def keeps_all(self) -> bool:
@@ -68,13 +71,14 @@ class Progress:
 
     def waiting(self, placement: Placement) -> Iterator[int]:
         """Micro-batches that can go forward."""
-        for number in placement.micro_batches if placement.first else self.inputs:
+        for number in placement.micro_batches if placement.first else self.activations:
             if number not in self.outputs and number not in self.finished:
                 yield number
 
     def has(self, kind: Kind, number: int) -> bool:
         """Whether a neighbour's tensor has come already, in this generation or an earlier one."""
-        return number in self.finished or number in (self.inputs if kind is Kind.ACTIVATION else self.gradients)
+        came = self.activations.keys() | self.inputs.keys() if kind is Kind.ACTIVATION else self.gradients
+        return number in self.finished or number in came
 
     def keep(self, kind: Kind, number: int, sent: Sent, size: int) -> None:
         """Keeps a tensor of ``size`` bytes in ``sent``, or replaces it there."""
@@ -109,7 +113,7 @@ class Progress:
     def discard(self) -> None:
         """Frees all that it holds, since no other attempt will build on it."""
         self.spoil()
-        for mine in (self.inputs, self.outputs, self.gradients):
+        for mine in (self.activations, self.gradients, self.inputs, self.outputs):
             mine.clear()
 
     def fits(self, placement: Placement) -> bool:
@@ -118,7 +122,7 @@ class Progress:
 
     def narrow(self, placement: Placement) -> None:
         """Drops the micro-batches that others compute now."""
-        for mine in (self.inputs, self.outputs, self.gradients):
+        for mine in (self.activations, self.gradients, self.inputs, self.outputs):
             for number in mine.keys() - set(placement.micro_batches):
                 del mine[number]
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,9 +13,10 @@ from hypothesis import given, strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, decode, encode
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement, placement_of
+from dtfm.node.training import pipeline
 from dtfm.node.training.pipeline import (
     Compute,
     Direction,
@@ -127,6 +129,39 @@ def test_loss_and_gradients_are_those_of_the_whole_model(sizes: tuple[int, ...])
             replicas = [modules[n].get_parameter(name).grad for n in stage.replicas]
             total = sum((g for g in replicas if g is not None), torch.zeros_like(parameter))
             torch.testing.assert_close(total, parameter.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_however_much_has_come_no_more_is_on_the_device_than_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients come when the next stage has all that it gets before."""
+    placement = placement_of(plan(1, 1, 1), "s1r0", 0)
+    assert placement is not None
+    limit = placement.in_flight
+    assert limit < MICRO_BATCHES
+    queues = Queues(plan(1, 1, 1))
+    queue = queues.queues["s1r0"]
+    for number in range(MICRO_BATCHES):
+        queues.send_from("s0r0", Kind.ACTIVATION, "s1r0", number, rows(number))
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most, sent = 0, list[int]()
+
+    def decoded(*arguments: Any) -> torch.Tensor:
+        nonlocal most
+        tensor = decode(*arguments).clone()
+        alive.add(tensor)
+        most = max(most, len(alive))
+        return tensor
+
+    def send(kind: Kind, _destination: str, number: int, _tensor: torch.Tensor) -> None:
+        if kind is Kind.ACTIVATION:
+            sent.append(number)
+        if len(sent) == limit or number == MICRO_BATCHES - 1:
+            while sent:
+                queues.send_from("s2r0", Kind.GRADIENT, "s1r0", sent.pop(), rows(9))
+
+    monkeypatch.setattr(pipeline, "decode", decoded)
+    neighbours = Neighbours(queue, send)
+    train_step(placement, Progress(1, STEP), compute(layer(1)), neighbours, lambda: None)
+    assert most <= limit + 1  # and the gradient that the backward pass begins with
 
 
 def test_evaluation_finds_the_loss_of_each_held_out_micro_batch_on_the_last_stage() -> None:

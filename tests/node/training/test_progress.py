@@ -13,12 +13,14 @@ from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.training import generation_setup
 from dtfm.node.training.memory_budget import LEAST_EARLY_BYTES, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.progress import Progress
+from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Assignment, Device
-from dtfm.protos.frame import Kind
+from dtfm.protos.frame import Header, Kind
 from dtfm.scheduler.model.plan import Stage, from_routes
 
 TENSOR = torch.arange(4.0)
+CAME = Arrival("a", Header(Kind.ACTIVATION, 0, 1, 1, 5, 0, 0, 4, 16), memoryview(bytes(16)))
 
 
 def middle(micro_batches: int) -> Placement:
@@ -30,7 +32,7 @@ def middle(micro_batches: int) -> Placement:
 
 
 def test_the_report_says_by_micro_batch_what_came_and_what_is_done() -> None:
-    progress = Progress(1, 5, inputs={1: TENSOR, 2: TENSOR}, gradients={2: TENSOR}, finished={0})
+    progress = Progress(1, 5, activations={1: CAME}, inputs={2: TENSOR}, gradients={2: CAME}, finished={0})
     report = progress.report(middle(4))
     assert list(report.activations) == [0, 1, 2]
     assert list(report.gradients) == [0, 2]
@@ -38,11 +40,11 @@ def test_the_report_says_by_micro_batch_what_came_and_what_is_done() -> None:
 
 
 def test_it_fits_no_placement_without_the_micro_batches_that_are_added_up() -> None:
-    progress = Progress(1, 5, inputs={3: TENSOR}, finished={0, 2})
+    progress = Progress(1, 5, activations={3: CAME}, inputs={4: TENSOR}, finished={0, 2})
     assert progress.fits(middle(3))
     assert not progress.fits(middle(2))
     progress.narrow(middle(3))
-    assert progress.inputs == {}
+    assert (progress.activations, progress.inputs) == ({}, {})
 
 
 def test_beyond_its_room_nothing_is_kept_and_another_attempt_begins_from_nothing() -> None:
@@ -118,13 +120,14 @@ def test_a_step_that_is_called_off_after_spoiling_keeps_nothing() -> None:
 
 
 def test_nothing_of_a_step_is_held_while_another_stage_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = Progress(1, 5, inputs={0: TENSOR}, gradients={0: TENSOR})
+    progress = Progress(1, 5, activations={1: CAME}, inputs={0: TENSOR}, gradients={0: CAME})
     progress.outputs[0] = get_gradient_edge(TENSOR.clone().requires_grad_() * 2)
     progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
     progress.keep_unreduced(7, TENSOR)
 
     def acquire(*_: object) -> None:
-        held = (progress.inputs, progress.outputs, progress.gradients, progress.sent, progress.unreduced)
+        came = (progress.activations, progress.gradients)
+        held = (*came, progress.inputs, progress.outputs, progress.sent, progress.unreduced)
         assert not any(held)
         raise Closed("a newer plan")
 
