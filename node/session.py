@@ -142,7 +142,7 @@ class Session:
         self._lease = DEFAULT_LEASE  # until the first welcome
         self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
-        self._sender = Sender(settings.node, self._peer_lost)
+        self._sender = Sender(settings.node, self._peer_lost, self._not_encoded)
         report = _on_loop(loop, self._send)
         self._snapshots = Snapshots(Disk(settings.snapshots, settings.node), report)
         equipment = Equipment(
@@ -452,6 +452,11 @@ class Session:
                 generation=generation, step=step, problem=StepProblem.PEER_LOST, peer=peer, sentence=f"{peer}: {why}"
             )
             self._send(NodeMessage(step_failed=failed))
+
+    def _not_encoded(self, generation: int, error: Exception) -> None:
+        where = self._trainer.at
+        if where is not None and where[0] == generation:
+            self._trainer.failed(error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from dtfm.kernels.codec import Codec, Encoded, encode
+from dtfm.kernels.codec import Codec, Encoded, encode, encoded_bytes
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
@@ -199,7 +199,8 @@ class Generation:
 
         def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
             what = What(kind, self.number, step, number)
-            self._sender.send(destination, what, tensor, self.codecs.of(kind, destination))
+            encoded = self._sender.encode(what, tensor, self.codecs.of(kind, destination))
+            self._sender.send(destination, what, encoded, tensor.numel(), tensor.dtype)
 
         neighbours = Neighbours(self._queue, send)
         return pipeline.evaluate(self.placement, step, self._compute(self._evaluation_batch), neighbours)
@@ -364,30 +365,22 @@ class Generation:
     def _send_again(self) -> None:
         """Sends what was computed here in an earlier generation and the neighbours lack."""
         progress, placement = self.progress, self.placement
-        for (kind, number), sent in sorted(progress.sent.items(), key=lambda item: item[0]):
-            forward = kind is Kind.ACTIVATION
-            destination = (placement.next if forward else placement.previous).get(number)
-            if destination is None or number in self._neighbours_have.get(kind, ()):
-                continue
-            if isinstance(sent, torch.Tensor):
-                progress.sent[kind, number] = self._send(progress.step, kind, destination, number, sent)
-            else:
-                what = What(kind, self.number, progress.step, number)
-                elements = self.sizes.output if forward else self.sizes.input
-                if self.commitments is not None:
-                    self.commitments.sends(destination, what, sent)
-                self._sender.send_encoded(destination, what, sent.result(), elements, self.stage.dtype)
+        for (kind, number), encoded in sorted(progress.sent.items(), key=lambda item: item[0]):
+            destination = (placement.next if kind is Kind.ACTIVATION else placement.previous).get(number)
+            if destination is not None and number not in self._neighbours_have.get(kind, ()):
+                self._send(What(kind, self.number, progress.step, number), destination, encoded)
 
     def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         """Keeps a tensor for another attempt, and sends it unless the neighbour has it."""
-        progress = self.progress
-        progress.keep(kind, number, tensor, tensor.nbytes)  # first, as sending may be called off
+        codec, what = self.codecs.of(kind, destination), What(kind, self.number, self.progress.step, number)
+        encoded = self._sender.encode(what, tensor, codec)
+        # First, as sending may be called off.
+        self.progress.keep(kind, number, encoded, encoded_bytes(codec, tensor.numel(), tensor.dtype))
         if number not in self._neighbours_have.get(kind, ()):
-            progress.keep(kind, number, self._send(progress.step, kind, destination, number, tensor), tensor.nbytes)
+            self._send(what, destination, encoded)
 
-    def _send(self, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> Future[Encoded]:
-        what = What(kind, self.number, step, number)
-        encoded = self._sender.send(destination, what, tensor, self.codecs.of(kind, destination))
+    def _send(self, what: What, destination: str, encoded: Future[Encoded]) -> None:
+        elements = self.sizes.input if what.kind is Kind.GRADIENT else self.sizes.output
+        self._sender.send(destination, what, encoded, elements, self.stage.dtype)
         if self.commitments is not None:
             self.commitments.sends(destination, what, encoded)
-        return encoded

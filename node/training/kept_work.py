@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
@@ -53,7 +52,7 @@ class KeptWork:
 
     def _encoded(self, kind: Kind, number: int) -> Encoded:
         sent = self.progress.sent.get((kind, number))
-        if not isinstance(sent, Future) or not sent.done():
+        if sent is None or not sent.done():
             raise LookupError(f"NOT_KEPT: {kind.name} {number} is not kept here")
         return sent.result()
 

@@ -23,9 +23,6 @@ from dtfm.node.transport.receiver import Arrival
 from dtfm.protos import control_pb2
 from dtfm.protos.frame import Kind
 
-Sent = Future[Encoded] | torch.Tensor
-"""A tensor as it was sent to a neighbour, or, if sending was interrupted, as it was computed."""
-
 
 @dataclass(slots=True)
 class Progress:
@@ -35,7 +32,7 @@ class Progress:
     used yet, as they came; ``inputs`` and ``outputs`` of those in flight, on the device, of outputs the graphs alone (a first
     stage has no inputs, a last one no outputs); ``finished``, those whose backward pass is done, or queued on the device, with
     their gradients added to the buckets'; ``losses``, the means (scalars on the device), on the last stage; ``sent``, what was
-    sent to the neighbours.
+    sent to the neighbours or is for them, encoded in the host's memory.
 
     ``unreduced`` has, by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.
     ``room`` is the most bytes of ``sent`` and ``unreduced`` that may be kept. These two are for any thread, by the methods.
@@ -50,7 +47,7 @@ class Progress:
     outputs: dict[int, GradientEdge] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    sent: dict[tuple[Kind, int], Sent] = field(default_factory=dict)
+    sent: dict[tuple[Kind, int], Future[Encoded]] = field(default_factory=dict)
     unreduced: dict[int, torch.Tensor] = field(default_factory=dict)
     _spoilt: bool = False
     _kept: dict[tuple[Kind, int] | int, int] = field(default_factory=dict)  # bytes of what is in sent and unreduced
@@ -80,8 +77,8 @@ class Progress:
         came = self.activations.keys() | self.inputs.keys() if kind is Kind.ACTIVATION else self.gradients
         return number in self.finished or number in came
 
-    def keep(self, kind: Kind, number: int, sent: Sent, size: int) -> None:
-        """Keeps a tensor of ``size`` bytes in ``sent``, or replaces it there."""
+    def keep(self, kind: Kind, number: int, sent: Future[Encoded], size: int) -> None:
+        """Keeps a tensor of ``size`` encoded bytes in ``sent``, or replaces it there."""
         with self._lock:
             if self._make_room((kind, number), size):
                 self.sent[kind, number] = sent

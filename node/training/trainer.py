@@ -143,6 +143,22 @@ class Trainer:
         self._auditing.call_off()
         self._equipment.sender.interrupt(reason)
 
+    def failed(self, error: Exception) -> None:
+        """The present step cannot be finished here, so that it is aborted for all; or, without a step, this node cannot take
+        part. From any thread."""
+        at = self.at
+        if at is None:
+            log.debug("this node cannot take part", exc_info=error)
+            self._fail(error)
+            return
+        problem = problem_of(error)
+        generation, step = at
+        log.error("step %d failed: %s", step, error, exc_info=error if problem == StepProblem.INTERNAL else None)
+        failed = StepFailed(
+            generation=generation, step=step, problem=problem, peer=peer_of(error), sentence=sentence_of(error)
+        )
+        self._report(NodeMessage(step_failed=failed))
+
     def time_again(self) -> None:
         """Reports how fast the run's layers are computed now, unless this node is training them."""
         self._commands.put(self._time_again)
@@ -202,23 +218,7 @@ class Trainer:
             except Closed as closed:
                 log.info("called off: %s", closed)
             except Exception as error:
-                self._report_failure(error)
-
-    def _report_failure(self, error: Exception) -> None:
-        """The present step cannot be finished here, so that it is aborted for all; or, without a step, this node cannot take
-        part."""
-        at = self.at
-        if at is None:
-            log.debug("this node cannot take part", exc_info=error)
-            self._fail(error)
-            return
-        problem = problem_of(error)
-        generation, step = at
-        log.error("step %d failed: %s", step, error, exc_info=error if problem == StepProblem.INTERNAL else None)
-        failed = StepFailed(
-            generation=generation, step=step, problem=problem, peer=peer_of(error), sentence=sentence_of(error)
-        )
-        self._report(NodeMessage(step_failed=failed))
+                self.failed(error)
 
     def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs ``work`` on the event loop. Raises Closed when called off."""

@@ -130,13 +130,19 @@ class Sender:
     """The sending side of a node's data plane.
 
     ``on_lost(peer, generation, why)`` is called on the event loop when a stream that carried tensors of that generation
-    breaks, also because the peer refused a frame.
+    breaks, also because the peer refused a frame; ``on_failed(generation, error)`` when a tensor of it could not be encoded here,
+    which is no fault of the peer's.
     """
 
-    def __init__(self, node: str, on_lost: Callable[[str, int, str], None]) -> None:
+    def __init__(
+        self,
+        node: str,
+        on_lost: Callable[[str, int, str], None],
+        on_failed: Callable[[int, Exception], None] = lambda generation, error: None,
+    ) -> None:
         self.priority = SendPriority()
         self._node = node
-        self._on_lost = on_lost
+        self._on_lost, self._on_failed = on_lost, on_failed
         self._shown: dict[str, Identity] = {}
         self._loop = asyncio.get_running_loop()
         self._encoder = ThreadPoolExecutor(1, "encode")
@@ -198,31 +204,34 @@ class Sender:
         for lane in self._lanes.values():
             lane.wake()
 
-    def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
-        """Encodes and queues ``tensor`` (any shape), which must not change until it has arrived. From any thread.
-
-        Waits while the lane is full. Returns the encoded tensor, so that it can be sent again. Raises Closed.
-        """
-        lane = self._lanes[destination, _RANKS[what.kind]]
-        size = tensor.numel() * tensor.element_size()
-        lane.reserve(size, lambda: self._closed)
+    def encode(self, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
+        """Encodes ``tensor`` (any shape), which must not change until that is done. From any thread; does not wait."""
         computed = after(tensor)
 
-        def encode_and_queue() -> Encoded:
+        def encode_it() -> Encoded:
             try:
                 with computed, span(Activity.ENCODE, what.step, what.index):
-                    encoded = encode(codec, tensor)
-            except Exception as error:
-                log.exception("%s %d could not be encoded", what.kind.name, what.index)
-                why = f"{what.kind.name} {what.index} could not be encoded: {error}"
-                self._loop.call_soon_threadsafe(self._on_lost, destination, what.generation, why)
-                lane.release(size)
+                    return encode(codec, tensor)
+            except Exception as error:  # nobody may be waiting for it but the peer
+                self._loop.call_soon_threadsafe(self._on_failed, what.generation, error)
                 raise
-            lane.release(size - len(encoded.data))  # the lane's room is of bytes that wait for the link
-            self._queue(lane, what, encoded, tensor.numel(), tensor.dtype)
-            return encoded
 
-        return self._encoder.submit(encode_and_queue)
+        return self._encoder.submit(encode_it)
+
+    def send(self, destination: str, what: What, encoded: Future[Encoded], elements: int, dtype: torch.dtype) -> None:
+        """Queues what `encode` returns. From any thread. Waits while the lane is full. Raises Closed."""
+        lane = self._lanes[destination, _RANKS[what.kind]]
+        size = elements * dtype.itemsize
+        lane.reserve(size, lambda: self._closed)
+
+        def queue(done: Future[Encoded]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                lane.release(size)
+                return
+            lane.release(size - len(done.result().data))  # the lane's room is of bytes that wait for the link
+            self._queue(lane, what, done.result(), elements, dtype)
+
+        encoded.add_done_callback(queue)
 
     def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
         """As `send`, of bytes that are encoded already, so that several peers get the same ones."""

@@ -301,12 +301,12 @@ def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
 @contextmanager
 def misevaluating() -> Iterator[None]:
     """Inside, this process passes on to the next stage, of held-out samples, half of what it computed."""
-    send = Sender.send
+    encode = Sender.encode
 
-    def changed(self: Sender, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
-        return send(self, destination, what, tensor / 2 if what.kind is Kind.EVALUATION else tensor, codec)
+    def changed(self: Sender, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
+        return encode(self, what, tensor / 2 if what.kind is Kind.EVALUATION else tensor, codec)
 
-    with mock.patch.object(Sender, "send", changed):
+    with mock.patch.object(Sender, "encode", changed):
         yield
 
 

@@ -46,11 +46,13 @@ class DirectSender:
         self.sent_bytes = 0
         self.on_sent: Callable[[], None] = lambda: None
 
-    def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
-        sent = Future[Encoded]()
-        sent.set_result(encode(codec, tensor))
-        self.send_encoded(destination, what, sent.result(), tensor.numel(), tensor.dtype)
-        return sent
+    def encode(self, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
+        encoded = Future[Encoded]()
+        encoded.set_result(encode(codec, tensor))
+        return encoded
+
+    def send(self, destination: str, what: What, encoded: Future[Encoded], elements: int, dtype: torch.dtype) -> None:
+        self.send_encoded(destination, what, encoded.result(), elements, dtype)
 
     def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
         size = len(encoded.data)

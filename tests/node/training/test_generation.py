@@ -171,6 +171,17 @@ def test_wherever_a_step_is_interrupted_the_stage_of_a_node_that_is_idle_now_is_
         gc.enable()
 
 
+@pytest.mark.parametrize("text", [run_file(stages=[2, 2], steps=4, precision="bf16", compression="i8b256")])
+def test_what_may_be_sent_again_is_kept_as_it_is_sent_and_counts_as_that(nodes: InProcess) -> None:
+    """Also what is being sent when the step is interrupted: no tensor of the device's is kept for it."""
+    nodes.interrupt(4)
+    for progress in (generation.progress for generation in nodes.generations.values()):
+        sent = [sent.result() for sent in progress.sent.values()]
+        assert all(encoded.codec is Codec.I8B256 for encoded in sent)
+        assert sum(progress._kept.values()) == sum(len(encoded.data) for encoded in sent)
+    assert any(generation.progress.sent for generation in nodes.generations.values())
+
+
 def test_a_micro_batch_that_went_to_another_node_and_came_back_is_sent_once(tmp_path: Path, nodes: InProcess) -> None:
     nodes.interrupt(1)
     assert any(nodes.generations[node].progress.outputs for node in ("n0", "n1"))

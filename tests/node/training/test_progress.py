@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from dtfm.kernels.codec import Codec, Encoded, encode
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.training import generation_setup
 from dtfm.node.training.memory_budget import LEAST_EARLY_BYTES, early_bytes, free_bytes, is_short, retry_bytes
@@ -20,6 +22,8 @@ from dtfm.protos.frame import Header, Kind
 from dtfm.scheduler.model.plan import Stage, from_routes
 
 TENSOR = torch.arange(4.0)
+ENCODED: Future[Encoded] = Future()
+ENCODED.set_result(encode(Codec.OFF, TENSOR))
 CAME = Arrival("a", Header(Kind.ACTIVATION, 0, 1, 1, 5, 0, 0, 4, 16), memoryview(bytes(16)))
 
 
@@ -49,12 +53,12 @@ def test_it_fits_no_placement_without_the_micro_batches_that_are_added_up() -> N
 
 def test_beyond_its_room_nothing_is_kept_and_another_attempt_begins_from_nothing() -> None:
     progress = Progress(1, 5, room=3 * TENSOR.nbytes)
-    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
-    progress.keep(Kind.ACTIVATION, 0, TENSOR.clone(), TENSOR.nbytes)  # the same one counts once
+    progress.keep(Kind.ACTIVATION, 0, ENCODED, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, ENCODED, TENSOR.nbytes)  # the same one counts once
     progress.keep_unreduced(7, TENSOR)
-    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 1, ENCODED, TENSOR.nbytes)
     assert progress.fits(middle(2))
-    progress.keep(Kind.ACTIVATION, 2, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 2, ENCODED, TENSOR.nbytes)
     assert not progress.fits(middle(2))
     assert not progress.sent
     assert not progress.unreduced
@@ -73,8 +77,8 @@ def test_unreduced_gradients_are_copies_and_taking_them_frees_their_room() -> No
 
 def test_what_others_send_now_frees_its_room() -> None:
     progress = Progress(1, 5, room=2 * TENSOR.nbytes)
-    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
-    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, ENCODED, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 1, ENCODED, TENSOR.nbytes)
     progress.narrow(middle(1))
     assert list(progress.sent) == [(Kind.ACTIVATION, 0)]
     progress.keep_unreduced(7, TENSOR)
@@ -83,11 +87,11 @@ def test_what_others_send_now_frees_its_room() -> None:
 
 def test_the_next_generation_has_room_of_its_own() -> None:
     progress = Progress(1, 5, room=TENSOR.nbytes)
-    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, ENCODED, TENSOR.nbytes)
     progress.room = 2 * TENSOR.nbytes
-    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 1, ENCODED, TENSOR.nbytes)
     assert progress.fits(middle(2))
-    progress.keep(Kind.ACTIVATION, 2, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 2, ENCODED, TENSOR.nbytes)
     assert not progress.fits(middle(2))
 
 
@@ -112,17 +116,17 @@ def test_memory_is_short_where_the_state_leaves_less_than_half_its_size_on_a_cpu
 
 def test_a_step_that_is_called_off_after_spoiling_keeps_nothing() -> None:
     progress = Progress(1, 5)
-    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, ENCODED, TENSOR.nbytes)
     progress.spoil()
     progress.keep_unreduced(7, TENSOR)
-    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 1, ENCODED, TENSOR.nbytes)
     assert (progress.sent, progress.unreduced) == ({}, {})
 
 
 def test_nothing_of_a_step_is_held_while_another_stage_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress(1, 5, activations={1: CAME}, inputs={0: TENSOR}, gradients={0: CAME})
     progress.outputs[0] = get_gradient_edge(TENSOR.clone().requires_grad_() * 2)
-    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, ENCODED, TENSOR.nbytes)
     progress.keep_unreduced(7, TENSOR)
 
     def acquire(*_: object) -> None:

@@ -17,17 +17,21 @@ import torch
 from dtfm.kernels.codec import Codec, encode
 from dtfm.node.model.placement import Group, placement_of
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.training.failure import problem_of
+from dtfm.node.transport import sender as sender_module
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.send_priority import Rank
-from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, WARM_UP, Sender, What
+from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, QUEUE_BYTES, WARM_UP, Sender, What
 from dtfm.protos.connection import server_options
+from dtfm.protos.control_pb2 import StepProblem
 from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, Kind
 from dtfm.protos.streams import SERVICE
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.node.dialling import dialler
+from tests.node.sending import send
 from tests.node.transport.test_peer_server import at_once
 from tests.protos.members import member
 
@@ -124,7 +128,7 @@ async def test_an_activation_overtakes_what_waits_for_the_same_peer() -> None:
     await asyncio.wait_for(end.some.wait(), PATIENCE_SECONDS)
     before = queue.qsize()
     activation = torch.zeros(ACTIVATION_FRAMES * PIECE)
-    sender.send("z", What(Kind.ACTIVATION, GENERATION, STEP, 0), activation, Codec.OFF)
+    send(sender, "z", What(Kind.ACTIVATION, GENERATION, STEP, 0), activation)
     await asyncio.wait_for(end.activation.wait(), PATIENCE_SECONDS)
     overtaken = queue.qsize()
     await asyncio.wait_for(end.all.wait(), PATIENCE_SECONDS)
@@ -134,6 +138,27 @@ async def test_an_activation_overtakes_what_waits_for_the_same_peer() -> None:
     # Taking turns, as many pieces as frames would be sent. A fifth of the line is theirs, and some pieces are in the socket.
     assert before > ACTIVATION_FRAMES
     assert before - overtaken <= ACTIVATION_FRAMES // 2
+
+
+async def test_a_tensor_that_cannot_be_encoded_is_this_nodes_failure_and_not_the_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def encode(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    end, lost, failed = End("z"), list[str](), asyncio.Queue[tuple[int, Exception]]()
+    monkeypatch.setattr(sender_module, "encode", encode)
+    sender = Sender("a", lambda peer, *_: lost.append(peer), lambda *why: failed.put_nowait(why))
+    address = f"127.0.0.1:{await end.server.start('127.0.0.1:0')}"
+    await sender.connect(GENERATION, dialler("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
+    large = torch.zeros(QUEUE_BYTES // 4)
+    for index in range(2):  # the room of the first is free again
+        await asyncio.to_thread(send, sender, "z", What(Kind.ACTIVATION, GENERATION, STEP, index), large)
+        generation, error = await asyncio.wait_for(failed.get(), PATIENCE_SECONDS)
+        assert (generation, problem_of(error)) == (GENERATION, StepProblem.OUT_OF_MEMORY)
+    await sender.close()
+    await end.server.stop()
+    assert lost == []
 
 
 class WarmUps:

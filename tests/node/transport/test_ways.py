@@ -11,7 +11,6 @@ import grpc.aio
 import pytest
 import torch
 
-from dtfm.kernels.codec import Codec
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.lent import Holder
@@ -22,6 +21,7 @@ from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
 from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind
 from dtfm.protos.streams import method
+from tests.node.sending import send
 from tests.protos.members import DAY, NOW, member
 
 LEASE = 4.0
@@ -159,7 +159,7 @@ async def test_what_went_over_a_relay_that_is_replaced_breaks_at_once(start: Sta
     targets = {"b": a.dialler.target(b.hidden)}
     await sender.connect(1, a.dialler, targets, LEASE, 1000 * LEASE)
     b.server.deliver_to(Deaf())  # type: ignore[arg-type]
-    sender.send("b", What(Kind.ACTIVATION, 1, 1, 0), torch.zeros(8), Codec.OFF)
+    send(sender, "b", What(Kind.ACTIVATION, 1, 1, 0), torch.zeros(8))
     await asyncio.wait_for(Deaf.heard.wait(), LEASE)
     a.told(relayed=("b", second))
     b.told(lends_to=second)
