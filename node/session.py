@@ -31,6 +31,7 @@ from dtfm.node.network.addresses import candidates, host_of, interfaces, reached
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.disk import Disk
+from dtfm.node.state.images import Images
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.failure import exit_code, sentence_of
@@ -152,7 +153,7 @@ class Session:
             allowed_modules=settings.allowed_modules,
             tokens=settings.tokens,
             sender=self._sender,
-            store=StateStore(),
+            store=StateStore(Images(self._snapshots.disk.scratch)),
             snapshots=self._snapshots,
         )
         self._trainer = Trainer(equipment, loop, report, _on_loop(loop, self._fail))

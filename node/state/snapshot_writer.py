@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import TypeVar
 
 from blake3 import blake3
 
-from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, bucket_bytes
-from dtfm.node.state.bucket_files import BucketFile, BucketFiles
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import in_one_sentence
+from dtfm.node.state.images import Images, Reading
+from dtfm.node.state.snapshot_files import file_header, in_one_sentence
 from dtfm.protos.control_pb2 import NodeMessage, Part, SnapshotParts
 
 log = logging.getLogger(__name__)
@@ -27,30 +28,23 @@ class SnapshotWriter:
         self._disk = disk
         self._report = report
         self._thread = ThreadPoolExecutor(1, "snapshot")
-        self._under_way: BucketFiles | None = None
+        self._under_way = False
         self._closed = False
 
-    def write(self, step: int, buckets: Collection[Bucket]) -> None:
-        """Writes ``buckets`` as they are now, in the background, and reports SnapshotParts.
+    def write(self, step: int, buckets: Collection[Bucket], images: Images) -> None:
+        """Writes ``buckets`` as they are now, in the background, and reports SnapshotParts. For the thread that changes them.
 
         Refuses, and reports why, if the snapshot before is still being written, or if there is no room.
         """
-        files = BucketFiles(buckets, self._disk.scratch)
         try:
-            if self._under_way is not None:
+            if self._under_way:
                 raise OSError("the one before is still being written")
             self._disk.check_room(sum(bucket_bytes(b.spec, b.parameters.dtype) for b in buckets))
-            self._under_way = files
+            files = deque((file_header(b.spec, b.parameters.dtype), images.read(b)) for b in buckets)
+            self._under_way = True
             self._thread.submit(self._write, step, files)
         except Exception as error:  # training goes on all the same
-            if self._under_way is files:
-                self._under_way = None
             self.tell(SnapshotParts(step=step, problem=in_one_sentence(error)))
-
-    def before_change(self) -> None:
-        """To be called before the state changes, by the thread that changes it."""
-        if (files := self._under_way) is not None:
-            files.keep()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Runs ``work`` in the writer's thread, so that it never meets a file being written."""
@@ -64,26 +58,25 @@ class SnapshotWriter:
         self._closed = True
         self._thread.shutdown()
 
-    def _write(self, step: int, files: BucketFiles) -> None:
+    def _write(self, step: int, files: deque[tuple[bytes, Reading]]) -> None:
         told = SnapshotParts(step=step)
         try:
             self._disk.begin(step)
-            while not self._closed and (file := files.take()) is not None:
-                told.parts.append(_written(file, self._disk.new_file(step, file.bucket, file.size_bytes)))
+            while files and not self._closed:
+                told.parts.append(self._write_file(step, *files.popleft()))
         except Exception as error:
             log.exception("the snapshot of step %d cannot be written", step)
             told.problem = in_one_sentence(error)
-        files.drop()
-        self._under_way = None
+        files.clear()  # frees what is kept for it
+        self._under_way = False
         self.tell(told)
 
-
-def _written(file: BucketFile, target: NewFile) -> Part:
-    """Writes ``file`` to ``target``."""
-    digest = blake3()
-    with target:
-        for piece in file.pieces:
-            digest.update(piece)
-            target.write(piece)
-        target.finish()
-    return Part(bucket=file.bucket, size_bytes=file.size_bytes, digest=digest.digest())
+    def _write_file(self, step: int, header: bytes, state: Reading) -> Part:
+        size, digest = len(header) + state.size_bytes, blake3()
+        pieces: Iterator[bytes | memoryview] = chain((header,), state)
+        with self._disk.new_file(step, state.bucket, size) as target:
+            for piece in pieces:
+                digest.update(piece)
+                target.write(piece)
+            target.finish()
+        return Part(bucket=state.bucket, size_bytes=size, digest=digest.digest())

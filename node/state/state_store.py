@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from dtfm.node.host.trace import ExtraMemory, note_memory
-from dtfm.node.model.bucket import Bucket, bucket_bytes
+from dtfm.node.model.bucket import Bucket
+from dtfm.node.state.images import Images
 from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import StateRequest
@@ -81,8 +82,8 @@ class Subscription:
 
         Raises LookupError when the subscription has ended.
         """
-        state: Iterator[bytes] = iter(())
         sending: int | None = None  # the bucket whose state is being sent
+        state: AsyncIterator[bytes] | None = None
         served = -1
         while not self.ended:
             self._news.clear()
@@ -94,24 +95,29 @@ class Subscription:
                     yield frame
                 data = memoryview(b"")
                 self.count(-header.total)
-            elif (frame_of_state := next(state, None)) is not None:
+            elif state is not None and (frame_of_state := await anext(state, None)) is not None:
                 yield frame_of_state
             elif self._to_send:
                 sending = self._to_send.popleft()
-                if (bucket := self._store.held.buckets.get(sending)) is not None:
-                    note_memory(
-                        ExtraMemory.UPDATES, bucket_bytes(bucket.spec, bucket.parameters.dtype), (self, "state")
-                    )
-                header, data = await asyncio.to_thread(self._store.start, self, sending)
-                self._newest = max(self._newest, header.step)
-                state = frames(header, data)
-                data = memoryview(b"")  # freed with its last frame, before the next bucket is copied
+                state = self._state(sending)
             elif sending is not None:
-                sending, state = None, iter(())
-                note_memory(ExtraMemory.UPDATES, 0, (self, "state"))
+                sending = state = None
             else:
                 await self._news.wait()
         raise LookupError(self.ended)
+
+    async def _state(self, bucket: int) -> AsyncIterator[bytes]:
+        header, pieces = await asyncio.to_thread(self._store.start, self, bucket)
+        self._newest = max(self._newest, header.step)
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                note_memory(ExtraMemory.UPDATES, len(piece), (self, "state"))
+                for frame in frames(header, piece):
+                    yield frame
+                header = replace(header, offset=header.offset + len(piece))
+        except OSError as error:  # it could not be kept
+            raise LookupError(f"NOT_HELD: {error}") from error
+        note_memory(ExtraMemory.UPDATES, 0, (self, "state"))
 
     def close(self) -> None:
         """From any thread."""
@@ -142,11 +148,12 @@ class Subscription:
 class StateStore:
     """The state of this node's buckets.
 
-    One thread, the trainer's, changes it; any thread may read it for peers. Readers copy the state and exclude changes while
-    they do; a change waits for them, then excludes new ones. The lock itself is held only to take turns.
+    One thread, the trainer's, changes it; any thread may begin to read it for peers: see ``images``. Whoever does excludes
+    changes; a change waits for that, then excludes new readers. The lock itself is held only to take turns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, images: Images | None = None) -> None:
+        self.images = images or Images()
         self._turn = threading.Condition()
         self._readers = 0
         self._changing = False
@@ -193,6 +200,7 @@ class StateStore:
         step = commit.step
         with self._change():
             buckets, self._held, self._voting = self._held.buckets, HeldState(step, {}), 0
+            self.images.keep()
             update()
             self._held = HeldState(step, buckets)
             terms = memoryview(TERMS.pack(commit.gradient_norm, commit.learning_rate))
@@ -220,17 +228,18 @@ class StateStore:
             if subscription in self._subscriptions:
                 self._subscriptions.remove(subscription)
 
-    def start(self, subscription: Subscription, bucket: int) -> Tensor:
-        """A copy of the bucket's present state; the subscription gets its steps from the next one on. Raises LookupError."""
+    def start(self, subscription: Subscription, bucket: int) -> Donation:
+        """The bucket's present state; the subscription gets its steps from the next one on. Raises LookupError."""
         with self._read():
-            state = self._copy(bucket, 0, 0)
+            state = self._donation(bucket, 0, 0, outlasts=True)
             subscription.started.add(bucket)
             if self._voting:
                 self._send_gradients(bucket, [subscription])
             return state
 
     def donate(self, request: StateRequest) -> Donation:
-        """A copy of the bucket's state as of the requested step, from the requested byte on.
+        """The bucket's state as of the requested step, from the requested byte on, as long as it is held: whoever is to have it
+        takes part in the next step.
 
         Raises LookupError that says what is held instead.
         """
@@ -239,8 +248,7 @@ class StateStore:
                 raise LookupError(
                     f"NOT_HELD: state as of step {request.step} is not held here, but of {self._held.step}"
                 )
-            header, state = self._copy(request.bucket, request.offset, request.generation)
-            return header, iter((state,))
+            return self._donation(request.bucket, request.offset, request.generation, outlasts=False)
 
     @contextmanager
     def _read(self) -> Iterator[None]:
@@ -270,13 +278,11 @@ class StateStore:
         with self._turn:
             return list(self._subscriptions)
 
-    def _copy(self, bucket: int, offset: int, generation: int) -> Tensor:
+    def _donation(self, bucket: int, offset: int, generation: int, *, outlasts: bool) -> Donation:
         if bucket not in self._held.buckets:
             raise LookupError(f"NOT_HELD: bucket {bucket} is not held here, but {sorted(self._held.buckets)}")
-        held, step = self._held.buckets[bucket], self._held.step
-        total = bucket_bytes(held.spec, held.parameters.dtype)
-        state = held.read(min(offset, total), total)
-        return _header(Kind.STATE, generation, step, bucket, step, len(state)), state
+        reading, step = self.images.read(self._held.buckets[bucket], offset, outlasts=outlasts), self._held.step
+        return _header(Kind.STATE, generation, step, bucket, step, reading.size_bytes), reading
 
     def _send_gradients(self, bucket: int, subscriptions: Sequence[Subscription]) -> None:
         gradients = self._held.buckets[bucket].gradients

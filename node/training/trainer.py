@@ -434,7 +434,7 @@ class Trainer:
             log.error("step %d was committed without this node's vote; ignored", commit.step)
             return
         if commit.snapshot:
-            self._snapshots.writer.write(commit.step, generation.stage.buckets.values())
+            self._snapshots.writer.write(commit.step, generation.stage.buckets.values(), self._store.images)
         if commit.pause:
             buckets = generation.stage.buckets
             digest, states = self._digests.of_stage(buckets), self._digests.of(buckets.values())
@@ -452,7 +452,6 @@ class Trainer:
     def _apply(self, generation: Generation, commit: Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again
         self._committed_in = commit.generation
-        self._snapshots.writer.before_change()
         with span(Activity.APPLY, commit.step):
             self._store.apply(commit, partial(generation.apply, commit))
         self._digests.begin(commit.step, generation.stage.buckets.values())  # the next step's vote waits for them

@@ -47,7 +47,7 @@ GiveWay = Callable[[float], Awaitable[None]]
 
 
 MOST_CALLS = 16
-"""Most calls of each method from one peer at a time; a call for state in memory takes a bucket's. A node that recovers makes two
+"""Most calls of each method from one peer at a time. A node that recovers makes two
 calls to each donor, and more if it has lost other donors."""
 
 MOST_KEPT_CALLS = 4
@@ -198,12 +198,15 @@ class PeerServer:
                 context,
                 lambda wanted: (self._disk if wanted.from_snapshot else self._store).donate(wanted),
             )
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                for frame in frames(header, piece):
-                    began = time.monotonic()
-                    yield frame
-                    await self._give_way(time.monotonic() - began)
-                header = replace(header, offset=header.offset + len(piece))
+            try:
+                while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                    for frame in frames(header, piece):
+                        began = time.monotonic()
+                        yield frame
+                        await self._give_way(time.monotonic() - began)
+                    header = replace(header, offset=header.offset + len(piece))
+            except LookupError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def _standby(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         async with self._place("Standby", context):

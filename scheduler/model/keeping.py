@@ -16,7 +16,7 @@ And the state, per byte of parameters, by where it is (memory.OptimizerState):
   weights to compute with come back: `update_seconds`.
 
 Nothing is reserved for snapshots: a node writes and reads them a few MiB at a time, and copies what training is about to change
-to memory only where the host has some to spare, else to its disk (node/state/bucket_files.py).
+to memory only where the host has some to spare, else to its disk (node/state/images.py).
 
 Each node takes the first way of memory.LADDER, among those that the workload allows, with which the fewest micro-batches in
 flight fit (memory.in_flight, and never more than a step has), unless the draft says how it keeps what it needs (Draft.way).

@@ -28,9 +28,10 @@ from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
+from dtfm.node.state.images import Images
 from dtfm.node.state.snapshot_files import file_header
 from dtfm.node.state.snapshot_writer import SnapshotWriter
-from dtfm.node.state.state_store import StateStore
+from dtfm.node.state.state_store import Donation, StateStore
 from dtfm.node.training import pipeline, reduction
 from dtfm.node.training.audit import do_again
 from dtfm.node.training.generation import Generation
@@ -241,15 +242,18 @@ def adding_up_wrong() -> Iterator[None]:
 @contextmanager
 def giving_wrong_state() -> Iterator[None]:
     """Inside, one bit is flipped in each bucket that this process gives others."""
-    read = StateStore._copy
+    donation = StateStore._donation
 
-    def flipped(self: StateStore, bucket: int, offset: int, generation: int) -> Tensor:
-        header, state = read(self, bucket, offset, generation)
-        data = bytearray(state)
+    def flipped(piece: memoryview) -> memoryview:
+        data = bytearray(piece)
         data[len(data) // 2] ^= 1
-        return header, memoryview(data)
+        return memoryview(data)
 
-    with mock.patch.object(StateStore, "_copy", flipped):
+    def wrong(self: StateStore, bucket: int, offset: int, generation: int, *, outlasts: bool) -> Donation:
+        header, pieces = donation(self, bucket, offset, generation, outlasts=outlasts)
+        return header, map(flipped, pieces)
+
+    with mock.patch.object(StateStore, "_donation", wrong):
         yield
 
 
@@ -258,11 +262,11 @@ def writing_wrong_state() -> Iterator[None]:
     """Inside, this process writes other state into snapshots, from step 30 on, and gives the right digests of the files."""
     write = SnapshotWriter.write
 
-    def flipped(self: SnapshotWriter, step: int, buckets: Collection[Bucket]) -> None:
+    def flipped(self: SnapshotWriter, step: int, buckets: Collection[Bucket], images: Images) -> None:
         written = [copy.deepcopy(bucket) for bucket in buckets]
         for bucket in written if step >= 30 else ():
             bucket.exp_avg.view(torch.uint8)[0] ^= 1
-        write(self, step, written)
+        write(self, step, written, images)
 
     with mock.patch.object(SnapshotWriter, "write", flipped):
         yield
@@ -282,7 +286,7 @@ def renaming() -> Iterator[None]:
                 return file_header(replace(spec, parameters=tuple(parameters)), dtype)
         return file_header(spec, dtype)
 
-    with mock.patch("dtfm.node.state.bucket_files.file_header", renamed):
+    with mock.patch("dtfm.node.state.snapshot_writer.file_header", renamed):
         yield
 
 

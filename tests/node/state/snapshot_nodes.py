@@ -15,6 +15,7 @@ from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
 from dtfm.node.state.disk import Disk
+from dtfm.node.state.images import Images
 from dtfm.node.state.snapshot_files import file_header, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
@@ -60,6 +61,7 @@ class Node:
         self.reports: asyncio.Queue[SnapshotParts] = asyncio.Queue()
         self.uploaded: asyncio.Queue[Uploaded] = asyncio.Queue()
         self.snapshots = self.process()
+        self.images = Images(lambda size: self.disk.scratch(size))
         self.given = 0
         self.pace = 0.0
         """Seconds that the server waits after each frame."""
@@ -95,7 +97,7 @@ class Node:
 
     def begin_write(self, step: int = STEP, live: Mapping[int, Bucket] | None = None) -> None:
         """As after a commit."""
-        self.snapshots.writer.write(step, list((live if live is not None else buckets()).values()))
+        self.snapshots.writer.write(step, list((live if live is not None else buckets()).values()), self.images)
 
     async def write(self, step: int = STEP, seed: int = 0) -> list[Part]:
         """As after a commit; the parts name this node as the coordinator has them do."""

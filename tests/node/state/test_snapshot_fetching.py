@@ -221,7 +221,7 @@ async def test_two_parts_arrive_over_a_link_that_takes_two_leases_for_them(
     specs = [BucketSpec(index, (index,), ((f"{index}", (12_000,)),)) for index in range(2)]
     me.snapshots.open(loaded("me", SHORT, specs))
     live = [Bucket(spec, torch.device("cpu"), torch.float32) for spec in specs]
-    a.snapshots.writer.write(STEP, live)
+    a.snapshots.writer.write(STEP, live, a.images)
     parts = (await a.reports.get()).parts
     for part in parts:
         part.nodes.append("a")
@@ -309,7 +309,7 @@ async def test_a_file_that_is_fetched_is_in_memory_a_piece_at_a_time(nodes: Thre
     a, _, me = nodes
     specs = [BucketSpec(0, (0,), (("large", (4_000_000,)),))]
     live = [Bucket(spec, torch.device("cpu"), torch.float32) for spec in specs]
-    a.snapshots.writer.write(STEP, live)
+    a.snapshots.writer.write(STEP, live, a.images)
     (part,) = (await a.reports.get()).parts
     part.nodes.append("a")
     me.snapshots.open(loaded("me", RUN, specs))

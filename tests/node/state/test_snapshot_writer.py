@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, bucket_bytes
-from dtfm.node.state import bucket_files, disk
+from dtfm.node.state import disk, images
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import file_name
 from dtfm.protos.control_pb2 import KeepSnapshots, SnapshotParts
@@ -46,7 +46,7 @@ async def test_what_is_written_is_the_state_at_the_commit_and_named_by_its_diges
     live = buckets()
     contents = {index: content_of(bucket) for index, bucket in live.items()}
     a.begin_write(STEP, live)
-    a.snapshots.writer.before_change()
+    a.images.keep()
     for bucket in live.values():
         bucket.parameters.fill_(9)  # the next step
     told = await a.reports.get()
@@ -154,7 +154,7 @@ async def held_up(node: Node) -> SnapshotParts:
     go_on, live = threading.Event(), buckets()
     node.snapshots.writer.submit(go_on.wait)
     node.begin_write(STEP, live)
-    node.snapshots.writer.before_change()
+    node.images.keep()
     for bucket in live.values():
         bucket.parameters.fill_(9)  # the next step
     go_on.set()
@@ -165,7 +165,7 @@ async def test_without_memory_for_copies_they_go_to_the_nodes_disk_and_do_not_st
     nodes: Three, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _, _ = nodes
-    monkeypatch.setattr(bucket_files, "free_memory", lambda device: 1000)  # enough for the second bucket
+    monkeypatch.setattr(images, "free_memory", lambda device: 1000)  # enough for the second bucket
     sizes, scratch = list[int](), Disk.scratch
 
     def noted(disk: Disk, size_bytes: int) -> BinaryIO:
@@ -189,12 +189,12 @@ async def test_without_memory_and_disk_for_copies_the_snapshot_fails_and_says_wh
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bucket_files, "free_memory", lambda device: 1000)
+        patched.setattr(images, "free_memory", lambda device: 1000)
         patched.setattr(Disk, "scratch", full)
         told = await held_up(a)
     assert list(told.parts) == []
     first = bucket_bytes(buckets()[0].spec, torch.float32)
-    assert f"the state of bucket 0 was about to change before it was written, and {first} bytes of it" in told.problem
+    assert f"the state of bucket 0 was about to change before it was read, and {first} bytes of it" in told.problem
     assert "of which 500 bytes may be used, nor on this node's disk" in told.problem
     assert "give the node more memory or --snapshots on a larger disk" in told.problem
     assert not list(a.folder.rglob("bucket-*"))
@@ -206,7 +206,7 @@ async def test_state_that_changes_while_its_file_is_written_is_written_as_it_was
 ) -> None:
     a, _, _ = nodes
     live, asked, changed = buckets(), threading.Event(), threading.Event()
-    monkeypatch.setattr(bucket_files, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(images, "PIECE_BYTES", 1 << 20)
     read = Bucket.read
 
     def slow(bucket: Bucket, begin: int = 0, end: int | None = None) -> memoryview:
@@ -225,7 +225,7 @@ async def test_state_that_changes_while_its_file_is_written_is_written_as_it_was
     monkeypatch.setattr(NewFile, "write", wait_for_the_change)
     a.begin_write(STEP, live)
     assert await asyncio.to_thread(asked.wait, 10)
-    a.snapshots.writer.before_change()
+    a.images.keep()
     for bucket in live.values():
         bucket.parameters.fill_(9)
         bucket.exp_avg.fill_(9)
@@ -251,7 +251,7 @@ async def test_state_that_cannot_be_copied_costs_the_snapshot_but_no_step(
         patched.setattr(Bucket, "read", no_memory)
         a.begin_write()
         if changes:
-            a.snapshots.writer.before_change()
+            a.images.keep()
             go_on.set()
         assert "can't allocate memory" in (await a.reports.get()).problem
     await a.write(STEP + 1)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +18,7 @@ from dtfm.node.model.optimizer import adamw
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
-from dtfm.node.state.state_store import MAX_BEHIND, TERMS, HeldState, StateStore, Subscription, Tensor
+from dtfm.node.state.state_store import MAX_BEHIND, TERMS, Donation, HeldState, StateStore, Subscription
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.credentials import make_authority, make_key
@@ -420,20 +419,20 @@ async def test_a_step_counts_as_extra_memory_from_before_it_is_copied_until_all_
     subscription.close()
 
 
-async def test_the_copy_of_one_bucket_is_freed_before_the_next_is_copied(
+async def test_the_state_of_one_bucket_is_let_go_before_that_of_the_next_is_read(
     donors: list[Donor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, copied = donors[0].store, list[threading.Event]()
     start = source.start
 
-    def watched(subscription: Subscription, bucket: int) -> Tensor:
-        # The thread that made the copy before lets go of it only after its waiter goes on.
+    def watched(subscription: Subscription, bucket: int) -> Donation:
+        # The thread that read it lets go of it only after its waiter goes on.
         assert all(gone.wait(10) for gone in copied)
-        header, data = start(subscription, bucket)
-        copy, gone = np.frombuffer(data, np.uint8).copy(), threading.Event()
-        weakref.finalize(copy, gone.set)
+        header, reading = start(subscription, bucket)
+        gone = threading.Event()
+        weakref.finalize(reading, gone.set)
         copied.append(gone)
-        return header, copy.data
+        return header, reading
 
     monkeypatch.setattr(source, "start", watched)
     subscription = source.subscribe([0, 1], asyncio.get_running_loop())
