@@ -399,7 +399,7 @@ class Session:
     def _become(self, identity: Identity) -> None:
         """Shows this identity to peers from now on."""
         self._identity = identity
-        self._server.become(identity)
+        self._server.become(identity, self._lease)
         self._ways.become(identity, self._lease)
 
     def _refused(self, reason: str, sentence: str) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from dtfm.protos.frame import MAX_FRAME_BYTES
+
 MAX_MESSAGE_BYTES = 4 << 20
 """Largest single gRPC message that either side accepts. A tensor frame has at most 1 MiB, a report on 1,000 links far less."""
+
+REFUSED_BY_NAME_BYTES = 4 << 10
+"""Beyond a frame, what a node still reads of a message, so that it can say what is wrong with it."""
 
 Way = tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]
 """Credentials and channel options that fix who is at the other end: credentials.to_coordinator and to_peer make them."""
@@ -36,7 +41,6 @@ _CAREFUL = (
 
 _COMMON = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
 )
 
@@ -50,6 +54,7 @@ def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
     half = max(int(lease * 500), 100)
     return (
         *_COMMON,
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", half),
         ("grpc.keepalive_timeout_ms", half),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -62,10 +67,11 @@ def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
 
 
 def server_options() -> tuple[tuple[str, int], ...]:
-    """Options of a node's server: bounded messages, room for a fast and far link, pings allowed, a port in use refused and not
-    shared. A connection that has not shown a certificate in time is closed, and so is each that is one too many."""
+    """Options of a node's server: messages of a frame at most, room for a fast and far link, pings allowed, a port in use refused
+    and not shared. A connection that has not shown a certificate in time is closed, and so is each that is one too many."""
     return (
         *_COMMON,
+        ("grpc.max_receive_message_length", MAX_FRAME_BYTES + REFUSED_BY_NAME_BYTES),
         *_CAREFUL,
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", MOST_CALLS_OF_A_CONNECTION),

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.credentials import certified_name, shown_name
+from dtfm.protos.frame import STATE_CHUNK_BYTES
 from dtfm.protos.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ each bucket, and one that measures its links a dozen."""
 MOST_WAITING = 256
 """Calls of one peer that wait for that. A further one is refused."""
 BUSY = f"BUSY: this peer has made more than {CALLS_PER_SECOND:.0f} calls a second, and {MOST_WAITING} of them wait"
+UNREAD = grpc.StatusCode.DEADLINE_EXCEEDED, "UNREAD: for a lease nobody has read what this call sends"
 ABORT_SECONDS = 1.0
 """How long the refusal of a call in progress may take: it waits behind what the caller does not read."""
 
@@ -39,7 +42,7 @@ ABORT_SECONDS = 1.0
 class Callers:
     """Wraps a server's methods. A peer's calls are answered at a bounded rate. Those of a revoked or quarantined one are refused,
     and those in progress end. ``called`` has the connections on which a member has called (context.peer()), also those that are
-    gone, until somebody takes them out."""
+    gone, until somebody takes them out. A stream that nobody reads for ``lease`` seconds ends."""
 
     def __init__(self) -> None:
         self._revoked: frozenset[str] = frozenset()
@@ -49,6 +52,7 @@ class Callers:
         self._budgets: dict[str, TokenBucket] = {}
         self._waiting: Counter[str] = Counter()
         self.called: set[str] = set()
+        self.lease = DEFAULT_LEASE
 
     def answered(self, method: Answered[Request, Answer]) -> Answered[Request, Answer]:
         async def call(request: Request, context: Context) -> Answer:
@@ -66,8 +70,17 @@ class Callers:
                 if refused:
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused)
                 await self._turn(context)
+                loop, task = asyncio.get_running_loop(), asyncio.current_task()
+                assert task is not None
                 async for piece in method(request, context):
-                    yield piece
+                    patience = self.lease * max(
+                        1.0, len(piece) / STATE_CHUNK_BYTES
+                    )  # a slow link takes longer for more
+                    unread = loop.call_later(patience, self._end, task, context, *UNREAD)
+                    try:
+                        yield piece
+                    finally:
+                        unread.cancel()
 
         return call
 
@@ -88,9 +101,12 @@ class Callers:
     def _end_calls(self) -> None:
         for name in (self._revoked | self._quarantined) & self._calls.keys():
             for task, context in list(self._calls[name].items()):
-                ending = asyncio.create_task(_end(task, context, self._refusal(name)))
-                self._ending.add(ending)
-                ending.add_done_callback(self._ending.discard)
+                self._end(task, context, grpc.StatusCode.PERMISSION_DENIED, self._refusal(name))
+
+    def _end(self, task: asyncio.Task[Any], context: Context, code: grpc.StatusCode, why: str) -> None:
+        ending = asyncio.create_task(_end(task, context, code, why))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def _turn(self, context: Context) -> None:
         """Waits until the caller may make another call. Ends the call if too many of its wait."""
@@ -120,11 +136,11 @@ class Callers:
                 del self._calls[caller]
 
 
-async def _end(task: asyncio.Task[Any], context: Context, refusal: str) -> None:
+async def _end(task: asyncio.Task[Any], context: Context, code: grpc.StatusCode, why: str) -> None:
     # Cancelling the task alone would leave the call open at the other side.
     try:
         with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+                await context.abort(code, why)
     finally:
         task.cancel()

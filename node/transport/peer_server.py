@@ -26,7 +26,7 @@ from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.lent import MOST_LENT, Holder
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.warden import Warden
-from dtfm.protos.connection import server_options
+from dtfm.protos.connection import DEFAULT_LEASE, server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import KeptRequest, StandbyRequest, StateRequest
@@ -47,12 +47,15 @@ GiveWay = Callable[[float], Awaitable[None]]
 
 
 MOST_CALLS = 16
-"""Most calls of each method from one peer at a time. A node that recovers makes two
-calls to each donor, and more if it has lost other donors."""
+"""Most calls of each method from one peer at a time. A node that recovers makes two calls to each donor, and more if it has lost
+other donors."""
 
 MOST_KEPT_CALLS = 4
 """Most of them that hand out a tensor for an audit, which each may take a piece's memory. An auditor makes two at a time."""
 
+
+MOST_PING_BYTES = 64
+"""Of a ping and its echo."""
 
 STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE = float(16 << 20), float(256 << 20)
 """Frames of steps and generations that are over are dropped. After a change of plans there may be as many as were on their way;
@@ -114,9 +117,9 @@ class PeerServer:
             self._warden.close()
         await self._server.stop(grace=0)
 
-    def become(self, identity: Identity) -> None:
-        """Accepts peers of this identity's run from now on, as this node."""
-        self._identity = identity
+    def become(self, identity: Identity, lease: float = DEFAULT_LEASE) -> None:
+        """Accepts peers of this identity's run from now on, as this node. What nobody reads for ``lease`` seconds ends."""
+        self._identity, self._callers.lease = identity, lease
 
     def revoke(self, names: Iterable[str]) -> None:
         """Ends the calls of these peers, and accepts no more from them."""
@@ -155,6 +158,8 @@ class PeerServer:
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:
+        if len(request) > MOST_PING_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a ping has at most {MOST_PING_BYTES} bytes")
         context.set_trailing_metadata(((SEEN_METADATA, context.peer()),))
         return request
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,35 @@ class Blocked:
 
     async def abort(self, *_: Any) -> None:
         await asyncio.Event().wait()
+
+
+@pytest.mark.timeout(10)
+async def test_a_stream_that_nobody_reads_for_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "ABORT_SECONDS", 0.05)
+    closed, stuck = asyncio.Event(), asyncio.Event()
+
+    async def method(_request: bytes, _context: Context) -> AsyncIterator[bytes]:
+        try:
+            for _ in range(3):
+                yield b"piece"
+        finally:
+            closed.set()
+
+    async def read(last: int) -> None:
+        """As gRPC does for a caller that reads ``last`` pieces."""
+        left = last
+        async for _ in mine.streamed(method)(b"", cast(Context, Blocked())):
+            left -= 1
+            if not left:
+                await stuck.wait()
+
+    mine = Callers()
+    mine.lease = 0.05
+    await read(4)
+    await asyncio.sleep(3 * mine.lease)  # nothing is waited for any more
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(read(2))
+    await closed.wait()
 
 
 @pytest.mark.timeout(10)

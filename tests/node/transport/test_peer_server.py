@@ -23,10 +23,10 @@ from dtfm.node.network.links import measure_links
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.state_store import HeldState, StateStore
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
-from dtfm.node.transport.peer_server import MOST_CALLS, PeerServer
+from dtfm.node.transport.peer_server import MOST_CALLS, MOST_PING_BYTES, PeerServer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender, What
-from dtfm.protos.connection import open_channel, server_options
+from dtfm.protos.connection import REFUSED_BY_NAME_BYTES, open_channel, server_options
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
@@ -329,6 +329,15 @@ async def test_probes_are_bounded(node: Node) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="a probe has at most"):
             [answer async for answer in method(channel, "Upload")(one_piece_too_many())]
         assert sum([size async for size in receive_probe(method(channel, "Download"))]) == MOST_BYTES
+
+
+async def test_messages_to_a_node_are_at_most_a_frame_and_pings_a_few_bytes(node: Node) -> None:
+    async with channel_to(node) as channel:
+        assert await ping_call(channel)(bytes(MOST_PING_BYTES)) == bytes(MOST_PING_BYTES)
+        with pytest.raises(grpc.aio.AioRpcError, match=f"a ping has at most {MOST_PING_BYTES} bytes"):
+            await ping_call(channel)(bytes(MOST_PING_BYTES + 1))
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
+            await ping_call(channel)(bytes(MAX_FRAME_BYTES + REFUSED_BY_NAME_BYTES + 1))
 
 
 async def test_a_wrong_answer_ends_a_probe(node: Node) -> None:
