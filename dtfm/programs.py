@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from importlib import import_module
 
 
+START_AGAIN = 3
+"""Exit code of one of several nodes whose device has failed, for its supervisor. By itself a node ends with 1 then."""
+
+
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
     """A context for imports, in which Ctrl-C ends the process at once. There is nothing to put in order yet, and an import that

@@ -6,9 +6,7 @@ there, on torch's current stream, if CuPy is installed, and otherwise on the CPU
 
 from __future__ import annotations
 
-import functools
 import importlib
-import logging
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -18,10 +16,9 @@ import torch
 from dtfm.kernels.layout import BLOCKS, Codec
 from dtfm.kernels.memory import MEMORY
 from dtfm.kernels.transfer import to_device, to_host
+from dtfm.kernels.with_cupy import module_with_cupy
 
 __all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode", "encode", "encoded_bytes", "prepare"]
-
-log = logging.getLogger(__name__)
 
 # The numbers are sent in frames: never reuse one.
 DTYPES: dict[int, torch.dtype] = {1: torch.float32, 2: torch.float64, 3: torch.bfloat16, 4: torch.float16}
@@ -43,8 +40,13 @@ def prepare(device: torch.device) -> None:
     """Compiles what ``encode`` and ``decode`` need for tensors on ``device``, or loads it, which otherwise the first of them
     does. Compiling for a CPU holds the interpreter for seconds; once `kernels/cpu.py` was imported in any process, it is not done
     again."""
-    if device.type != "cuda" or _gpu(device) is None:
+    if not runs_on(device):
         importlib.import_module("dtfm.kernels.cpu")
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether tensors on ``device`` are encoded and decoded there, a GPU, for which the kernels are compiled then."""
+    return device.type == "cuda" and _gpu(device) is not None
 
 
 def codec_named(name: str) -> Codec:
@@ -121,20 +123,5 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
     return torch.from_numpy(restored).to(device, dtype)
 
 
-@functools.cache
 def _gpu(device: torch.device) -> ModuleType | None:
-    """The codecs for tensors on ``device``, a GPU; None, with a warning in the log, when CuPy cannot be used."""
-    try:
-        from dtfm.kernels import gpu
-
-        gpu.prepare(device)
-    except (ImportError, RuntimeError) as error:
-        log.warning(
-            "tensors on %s are encoded and decoded on the CPU, which is slower: CuPy cannot be used (%s). "
-            "To use the GPU: pip install 'cupy-cuda%sx>=14'",
-            device,
-            error,
-            str(torch.version.cuda).partition(".")[0],
-        )
-        return None
-    return gpu
+    return module_with_cupy("gpu", device, "tensors on a GPU are encoded and decoded on the CPU, which is slower")

@@ -6,16 +6,13 @@ On a CPU the library blake3 reads the tensor's memory, in one thread: the others
 
 from __future__ import annotations
 
-import functools
-import logging
 from types import ModuleType
 
 import torch
 from blake3 import blake3
 
 from dtfm.kernels.transfer import to_host
-
-log = logging.getLogger(__name__)
+from dtfm.kernels.with_cupy import module_with_cupy
 
 DIGEST_BYTES = 32
 
@@ -46,14 +43,5 @@ def prepare(device: torch.device) -> None:
         _gpu(device)
 
 
-@functools.cache
 def _gpu(device: torch.device) -> ModuleType | None:
-    """The kernels for tensors on ``device``, a GPU; None, with a warning in the log, when CuPy cannot be used."""
-    try:
-        from dtfm.kernels import gpu_digest
-
-        gpu_digest.prepare(device)
-    except (ImportError, RuntimeError) as error:
-        log.warning("the state on %s is copied to the host for its digest: CuPy cannot be used (%s)", device, error)
-        return None
-    return gpu_digest
+    return module_with_cupy("gpu_digest", device, "the state on a GPU is copied to the host for its digest")

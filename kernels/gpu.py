@@ -26,9 +26,7 @@ _ELEMENTS = 8 * _THREADS  # per thread block
 
 def prepare(device: torch.device) -> None:
     """Compiles the kernels for ``device``, which takes a second unless CuPy has them cached, and loads them all: the driver may
-    wait for the whole device while it loads one.
-
-    Raises RuntimeError when CUDA's compiler is missing.
+    wait for the whole device while it loads one. Raises what CuPy does.
     """
     with cupy.cuda.Device(device.index):
         for codec, direction, kind in itertools.product(Codec, ("encode", "decode"), _TYPES.values()):

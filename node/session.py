@@ -43,6 +43,7 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
+from dtfm.programs import START_AGAIN
 from dtfm.protos import PROTOCOL_VERSION, services
 from dtfm.protos.access import runs_it
 from dtfm.protos.connection import DEFAULT_LEASE
@@ -443,7 +444,10 @@ class Session:
     def _fail(self, error: Exception) -> None:
         print(sentence := sentence_of(error), file=sys.stderr, flush=True)
         self._exit = exit_code(error)
-        self._send(NodeMessage(goodbye=Goodbye(reason=sentence)))
+        if self._exit == START_AGAIN:  # it comes back, as who it is and with what is on its disk
+            self._hang_up()
+        else:
+            self._send(NodeMessage(goodbye=Goodbye(reason=sentence)))
 
     def _peer_lost(self, peer: str, generation: int, why: str) -> None:
         where = self._trainer.at

@@ -2,7 +2,8 @@
 
 The supervisor imports what nodes need, once, and then forks: so packages are read and kept in memory once. It has one thread
 then, computes nothing and has not begun to use CUDA, which is when forking is safe. Nodes do not depend on each other: one that
-ends leaves the others alone, and is not started again, as what ended it may end it again and again at the others' cost.
+ends leaves the others alone. It is not started again, as what ended it may end it again and again at the others' cost; unless its
+device had worked and has failed, which only a new process mends.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from dtfm.programs import ended_by_ctrl_c
+from dtfm.programs import START_AGAIN, ended_by_ctrl_c
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,10 @@ _MEANING = {
     0: "the run is complete, or it left in order",
     1: "the run failed, or the coordinator is gone",
     2: "bad input, or a refusal",
+    START_AGAIN: "its device has failed, soon after it was started",
 }
+LEAST_SECONDS = 60.0
+"""That a node must have lasted to be started again after its device has failed."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -45,41 +50,54 @@ def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
         for module in PRELOADED:
             importlib.import_module(module)
     gc.freeze()  # the members' garbage collectors do not write to these pages, so they stay shared
-    running: dict[int, str] = {}
+    running: dict[int, int] = {}  # numbers of members, by process
+    began: dict[int, float] = {}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
-    supervisor = os.getpid()
-    for number, label in enumerate(labels):
+    supervisor, leaving = os.getpid(), False
+
+    def start(number: int) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         if (pid := os.fork()) == 0:
-            _become_member(label, supervisor)
+            _become_member(labels[number], supervisor)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             raise SystemExit(member(number))
-        running[pid] = label
+        running[pid], began[number] = number, time.monotonic()
 
-    def pass_on(number: int, _frame: object) -> None:
+    def pass_on(signalled: int, _frame: object) -> None:
+        nonlocal leaving
+        leaving = True
         for pid in running:
-            os.kill(pid, number)  # none of them was waited for, so the numbers are theirs still
+            os.kill(pid, signalled)  # none of them was waited for, so the numbers are theirs still
 
-    for number in _PASSED_ON:
-        signal.signal(number, pass_on)
+    for number in range(len(labels)):
+        start(number)
+    for signalled in _PASSED_ON:
+        signal.signal(signalled, pass_on)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _wait_for(running)
-
-
-def _wait_for(running: dict[int, str]) -> int:
     worst = 0
     while running:
-        pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid  # type: ignore[union-attr]
-        label = running.pop(pid, None)  # before its number may become another process's
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if label is None:  # an orphan: process 1 of a container inherits those
+        number, code = _next_end(running)
+        if code == START_AGAIN and not leaving and time.monotonic() - began[number] >= LEAST_SECONDS:
+            print(f"[{labels[number]}] its device has failed; it is started again", file=sys.stderr, flush=True)
+            start(number)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             continue
-        worst = max(worst, code if code >= 0 else 1)
+        worst = max(worst, 1 if code < 0 or code == START_AGAIN else code)
         why = _MEANING.get(code, f"exit code {code}") if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        rest = f"; {', '.join(running.values())} goes on" if len(running) == 1 else ""
-        if len(running) > 1:
-            rest = f"; {', '.join(running.values())} go on"
-        print(f"[{label}] has ended: {why}{rest}", file=sys.stderr, flush=True)
+        others = ", ".join(labels[other] for other in running.values())
+        rest = f"; {others} go{'es' if len(running) == 1 else ''} on" if others else ""
+        print(f"[{labels[number]}] has ended: {why}{rest}", file=sys.stderr, flush=True)
     return worst
+
+
+def _next_end(running: dict[int, int]) -> tuple[int, int]:
+    """The number of the next member to end, which is taken out of ``running``, and its exit code, or minus its signal."""
+    while True:
+        pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid  # type: ignore[union-attr]
+        number = running.pop(pid, None)  # before its process may become another one
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if number is not None:  # else an orphan: process 1 of a container inherits those
+            return number, code
 
 
 def _become_member(label: str, supervisor: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -24,6 +26,7 @@ from dtfm.node.host.packages import require_extra
 from dtfm.node.host.trace import write_trace
 from dtfm.node.network.way_in import way_in
 from dtfm.node.supervisor import supervise
+from dtfm.programs import START_AGAIN
 from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE, read_address
 from dtfm.protos.control_pb2 import Hello
@@ -198,7 +201,12 @@ async def _join(
     memory, speed = measured.memory_bytes / 2**30, measured.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
     print(f"{chosen.node}: {measured.name} ({measured.kind}), {power}", flush=True)
-    return await take_part(chosen, measured, supervised=supervised)
+    code = await take_part(chosen, measured, supervised=supervised)
+    if code == START_AGAIN:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code if supervised else 1)  # what else a process does at its end may wait for the device
+    return code
 
 
 def _read_size(text: str) -> int | None:

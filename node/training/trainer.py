@@ -26,7 +26,7 @@ from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
 from dtfm.node.training.auditing import Asked, Auditing
-from dtfm.node.training.failure import peer_of, plan_failed, problem_of, sentence_of
+from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_failed, problem_of, sentence_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.preparation import Preparation
@@ -59,6 +59,9 @@ Result = TypeVar("Result")
 
 STOP_SECONDS = 10.0
 """Most seconds to wait for the thread when the node stops."""
+
+PAUSES = (5.0, 15.0, 45.0, 120.0, 300.0)
+"""Seconds between attempts to load the run where what failed may pass."""
 
 DeliverTo = Callable[[Receiver | None], None]
 
@@ -95,6 +98,7 @@ class Trainer:
         self._voted: int | None = None  # the step that this node is ready to commit
         self._committed_in = 0  # the generation whose commit made the held state; 0: none did
         self._digests = StateDigests()
+        self._stopping = threading.Event()
         self._data = Holding()
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
         self._thread.start()
@@ -144,10 +148,10 @@ class Trainer:
         self._equipment.sender.interrupt(reason)
 
     def failed(self, error: Exception) -> None:
-        """The present step cannot be finished here, so that it is aborted for all; or, without a step, this node cannot take
-        part. From any thread."""
+        """The present step cannot be finished here, so that it is aborted for all; or, without a step, or a device, this node
+        cannot take part. From any thread."""
         at = self.at
-        if at is None:
+        if at is None or is_device_lost(error):
             log.debug("this node cannot take part", exc_info=error)
             self._fail(error)
             return
@@ -204,6 +208,7 @@ class Trainer:
     def stop(self) -> None:
         """Calls off the present work and ends the threads."""
         self.interrupt("the node is stopping")
+        self._stopping.set()
         self._preparation.cancel()
         self._commands.put(None)
         self._thread.join(timeout=STOP_SECONDS)
@@ -237,10 +242,23 @@ class Trainer:
         return self._preparation.loaded
 
     def _prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> None:
-        if self._preparation.load(run, dialler, allowed, agreed):
+        if self._load(run, dialler, allowed, agreed):
             self._store.replace(HeldState(0, {}))
             self._voted, self._committed_in = None, 0
         self._report(NodeMessage(prepared=self._preparation.message()))
+
+    def _load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
+        """As Preparation.load. Trouble that may pass, as of the hub, is waited for."""
+        for pause in PAUSES:
+            try:
+                return self._preparation.load(run, dialler, allowed, agreed)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                log.warning("%s; trying again in %.0f s", sentence_of(error), pause)
+                if self._stopping.wait(pause):
+                    raise Closed("the node is stopping") from None
+        return self._preparation.load(run, dialler, allowed, agreed)
 
     def _time_again(self) -> None:
         if self._loaded is None or self._generation is not None or self._adopting < self._newest:
@@ -351,6 +369,8 @@ class Trainer:
         except Closed:
             raise
         except Exception as problem:
+            if is_device_lost(problem):
+                raise
             log.error("generation %d could not be adopted: %s", placement.generation, problem)
             self._report(NodeMessage(plan_failed=plan_failed(placement.generation, problem)))
             return

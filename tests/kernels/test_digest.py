@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -12,7 +11,6 @@ import torch
 from blake3 import blake3
 from hypothesis import given, settings, strategies as st
 
-from dtfm.kernels import digest as digests
 from dtfm.kernels.digest import digest
 from tests.kernels.cuda_on_cpu import cupy_without_gpu
 from tests.kernels.gpu_module import gpu_with
@@ -73,12 +71,3 @@ def test_chunks_are_counted_in_64_bits(gpu: ModuleType) -> None:
     for row, number in enumerate((5, (1 << 32) + 5)):
         gpu._launch("chunk_values", 1, data(CHUNK), CHUNK, number, values[row])
     assert not torch.equal(values[0], values[1])
-
-
-def test_without_cupy_the_log_says_what_that_costs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "dtfm.kernels.gpu_digest", raising=False)
-    assert digests._gpu.__wrapped__(torch.device("cuda:0")) is None
-    assert "is copied to the host for its digest" in caplog.text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -14,7 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.kernels import codec as codecs, reference
+from dtfm.kernels import reference
 from dtfm.kernels.codec import encoded_bytes
 from dtfm.kernels.layout import BLOCKS, SIGNS, Codec
 from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
@@ -152,14 +150,3 @@ def test_other_dtypes_are_cast_before_and_after(gpu: ModuleType, codec: Codec, d
     y = gpu.decode(codec, memoryview(data), 999, dtype, CPU)
     assert y.dtype == dtype
     assert torch.equal(y, torch.from_numpy(reference.decode(codec, data, 999).copy()).to(dtype))
-
-
-def test_without_cupy_the_log_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "dtfm.kernels.gpu", raising=False)
-    with caplog.at_level(logging.WARNING, codecs.log.name):
-        assert codecs._gpu.__wrapped__(torch.device("cuda:0")) is None
-    assert "pip install 'cupy-cuda13x>=14'" in caplog.text

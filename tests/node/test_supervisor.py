@@ -15,6 +15,7 @@ PROGRAM = """
 import ctypes, os, signal, sys
 from dtfm.node import supervisor
 supervisor.PRELOADED = ()
+supervisor.LEAST_SECONDS = float(os.environ.get("LEAST_SECONDS", "60"))
 
 def member(number):
     do = sys.argv[1 + number]
@@ -24,6 +25,12 @@ def member(number):
         signal.pause()
     if do == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
+    if do == "fails once":
+        if not os.path.exists(sys.argv[-1]):
+            open(sys.argv[-1], "w").close()
+            return 3
+        print("again", flush=True)
+        return 0
     if do == "raises":
         raise RuntimeError("a bug\\nof two lines")
     if do == "leaves an orphan":
@@ -34,7 +41,7 @@ def member(number):
     return int(do)
 
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: it inherits orphans, as process 1 of a container does
-sys.exit(supervisor.supervise([f"d{n}" for n in range(len(sys.argv) - 1)], member))
+sys.exit(supervisor.supervise([f"d{n}" for n in range(len(sys.argv) - 1 - ("fails once" in sys.argv))], member))
 """
 
 
@@ -88,3 +95,14 @@ def test_an_orphan_that_it_inherits_is_reaped_and_is_no_member() -> None:
         running.send_signal(signal.SIGTERM)
         assert running.wait(20) == 0
         assert running.stderr.read().splitlines() == ["[d1] has ended: the run is complete, or it left in order"]
+
+
+@pytest.mark.parametrize(("least", "code"), [(0, 0), (60, 1)], ids=["it had worked", "it fails at the start"])
+def test_one_whose_device_has_failed_is_started_again_if_it_had_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, code: int
+) -> None:
+    monkeypatch.setenv("LEAST_SECONDS", str(least))
+    output, errors = (running := start("0", "fails once", str(tmp_path / "failed"))).communicate(timeout=30)
+    assert running.returncode == code
+    assert output == ("" if code else "[d1] again\n")
+    assert ("[d1] its device has failed; it is started again\n" in errors) is not bool(code)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -191,6 +192,49 @@ async def test_what_a_node_computed_with_is_freed_with_the_plan_and_no_garbage_c
     finally:
         gc.enable()
     assert frames_go_to is not None
+
+
+async def test_a_device_that_has_failed_ends_the_node_and_no_peer_or_plan_is_said_to_be_at_fault(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, failed = torch.AcceleratorError("CUDA error: an illegal memory access"), asyncio.Queue[Exception]()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(node.trainer, "_fail", lambda e: loop.call_soon_threadsafe(failed.put_nowait, e))
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "set_up", mock.Mock(side_effect=lost))
+        node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+        assert await failed.get() is lost
+    node.adopt(replace(even_plan(LAYERS, 1, 1, MICRO_BATCHES), generation=2))
+    assert (await node.reports.get()).plan_ready.generation == 2
+    monkeypatch.setattr(Generation, "train", mock.Mock(side_effect=lost))
+    node.trainer.begin(Begin(generation=2, step=1))
+    assert await failed.get() is lost
+    assert node.reports.empty()
+
+
+@pytest.mark.parametrize("tries", [2, 3])
+async def test_a_run_that_cannot_be_loaded_while_a_server_hiccups_is_loaded_again(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    monkeypatch.setattr(trainer, "PAUSES", (0.001,))
+    hiccup, load, left = ValueError("data.source: hf:wiki cannot be loaded"), Preparation.load, tries - 1
+    hiccup.__cause__ = ConnectionError("503")
+
+    def hiccups(*arguments: Any) -> bool:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise hiccup
+        return load(*arguments)
+
+    loop, failed = asyncio.get_running_loop(), asyncio.Queue[Exception]()
+    monkeypatch.setattr(node.trainer, "_fail", lambda e: loop.call_soon_threadsafe(failed.put_nowait, e))
+    monkeypatch.setattr(Preparation, "load", hiccups)
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
+    if tries == 2:
+        assert (await node.reports.get()).HasField("prepared")
+    else:
+        assert await failed.get() is hiccup
 
 
 async def test_an_impossible_plan_is_refused_with_what_is_wrong(node: Node) -> None:
