@@ -79,7 +79,7 @@ def test_a_node_whose_device_has_failed_leaves_without_a_goodbye_which_would_end
     error: Exception, goodbye: bool
 ) -> None:
     session, sent, hung_up = Session.__new__(Session), list[NodeMessage](), list[bool]()
-    session._send = sent.append  # type: ignore[method-assign]
+    session._send = sent.append  # type: ignore[method-assign, assignment]
     session._hang_up = lambda: hung_up.append(True)
     session._fail(error)
     assert [message.HasField("goodbye") for message in sent] == [True] * goodbye

@@ -333,11 +333,11 @@ async def test_probes_are_bounded(node: Node) -> None:
 
 async def test_messages_to_a_node_are_at_most_a_frame_and_pings_a_few_bytes(node: Node) -> None:
     async with channel_to(node) as channel:
-        assert await ping_call(channel)(bytes(MOST_PING_BYTES)) == bytes(MOST_PING_BYTES)
+        assert await method(channel, "Ping")(bytes(MOST_PING_BYTES)) == bytes(MOST_PING_BYTES)
         with pytest.raises(grpc.aio.AioRpcError, match=f"a ping has at most {MOST_PING_BYTES} bytes"):
-            await ping_call(channel)(bytes(MOST_PING_BYTES + 1))
+            await method(channel, "Ping")(bytes(MOST_PING_BYTES + 1))
         with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
-            await ping_call(channel)(bytes(MAX_FRAME_BYTES + REFUSED_BY_NAME_BYTES + 1))
+            await method(channel, "Ping")(bytes(MAX_FRAME_BYTES + REFUSED_BY_NAME_BYTES + 1))
 
 
 async def test_a_wrong_answer_ends_a_probe(node: Node) -> None:
