@@ -259,7 +259,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts")
+    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts", "disk_bytes")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +272,7 @@ class Prepared(_message.Message):
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DATA_READ_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     workload: _plan_pb2.Workload
     data_fingerprint: bytes
     training_samples: int
@@ -284,7 +285,8 @@ class Prepared(_message.Message):
     weights_fingerprint: bytes
     data_read: bool
     layouts: bytes
-    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ...) -> None: ...
+    disk_bytes: int
+    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("count", "flops")

@@ -69,7 +69,8 @@ class Session:
     ways and holders that it was last told (reach/ways.py). ``prepared``: what it would train, while it is JOINED
     and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of); empty: not known,
     or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the same layers.
-    ``links_changed``: how often it was told so, and has not answered by choosing codecs."""
+    ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its disk when it
+    had read the run; 0: not known."""
 
     node: str
     stream: int
@@ -91,6 +92,7 @@ class Session:
     origin: str = ""
     copies_from: Givers = ()
     links_changed: int = 0
+    disk_bytes: int = 0
 
     @property
     def process(self) -> str:
@@ -362,6 +364,7 @@ class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, by (" ", node) for devices
     that are idle, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
+    ``disk_bytes``: free on the coordinator's own disk when this process started.
     Once ``stopped``, nothing but farewells happens."""
 
     run: RunFile
@@ -375,6 +378,7 @@ class State:
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
+    disk_bytes: float = math.inf
     stopped: bool = False
 
     def afresh(self) -> State:

@@ -154,6 +154,27 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskShort:
+    """The disk of ``nodes`` (one, or several of a machine; empty: the coordinator's) has ``free`` bytes, and may come to need
+    ``needed``."""
+
+    nodes: str
+    free: int
+    needed: int
+    event: Literal["disk_short"] = "disk_short"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger
+
+    def narrate(self) -> str:
+        whose = f"the disk of {self.nodes}" if self.nodes else "the coordinator's disk"
+        what = "snapshots of its part" if self.nodes else "the run's checkpoints"
+        fix = "name another with join --snapshots DIR" if self.nodes else "lower checkpoint.keep, or name another place"
+        free, needed = (f"{size / 2**30:.1f} GiB" for size in (self.free, self.needed))
+        return f"{whose} has {free} free, and {what} may come to need {needed}: make room there, or {fix}"
+
+
+@dataclass(frozen=True, slots=True)
 class StandbyPromoted:
     """A standby counts as a holder of ``layers`` [first, past_last): no replica of them is left, and its copy is as of
     ``step``."""

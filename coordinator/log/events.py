@@ -19,6 +19,7 @@ from dtfm.coordinator.log.copies import (
     CheckpointFailed as CheckpointFailed,
     CheckpointFile as CheckpointFile,
     CheckpointWritten as CheckpointWritten,
+    DiskShort as DiskShort,
     RolledBack as RolledBack,
     SnapshotPart as SnapshotPart,
     SnapshotWritten as SnapshotWritten,
@@ -112,6 +113,7 @@ Event = (
     | Evaluated
     | CheckpointWritten
     | CheckpointFailed
+    | DiskShort
     | StandbyPromoted
     | SnapshotWritten
     | RolledBack

@@ -18,12 +18,10 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
+from dtfm.coordinator.core.copies.disks import ROOM_BYTES
 from dtfm.coordinator.core.state import State
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_of, step_of
-
-ROOM_BYTES = 1 << 30
-"""What is left free of the disk, for the log and for others."""
 
 MOST_PIECE_BYTES = 1 << 20
 

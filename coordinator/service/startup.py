@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from fsspec.core import url_to_fs
 
@@ -57,6 +59,7 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
         ledger=ledger,
         phase=Gathering(time.monotonic(), ""),
         secret=secrets.token_bytes(32),
+        disk_bytes=_free(Path(url_to_fs(current.own_folder)[1])),
         stopped=ledger.outcome is not None,
     )
     return state, events
@@ -100,6 +103,11 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays:
     finally:
         for number in REASONS:
             loop.remove_signal_handler(number)
+
+
+def _free(folder: Path) -> int:
+    """Bytes on the disk on which ``folder`` is, or will be."""
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 
 def _start(run: RunFile) -> list[ev.Event]:

@@ -55,6 +55,12 @@ class Disk:
         """The sizes of the files in bytes, by step and bucket."""
         return {step: dict(_files(folder)) for step, folder in self._steps()}
 
+    @property
+    def free_bytes(self) -> int:
+        """On the disk. Raises OSError."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(self._root).free
+
     def new_file(self, step: int, bucket: int, size_bytes: int) -> NewFile:
         """A file of ``size_bytes`` to be written. Raises OSError if it cannot be, or would leave too little free space."""
         self.check_room(size_bytes)
@@ -70,8 +76,7 @@ class Disk:
 
     def check_room(self, size_bytes: int) -> None:
         """Raises OSError if ``size_bytes`` would leave too little free space."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self._root).free
+        free = self.free_bytes
         if size_bytes > FREE_SPACE_FRACTION * free:
             raise OSError(
                 f"{self._root} has {free} bytes free; a snapshot takes at most {FREE_SPACE_FRACTION:.0%} of that"

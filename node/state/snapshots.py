@@ -45,6 +45,14 @@ class Snapshots:
         self._fetching: asyncio.Task[object] | None = None
         self._fetching_step = 0
 
+    @property
+    def free_bytes(self) -> int:
+        """On the disk; 0: that is not known."""
+        try:
+            return self.disk.free_bytes
+        except OSError:
+            return 0
+
     def open(self, loaded: LoadedRun) -> list[SnapshotParts]:
         """Starts using this run's snapshots. Returns what is on disk of its snapshots, also from an earlier process of this
         node."""

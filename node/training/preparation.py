@@ -103,6 +103,7 @@ class Preparation:
             buckets=len(model.buckets),
             layouts=b"".join(file_layout(spec, run_dtype(self.loaded.run)) for spec in model.buckets),
             on_disk=self._equipment.snapshots.open(self.loaded),
+            disk_bytes=self._equipment.snapshots.free_bytes,
             flops=self.flops or 0.0,
         )
 

@@ -72,6 +72,8 @@ EVERY_EVENT: list[ev.Event] = [
     ev.Evaluated(1, 2.5, 64, 3.2),
     ev.CheckpointWritten(1, "file:///x/step-00000001", "ab12"),
     ev.CheckpointFailed(1, "why"),
+    ev.DiskShort("", 1 << 30, 1 << 34),
+    ev.DiskShort("a, b", 1 << 30, 1 << 34),
     ev.SnapshotWritten(
         1, (ev.SnapshotPart(10, "ab"), ev.SnapshotPart(20, "cd")), {"a": ((0, 2),), "b": ((1, 2),)}, 0.5
     ),

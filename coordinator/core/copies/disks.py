@@ -1,14 +1,23 @@
-"""What is on the nodes' own disks, and what they are to keep there."""
+"""What is on the nodes' own disks, what they are to keep there, and whether there is room for it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
+from dtfm.coordinator.core.copies.availability import parameter_bytes
 from dtfm.coordinator.core.state import Admission, Session, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.files import check_parts
+from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
+
+SNAPSHOTS = 4
+"""A node's disk may come to need room for as many snapshots of its part: the two that are kept, the one under way, and as much as
+that one leaves free."""
+
+ROOM_BYTES = 1 << 30
+"""What is left free of the coordinator's disk, for the log and for others."""
 
 
 def to_keep(state: State) -> wire.KeepSnapshots:
@@ -28,9 +37,36 @@ def tidy(transition: Transition) -> None:
     transition.send(joined, wire.CoordinatorMessage(keep_snapshots=keep))
 
 
-def claimed(transition: Transition, session: Session, claims: Collection[wire.SnapshotParts]) -> None:
+def look_for_room(transition: Transition, before: Plan | None) -> None:
+    """A plan has just been adopted: says which disks are too small for what the run may keep there. ``before``: the last plan,
+    of which this has been said. Nothing else comes of it: training goes on, and what cannot be written is tried again."""
+    state, run, plan = transition.state, transition.state.run, transition.state.ledger.training.plan
+    assert plan is not None
+    assert state.ledger.described is not None
+    workload = state.ledger.described.workload
+    all_of_state = workload.bytes_moved_per_parameter_byte
+    if before is None and run.keeps_checkpoints_itself:
+        each = parameter_bytes(state, (0, len(workload.layers))) * (1 if run.checkpoint.weights else all_of_state)
+        needed = round((run.checkpoint.keep + 1) * each + ROOM_BYTES)  # an older one goes when the new one is whole
+        if state.disk_bytes < needed:
+            transition.emit(ev.DiskShort("", int(state.disk_bytes), needed))
+    parts = {node: stage.layers for stage in plan.stages for node in stage.replicas}
+    told = {node: stage.layers for stage in before.stages for node in stage.replicas} if before is not None else {}
+    sharing: dict[str, list[str]] = {}
+    for node in sorted(parts):
+        sharing.setdefault(state.ledger.key_of(node) or node, []).append(node)
+    for nodes in sharing.values():
+        sessions = [state.members.sessions[node] for node in nodes if node in state.members.sessions]
+        sizes = (parameter_bytes(state, parts[s.node]) * (SNAPSHOTS - len(s.on_disk)) for s in sessions)
+        needed, free = round(all_of_state * sum(sizes)), min((s.disk_bytes for s in sessions), default=0)
+        if 0 < free < needed and any(told.get(node) != parts[node] for node in nodes):
+            transition.emit(ev.DiskShort(", ".join(nodes), free, needed))
+
+
+def claimed(transition: Transition, session: Session, message: wire.Prepared) -> None:
     """A node that has just joined says what is on its disk. It gives no digests: only buckets that it had when the snapshot
     became whole count. Of a step that was trained again since then, it may have other files."""
+    claims = message.on_disk
     described, whole = transition.state.ledger.described, transition.state.ledger.copies.on_disks
     assert described is not None
     for claim in claims:
@@ -40,6 +76,6 @@ def claimed(transition: Transition, session: Session, claims: Collection[wire.Sn
         for claim in claims
         if claim.step in whole
     }
-    transition.set_session(replace(session, on_disk=counting))
+    transition.set_session(replace(session, on_disk=counting, disk_bytes=message.disk_bytes))
     if claims:
         transition.send([session.node], wire.CoordinatorMessage(keep_snapshots=to_keep(transition.state)))

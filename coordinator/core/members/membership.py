@@ -187,7 +187,7 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
             transition.emit(ev.DataConfirmed(session.node))
     if message.flops and message.flops != transition.state.ledger.members[session.node].device.flops:
         transition.emit(ev.DeviceTimed(session.node, message.flops))
-    disks.claimed(transition, session, message.on_disk)
+    disks.claimed(transition, session, message)
     session = transition.state.members.sessions[session.node]
     if links.probe_from(transition, session):
         due = transition.now + PROBE_LEASES * transition.state.lease

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dtfm.coordinator.core.copies import snapshot, standby
+from dtfm.coordinator.core.copies import disks, snapshot, standby
 from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availability
 from dtfm.coordinator.core.ending import conclude
 from dtfm.coordinator.core.findings import Doubt, Setback
@@ -56,7 +56,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         go_back(transition, newest, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
-    plan = replace(choice.plan, generation=ledger.training.generation + 1)
+    plan, former = replace(choice.plan, generation=ledger.training.generation + 1), ledger.training.plan
     transition.emit(
         ev.PlanAdopted(
             plan.generation,
@@ -68,6 +68,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
             counts_from(transition.state, plan.generation),
         )
     )
+    disks.look_for_room(transition, former)
     planner = transition.state.planner
     if planner.asked is not None:
         answer(transition, planner.asked.tickets, False, "the plan has just changed")
