@@ -23,7 +23,6 @@ import grpc.aio
 import torch
 
 import dtfm
-from dtfm.node.data import coordinator_disk
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
@@ -44,7 +43,7 @@ from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
 from dtfm.programs import START_AGAIN
-from dtfm.protos import PROTOCOL_VERSION, services
+from dtfm.protos import PROTOCOL_VERSION, coordinator_disk, services
 from dtfm.protos.access import runs_it
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import (

@@ -937,10 +937,12 @@ class RevokeRequest(_message.Message):
     def __init__(self, what: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("sentence",)
+    __slots__ = ("sentence", "step")
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     sentence: str
-    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+    step: int
+    def __init__(self, sentence: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ExpelRequest(_message.Message):
     __slots__ = ("node", "reason")
@@ -965,11 +967,13 @@ class SteerRequest(_message.Message):
         STOP: _ClassVar[SteerRequest.Wish]
         STOP_NOW: _ClassVar[SteerRequest.Wish]
         SET: _ClassVar[SteerRequest.Wish]
+        SAVE: _ClassVar[SteerRequest.Wish]
     PAUSE: SteerRequest.Wish
     CONTINUE: SteerRequest.Wish
     STOP: SteerRequest.Wish
     STOP_NOW: SteerRequest.Wish
     SET: SteerRequest.Wish
+    SAVE: SteerRequest.Wish
     WISH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]

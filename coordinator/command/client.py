@@ -27,6 +27,10 @@ LOOKING = (Role.VIEWER, Role.OPERATOR)
 DIRECTING = (Role.OPERATOR,)
 
 
+class NobodyAnswers(ValueError):
+    """No coordinator answers there."""
+
+
 async def records(where: str, store_url: str, *, after: int = 0, follow: bool) -> AsyncIterator[Record]:
     """Yields the event log from sequence number ``after`` on.
 
@@ -40,7 +44,7 @@ async def records(where: str, store_url: str, *, after: int = 0, follow: bool) -
             for record in store.read(after):
                 yield record
         return
-    opened = await _open(where, LOOKING)
+    opened = await open_way(where, LOOKING)
     async with opened.channel(DEFAULT_LEASE) as channel:
         stub = services.stub("Observer", channel)
         heard = False
@@ -64,7 +68,7 @@ async def ask(
 
     Raises ValueError when the coordinator does not answer, or refuses.
     """
-    opened = await _open(where, roles)
+    opened = await open_way(where, roles)
     async with opened.channel(DEFAULT_LEASE) as channel:
         stub = services.stub("Observer", channel)
         try:
@@ -73,7 +77,8 @@ async def ask(
             raise _explained(opened.address, error) from None
 
 
-async def _open(where: str, roles: Sequence[Role]) -> Opened:
+async def open_way(where: str, roles: Sequence[Role] = DIRECTING) -> Opened:
+    """The way to the coordinator, for who has one of the ``roles``. Raises ValueError."""
     entry = Entry(where, roles, _drawn_name(), or_as_member=roles == LOOKING)
     try:
         return await entry.open(DEFAULT_LEASE)
@@ -91,8 +96,8 @@ def _drawn_name() -> str:
     return f"{user}-{secrets.token_hex(3)}"
 
 
-def _nobody_answers(where: str) -> ValueError:
-    return ValueError(f"no coordinator answers at {where}; give its HOST:PORT, or read its log by --store dtfm.db")
+def _nobody_answers(where: str) -> NobodyAnswers:
+    return NobodyAnswers(f"no coordinator answers at {where}; give its HOST:PORT, or read its log by --store dtfm.db")
 
 
 def _explained(address: str, error: grpc.aio.AioRpcError) -> ValueError:

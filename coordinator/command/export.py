@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dtfm.coordinator.command.options import DEFAULT_STORE, Json, store_option, store_url
+from dtfm.coordinator.command.options import DEFAULT_STORE, Json, Where, store_option, store_url
+
+
+class Dtype(StrEnum):
+    BF16 = "bf16"
 
 
 def export(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write: a new or empty one.")],
+    where: Where = "",
     checkpoint: Annotated[
-        str, typer.Option(help="URL (fsspec) of a checkpoint, or of a folder of checkpoints: the newest is exported.")
+        str,
+        typer.Option(help="Export this checkpoint (a URL of fsspec), or the newest of a folder of checkpoints."),
     ] = "",
     store: Annotated[
-        str,
-        store_option(
-            "The event log (an SQLite file, or a SQLAlchemy URL) by which the checkpoint is checked, and which names the newest "
-            f"one; without --checkpoint {DEFAULT_STORE}."
-        ),
+        str, store_option("Export the newest checkpoint that this event log names, or check the --checkpoint by it.")
     ] = "",
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Round the weights to this. Default: as they are trained, in 32 bits.")
+    ] = None,
     json_lines: Json = False,
 ) -> None:
-    """Writes a checkpoint as a folder that transformers' from_pretrained loads."""
-    from dtfm.coordinator.command.exporting import export_checkpoint, ledger_of, logged_checkpoint, newest
+    """Writes the model as a folder that transformers' from_pretrained loads.
 
-    log = store or ("" if checkpoint else store_url(DEFAULT_STORE))
-    ledger = ledger_of(log) if log else None
-    folder = (newest(checkpoint) or checkpoint) if checkpoint or ledger is None else logged_checkpoint(ledger, log)
-    step = export_checkpoint(folder, target, ledger)
+    Of a run that goes on, the weights are those after the step in hand: the coordinator fetches them from the nodes. Where none
+    answers, the newest checkpoint is exported that the log in this folder (dtfm.db) names.
+    """
+    from dtfm.coordinator.command.client import NobodyAnswers
+    from dtfm.coordinator.command.exporting import export_checkpoint, ledger_of, logged_checkpoint, newest, newest_of
+    from dtfm.protos.enrolment import NotAdmitted
+
+    ledger, folder = None, newest(checkpoint) or checkpoint if checkpoint else ""
+    if not (store or checkpoint):
+        try:
+            ledger, folder = asyncio.run(newest_of(where))
+        except (NobodyAnswers, NotAdmitted):
+            if where or not Path(DEFAULT_STORE).exists():
+                raise
+            store = store_url(DEFAULT_STORE)
+    if store:
+        ledger = ledger_of(store)
+        folder = folder or logged_checkpoint(ledger, store)
+    step = export_checkpoint(folder, target, ledger, in_bf16=dtype is Dtype.BF16)
     if ledger is None:
         typer.echo(f"{folder} was not checked against a log: who wrote it is believed; give --store", err=True)
     elif not all(ledger.copies.agreed.get(step, ("",))):

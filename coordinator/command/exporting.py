@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,11 @@ import fsspec
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors import SafetensorError, TensorSpec, serialize_file
+from safetensors.numpy import load
 
+from dtfm.coordinator.command.client import ask, open_way, records
+from dtfm.coordinator.log.events import CheckpointFailed, CheckpointWritten, Event
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import (
     INDEX,
@@ -32,19 +35,50 @@ from dtfm.coordinator.log.manifest import (
     state_of_weights,
 )
 from dtfm.coordinator.log.store import Store
+from dtfm.protos import control_pb2 as wire, coordinator_disk
 from dtfm.protos.bucket_layout import MOMENTS
 from dtfm.protos.checkpoint_names import MANIFEST
+from dtfm.protos.run_file.run_file import parse_run
 
 SHARD_BYTES = 1 << 30
 """Least size of a file of weights, the last one apart: export needs memory for about one file."""
 
 MAX_MODEL_FILE_BYTES = 64 << 20
 """Largest configuration or tokenizer file."""
+CONFIG = "config.json"
 Tensors = dict[str, NDArray[Any]]
 
 
 class NotTheLogs(CheckpointError):
     """What lies in the storage is not what the run's log says of it."""
+
+
+async def newest_of(where: str) -> tuple[Ledger, str]:
+    """Has the coordinator fetch the weights after the step in hand from the nodes, unless it has those of the last step. Returns
+    the run's ledger, and the URL of that checkpoint. Raises ValueError."""
+    request = wire.SteerRequest(wish=wire.SteerRequest.SAVE)
+    reply: wire.Done = await ask(where, lambda stub: stub.Steer, request)
+    print(f"{reply.sentence}.", file=sys.stderr)
+    seen = [record async for record in records(where, "", follow=False)]
+    if not any(_is_there(record.event, reply.step) for record in seen):
+        async for record in records(where, "", after=seen[-1].sequence, follow=True):
+            seen.append(record)
+            if _is_there(record.event, reply.step):
+                break
+            if isinstance(record.event, CheckpointFailed) and record.event.step >= reply.step:
+                raise CheckpointError(record.event.narrate())
+        else:
+            raise CheckpointError(f"the coordinator has ended before the weights of step {reply.step} were there")
+    ledger = fold(record.event for record in seen)
+    folder = ledger.copies.checkpoints[ledger.copies.checkpoint_step].folder
+    if not fsspec.url_to_fs(folder)[0].exists(folder):
+        coordinator_disk.lead_to(await open_way(where))
+        folder = parse_run(ledger.run, "the log").as_nodes_reach(folder)
+    return ledger, folder
+
+
+def _is_there(event: Event, step: int) -> bool:
+    return isinstance(event, CheckpointWritten) and event.step >= step
 
 
 def ledger_of(store: str) -> Ledger:
@@ -58,8 +92,9 @@ def logged_checkpoint(ledger: Ledger, store: str) -> str:
     return ledger.copies.checkpoints[ledger.copies.checkpoint_step].folder
 
 
-def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -> int:
-    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step.
+def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None, *, in_bf16: bool = False) -> int:
+    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step. ``in_bf16``: with
+    weights rounded to that.
 
     Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, NotTheLogs if it
     is not the one of the run's ``ledger``, and ValueError for a target in use.
@@ -73,8 +108,11 @@ def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -
     try:
         filesystem, path = fsspec.url_to_fs(folder)
         _copy_model_files(filesystem, path, partial)
+        if in_bf16:
+            config = json.loads((partial / CONFIG).read_text())
+            (partial / CONFIG).write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2))
         layout_of = ledger.described.layout_of if ledger is not None and ledger.described is not None else _unknown
-        _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial)
+        _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial, in_bf16=in_bf16)
         os.chmod(partial, 0o755)
         partial.replace(target)
     except OSError as error:
@@ -180,16 +218,32 @@ def _state_digest(content: bytes, moments: str) -> str:
     return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(3))).hexdigest()
 
 
-def _write_shards(shards: Iterator[Tensors], target: Path) -> None:
+def _in_bf16(tensor: NDArray[Any]) -> NDArray[np.uint16]:
+    """The upper halves of the tensor's float32s, rounded to the nearest, ties to even: NumPy has no bfloat16."""
+    bits = np.ascontiguousarray(tensor, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _write_shards(shards: Iterator[Tensors], target: Path, *, in_bf16: bool) -> None:
     """Writes one file, model.safetensors, or several files and the index that transformers reads."""
     files: list[tuple[Path, list[str]]] = []
     size = 0
     for number, tensors in enumerate(shards):
         file = target / f"part-{number}"
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file, {"format": "pt"})
+        stored = {name: _in_bf16(each) if in_bf16 else np.ascontiguousarray(each) for name, each in tensors.items()}
+        specs = {  # they point to what is in ``stored``
+            name: TensorSpec(
+                dtype="bfloat16" if in_bf16 else each.dtype.name,
+                shape=each.shape,
+                data_ptr=each.ctypes.data,
+                data_len=each.nbytes,
+            )
+            for name, each in stored.items()
+        }
+        serialize_file(specs, file, {"format": "pt"})
         file.chmod(0o644)  # safetensors creates files that only their owner can read
         files.append((file, list(tensors)))
-        size += sum(tensor.nbytes for tensor in tensors.values())
+        size += sum(each.nbytes for each in stored.values())
     if len(files) == 1:
         files[0][0].rename(target / "model.safetensors")
         return

@@ -1,5 +1,5 @@
-"""What an operator asks of the whole run: a pause, to go on, to stop so that a later process goes on, or another value of a key
-of the run file.
+"""What an operator asks of the whole run: a pause, to go on, to stop so that a later process goes on, another value of a key of
+the run file, or its weights now.
 
 Who pauses or stops the run is in the ledger (``hold``), so a restart does the same. The commit of the step in hand then ends in a
 pause (step/pause.py).
@@ -22,14 +22,18 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.run_file.run_file import RunFile
 
 
-def steer(transition: Transition, request: wire.SteerRequest, by: str) -> str:
-    """An operator pauses the run, goes on with it, stops or changes it. Returns a sentence. Raises Refused."""
+def steer(transition: Transition, request: wire.SteerRequest, by: str) -> wire.Done:
+    """An operator pauses the run, goes on with it, stops or changes it, or wants its weights. Raises Refused."""
     state, sets = transition.state, request.wish == wire.SteerRequest.SET
-    if state.stopped and not (sets and state.is_complete):
-        raise Refused(wire.RUN_OVER, "the run is over, or has stopped already")
     if request.wish not in wire.SteerRequest.Wish.values():
         raise Refused(wire.MALFORMED, f"wish {request.wish} is none of this version of dtfm")
-    return _set(transition, request, by) if sets else _steer(transition, request.wish, by)
+    if sets and state.stopped and not state.is_complete:
+        raise Refused(wire.RUN_OVER, _end(state))
+    if request.wish == wire.SteerRequest.SAVE:
+        return _save(transition)
+    if sets:
+        return wire.Done(sentence=_set(transition, request, by))
+    return wire.Done(sentence=_end(state) if state.stopped else _steer(transition, request.wish, by))
 
 
 def changed_run(state: State, request: wire.SteerRequest) -> RunFile:
@@ -41,6 +45,28 @@ def changed_run(state: State, request: wire.SteerRequest) -> RunFile:
     if state.stopped and run.train.steps <= state.ledger.training.step:
         raise Refused(wire.RUN_OVER, "the run is over; set train.steps to more than it has, and it goes on")
     return run
+
+
+def _end(state: State) -> str:
+    outcome, step = state.ledger.outcome, state.ledger.training.step
+    return f"the run is over: {outcome.reason}" if outcome is not None else f"the run has stopped after step {step}"
+
+
+def _save(transition: Transition) -> wire.Done:
+    """The newest weights that can be had come to a checkpoint."""
+    state, step = transition.state, transition.state.ledger.training.step
+    kept, newest = state.safekeeping, state.ledger.copies.checkpoint_step
+    paused = state.ledger.hold is not None and isinstance(state.phase, Gathering)
+    newest = max(newest, kept.upload.step if kept.upload is not None else 0)
+    coming = kept.snapshot is not None and kept.snapshot.checkpoint and kept.snapshot.step == step
+    if state.stopped and not newest:
+        raise Refused(wire.RUN_OVER, f"{_end(state)}, and there is no checkpoint of it")
+    if newest and (state.stopped or paused):
+        return wire.Done(sentence=f"no step is in hand; the newest weights are those of step {newest}", step=newest)
+    if coming or state.is_closing or newest == step > 0:
+        return wire.Done(sentence=f"the weights of step {step} are here, or on the way", step=step)
+    transition.set_safekeeping(replace(kept, checkpoint_due=True))
+    return wire.Done(sentence=f"the weights of step {step + 1} come here once it is committed", step=step + 1)
 
 
 def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:

@@ -107,7 +107,7 @@ def _reply(transition: Transition, asked: Asked) -> Granted | Refused:
             case wire.ForgiveRequest():
                 sentence = quarantine.forgive(transition, request.node, by)
             case wire.SteerRequest():
-                sentence = steering.steer(transition, request, by)
+                return steering.steer(transition, request, by)
         return wire.Done(sentence=sentence)
     except Refused as refused:
         return refused

@@ -21,6 +21,7 @@ from dtfm.coordinator.core.copies.checkpoints import most_bytes
 from dtfm.coordinator.core.copies.disks import ROOM_BYTES
 from dtfm.coordinator.core.state import State
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role
 from dtfm.protos.checkpoint_names import bucket_of, step_of
 
 MOST_PIECE_BYTES = 1 << 20
@@ -117,7 +118,7 @@ Done = TypeVar("Done")
 
 
 class MembersDisk:
-    """What members may do with the Disk now, in a ``thread`` of its own. ``state`` returns the present one."""
+    """What members may do with the Disk now, in a ``thread`` of its own; operators may read. ``state`` is the present one."""
 
     def __init__(self, state: Callable[[], State]) -> None:
         self._state = state
@@ -139,6 +140,8 @@ class MembersDisk:
         return await self._do(by, lambda disk: disk.get(request.path, request.offset, request.length))
 
     async def _do(self, by: str, work: Callable[[Disk], Done]) -> Done:
-        if by not in self._state().ledger.members:
+        ledger = self._state().ledger
+        holder = ledger.access.names.get(by)
+        if by not in ledger.members and (holder is None or holder.role != Role.OPERATOR):
             raise Forbidden(f"{by} is no member now")
         return await asyncio.get_running_loop().run_in_executor(self.thread, lambda: work(self._disk))

@@ -25,8 +25,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Join": frozenset({Role.NODE}),
     "Put": frozenset({Role.NODE}),
-    "Look": frozenset({Role.NODE}),
-    "Get": frozenset({Role.NODE}),
+    "Look": frozenset({Role.NODE, Role.OPERATOR}),
+    "Get": frozenset({Role.NODE, Role.OPERATOR}),
     "Members": frozenset({Role.NODE, Role.VIEWER, Role.OPERATOR}),
     "Events": frozenset({Role.NODE, Role.VIEWER, Role.OPERATOR}),
     "PlanNow": frozenset({Role.OPERATOR}),

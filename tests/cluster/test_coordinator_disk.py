@@ -3,6 +3,8 @@ share a disk."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
-from tests.cluster.launch import Cluster
+from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, held_out_loss, losses_alone, run_file
 
 
@@ -74,6 +77,29 @@ def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_
     alone = losses_alone(cluster.run_file)
     for event in cluster.of("step_committed"):
         assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_the_weights_of_a_run_that_goes_on_are_exported_on_a_machine_without_the_coordinators_disk(
+    tmp_path: Path,
+) -> None:
+    """There the folder of the run's weights is an empty one, as in a mount namespace of its own."""
+    (tmp_path / "nothing").mkdir()
+    mount = f"mount --bind {tmp_path}/nothing {tmp_path}/dtfm-runs && exec "
+    with Cluster(tmp_path, without_storage(steps=5000), nodes="ab") as cluster:
+        step = cluster.wait_for("step_committed", where=lambda e: e["step"] > 2)["step"]
+        command = f"{sys.executable} -m dtfm.coordinator.cli export {tmp_path}/model {cluster.address} --json"
+        told: list[bytes] = []
+        export = Process(["unshare", "--mount", "sh", "-c", mount + command], tmp_path, on_line=told.append)
+        assert export.wait(60) == 0, export.errors
+        assert cluster.coordinator is not None
+        assert cluster.coordinator.running.poll() is None
+        of = json.loads(told[0])["step"]
+    assert of > step
+    assert cluster.of("checkpoint_written")[-1]["step"] == of
+    folders = (tmp_path / "model", tmp_path / f"dtfm-runs/test/step-{of:08d}")
+    model, kept = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
+    assert all(torch.equal(model[name], kept[name]) for name in kept)
 
 
 def test_a_coordinator_that_dies_while_it_gets_the_last_checkpoint_gets_it_once_it_is_back(tmp_path: Path) -> None:

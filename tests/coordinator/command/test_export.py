@@ -12,6 +12,7 @@ import pytest
 import torch
 from blake3 import blake3
 from safetensors.numpy import load_file, save
+from safetensors.torch import load_file as load_torch
 
 from dtfm.coordinator.command import exporting
 from dtfm.coordinator.command.export import export
@@ -40,6 +41,20 @@ def test_an_export_holds_only_the_weights_and_the_models_files(checkpoint: Path,
     tensors = load_file(target / "model.safetensors")
     assert {name: float(tensor[0, 0]) for name, tensor in tensors.items()} == {"layer.0": 0, "layer.1": 1, "layer.2": 2}
     assert sorted(file.name for file in target.parent.iterdir()) == ["model"]
+
+
+def test_weights_may_be_rounded_to_bfloat16_while_they_are_written(tmp_path: Path) -> None:
+    folder, model = tmp_path / "step-00000005", tmp_path / "model"
+    files = write_buckets(folder)
+    (bucket,) = folder.glob("bucket-00000-*")
+    weights = torch.tensor([[1 / 3, 1 + 2**-8, 1 + 3 * 2**-8], [-1e-3, 3e38, 0.0]])
+    content = save({"layer.0": weights.numpy()}, {"format": "pt"})
+    bucket.write_bytes(content)
+    files[0] = replace(files[0], size_bytes=len(content), digest=blake3(content).hexdigest())
+    write_manifest(folder.as_uri(), {"name": "demo"}, "run-id", 5, files)
+    export_checkpoint(folder.as_uri(), model, in_bf16=True)
+    assert torch.equal(load_torch(model / "model.safetensors")["layer.0"], weights.bfloat16())
+    assert json.loads((model / "config.json").read_text()) == {"model_type": "llama", "dtype": "bfloat16"}
 
 
 def test_a_large_export_is_cut_into_indexed_files(
@@ -122,7 +137,7 @@ def test_a_tensor_that_two_buckets_have_is_not_exported_for_either(checkpoint: P
 def test_who_exports_without_a_log_is_told_once_that_nothing_was_checked(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export(tmp_path / "model", checkpoint.as_uri(), "")
+    export(tmp_path / "model", checkpoint=checkpoint.as_uri())
     assert capsys.readouterr().err.count("was not checked against a log") == 1
 
 
@@ -133,12 +148,12 @@ def test_who_names_a_checkpoint_and_a_log_has_it_checked(
     digest = blake3((checkpoint / "manifest.json").read_bytes()).hexdigest()
     with Store(url, write=True) as store:
         store.append([ev.RunStarted("run-id", {}), ev.CheckpointWritten(5, checkpoint.as_uri(), digest)])
-    export(tmp_path / "model", checkpoint.as_uri(), url)
+    export(tmp_path / "model", checkpoint=checkpoint.as_uri(), store=url)
     assert "does not have the digests of all state" in capsys.readouterr().err
     with Store(url, write=True) as store:
         store.append([ev.StateAgreed(5, (state_of(2),) * 3)])
     with pytest.raises(NotTheLogs):
-        export(tmp_path / "again", "", url)
+        export(tmp_path / "again", store=url)
 
 
 def test_the_digest_of_a_file_is_that_which_nodes_take_of_its_state() -> None:

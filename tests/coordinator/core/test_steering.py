@@ -155,7 +155,7 @@ def test_stopping_now_waits_for_nothing_and_says_what_is_left() -> None:
     assert steer(world, SteerRequest.STOP_NOW) == "the run stops now"
     assert world.exit_code == 0
     assert "after step 1, of which the newest checkpoint is that of step 0" in world.events(ev.RunStopped)[0].reason
-    assert steer(world, SteerRequest.PAUSE) == "the run is over, or has stopped already"
+    assert steer(world, SteerRequest.PAUSE) == "the run has stopped after step 1"
 
 
 def test_a_run_that_nobody_trains_stops_without_them_but_waits_for_those_who_may_return() -> None:
@@ -241,7 +241,7 @@ def test_a_run_that_is_over_goes_on_from_its_last_checkpoint_with_more_steps() -
 def test_a_failed_run_has_no_more_steps() -> None:
     world = training()
     world.feed(t.StopAsked("Ctrl-C"))
-    assert set_key(world, "train.steps", 9) == "the run is over, or has stopped already"
+    assert set_key(world, "train.steps", 9) == "the run has stopped after step 0"
 
 
 def test_the_log_has_the_run_file_and_what_was_made_of_it() -> None:
@@ -302,3 +302,47 @@ def test_what_cannot_be_set_changes_nothing(key: str, value: object, sentence: s
     assert sentence in set_key(world, key, value)
     assert world.state.run is before
     assert not world.events(ev.RunChanged)
+
+
+def save(world: World) -> int:
+    """The step whose weights will be in a checkpoint."""
+    steer(world, SteerRequest.SAVE)
+    reply = world.granted[1]
+    assert isinstance(reply, wire.Done)
+    return reply.step
+
+
+def test_the_weights_of_the_step_in_hand_are_fetched_between_two_checkpoints() -> None:
+    world = training(**LONG)
+    world.step()
+    assert not world.last_to("a", "commit").snapshot
+    assert save(world) == 2
+    world.step()
+    assert world.last_to("a", "commit").snapshot
+    assert save(world) == 2, "they are on the way"
+    world.save()
+    assert save(world) == 2, "they are there"
+    world.step()
+    assert not world.last_to("a", "commit").snapshot, "once"
+    assert world.state.ledger.copies.checkpoints.keys() == {2}
+
+
+def test_of_a_paused_run_there_are_the_weights_that_the_pause_has_fetched() -> None:
+    world = paused()
+    assert save(world) == 1
+    world.save()
+    assert save(world) == 1
+
+
+def test_of_a_run_that_is_over_there_are_the_last_weights_and_who_pauses_it_is_told() -> None:
+    world = training(train={"steps": 1, "evaluate_every": 0})
+    assert save(world) == 1
+    world.finish_run()
+    assert save(world) == 1
+    assert steer(world, SteerRequest.PAUSE).startswith("the run is over: all 1 steps are trained")
+
+
+def test_a_run_that_stopped_before_any_checkpoint_has_no_weights() -> None:
+    world = training(**LONG)
+    steer(world, SteerRequest.STOP_NOW)
+    assert "there is no checkpoint of it" in steer(world, SteerRequest.SAVE)

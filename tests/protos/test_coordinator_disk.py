@@ -1,4 +1,4 @@
-"""Waiting for a coordinator that is away: `data/coordinator_disk.py`."""
+"""Waiting for a coordinator that is away: `coordinator_disk.py`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from dtfm.node.data import coordinator_disk
-from dtfm.node.data.coordinator_disk import _Line, wait_no_more
 from dtfm.node.data.storage import write
+from dtfm.protos import coordinator_disk
+from dtfm.protos.coordinator_disk import _Line, wait_no_more
 
 
 class Away(grpc.RpcError):
