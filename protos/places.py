@@ -15,6 +15,8 @@ COORDINATOR = "coordinator"
 """The disk of the run's coordinator, which nodes reach over their connection to it."""
 COORDINATORS_DISK = f"{COORDINATOR}://disk"
 """Its URL for nodes."""
+PRETRAINED = "pretrained"
+"""There, the folder of the weights that the run begins with, if the coordinator has them."""
 KNOWN = REMOTE | LOCAL | {"memory", COORDINATOR}
 """What a run may name. Any other scheme could lead back to this machine's files, as fsspec's "dir" does, or to hosts that its
 user has keys for, as "sftp" does. "memory" is a process's own."""

@@ -24,6 +24,9 @@ WHILE_IT_RUNS = (
 )
 """The coordinator alone follows these, or tells nodes with each commit."""
 
+FOUND_AT_THE_START = ("model.pretrained", "data.tokenizer")
+"""What these lead to is found when a run starts, and stays."""
+
 AT_A_START = (
     "cluster.",
     "network.",
@@ -58,7 +61,7 @@ def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str
     """The run that goes on after ``step`` with this run file. ``before`` is the one of the last start, and ``in_force`` what
     operators have made of that. Raises ValueError if it would train something else."""
     now, old = file.model_dump(mode="json"), parse_run(in_force, "the log")
-    for key in WHILE_IT_RUNS:
+    for key in (*WHILE_IT_RUNS, *FOUND_AT_THE_START):
         table, name = key.split(".")
         if before.get(table, {}).get(name) == now[table][name]:
             now[table][name] = value_of(old, key)
@@ -83,7 +86,7 @@ def check_same(before: RunFile, now: RunFile, step: int) -> None:
 
 
 def value_of(run: RunFile, key: str) -> Any:
-    """``key`` is one of WHILE_IT_RUNS."""
+    """``key`` has one dot."""
     table, name = key.split(".")
     return getattr(getattr(run, table), name)
 

@@ -61,14 +61,16 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The first event of every log. ``run`` is the run file as JSON. ``run_id`` tells runs of the same name apart."""
+    """The first event of every log. ``run`` is the run file as JSON. ``run_id`` tells runs of the same name apart. ``file``: the
+    run file as it stands, if ``run`` says instead what one of its names led to."""
 
     run_id: str
     run: dict[str, Any]
+    file: dict[str, Any] = field(default_factory=dict)
     event: Literal["run_started"] = "run_started"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return type(ledger)(run_id=self.run_id, run=self.run, file=self.run)
+        return type(ledger)(run_id=self.run_id, run=self.run, file=self.file or self.run)
 
     def narrate(self) -> str:
         return f"run {self.run.get('name')} started (id {self.run_id})"

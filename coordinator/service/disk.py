@@ -23,6 +23,7 @@ from dtfm.coordinator.core.state import State
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
 from dtfm.protos.checkpoint_names import bucket_of, step_of
+from dtfm.protos.places import PRETRAINED
 
 MOST_PIECE_BYTES = 1 << 20
 
@@ -36,16 +37,17 @@ class Forbidden(ValueError):
 
 
 class Disk:
-    """Files below ``root``. All methods wait for the disk, and raise OSError."""
+    """Files below ``root``, and in ``pretrained``, which are only read. All methods wait for the disk, and raise OSError."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, pretrained: Path | None = None) -> None:
         self._root = root
+        self._pretrained = pretrained
 
     def put(self, request: wire.PutRequest, most_bytes: int) -> None:
         """Writes a piece. ``most_bytes``: how large the caller may make the file; 0: it may not write it. Raises Forbidden."""
         place = self._place(request.path)
         size = request.offset + len(request.data)
-        if size > most_bytes:
+        if size > most_bytes or not most_bytes:
             raise Forbidden(f"{request.path}: this node may write {most_bytes} bytes there now, not {size}")
         if len(request.data) > MOST_PIECE_BYTES or len(request.upload) != UPLOAD_BYTES:
             raise Forbidden(
@@ -71,7 +73,7 @@ class Disk:
         found = [each for each in sorted(place.iterdir()) if each.suffix != ".part"] if place.is_dir() else [place]
         return [
             wire.LookReply.Entry(
-                path=str(each.relative_to(self._root)), size_bytes=each.stat().st_size, is_folder=each.is_dir()
+                path=f"{path.partition('/')[0]}/{each.name}", size_bytes=each.stat().st_size, is_folder=each.is_dir()
             )
             for each in found
         ]
@@ -84,10 +86,11 @@ class Disk:
 
     def _place(self, path: str, *, folder: bool = False) -> Path:
         """Raises Forbidden unless it is a file's of a checkpoint, or with ``folder`` a checkpoint's."""
-        step, _, name = path.partition("/")
-        if step_of(step) is None or not (_NAME.fullmatch(name) or (folder and not name)):
+        first, _, name = path.partition("/")
+        parent = self._pretrained if first == PRETRAINED else self._root / first if step_of(first) is not None else None
+        if parent is None or not (_NAME.fullmatch(name) or (folder and not name)):
             raise Forbidden(f"{path[:100]!r} is no file of a checkpoint")
-        return self._root / step / name
+        return parent / name
 
     def _finish(self, part: Path, place: Path, size: int) -> None:
         if not part.exists() and place.exists() and place.stat().st_size == size:
@@ -122,7 +125,8 @@ class MembersDisk:
 
     def __init__(self, state: Callable[[], State]) -> None:
         self._state = state
-        self._disk = Disk(Path(url2pathname(urlsplit(state().run.own_folder).path)))
+        run = state().run
+        self._disk = Disk(Path(url2pathname(urlsplit(run.own_folder).path)), run.own_weights)
         self.thread = ThreadPoolExecutor(1, "disk")
 
     async def put(self, request: wire.PutRequest, by: str) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fsspec.core import url_to_fs
 
@@ -20,9 +21,11 @@ from dtfm.coordinator.core.state import State
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import restore
-from dtfm.coordinator.log.manifest import manifest_and_digest, newest
+from dtfm.coordinator.log.manifest import manifest_and_digest, newest, read_manifest
 from dtfm.coordinator.log.store import Store, free_name
 from dtfm.coordinator.service.server import Deaf, Server
+from dtfm.protos.checkpoint_names import MANIFEST
+from dtfm.protos.places import COORDINATOR
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 REASONS = {signal.SIGINT: "it was interrupted (Ctrl-C)", signal.SIGTERM: "it was terminated (SIGTERM)"}
@@ -111,7 +114,29 @@ def _free(folder: Path) -> int:
 
 
 def _start(run: RunFile) -> list[ev.Event]:
-    return [ev.RunStarted(secrets.token_hex(8), run.model_dump(mode="json"))]
+    file = run.model_dump(mode="json")
+    return [ev.RunStarted(secrets.token_hex(8), {**file, **_own_weights(run)}, file)]
+
+
+def _own_weights(run: RunFile) -> dict[str, Any]:
+    """Where model.pretrained names another run's folder on this disk, or one of its checkpoints: the tables of the run file with
+    the checkpoint, which nodes read from here, and that run's tokenizer. Raises ValueError if it cannot be begun with."""
+    named = Path(run.model.pretrained).expanduser().resolve()
+    if not run.model.pretrained or not named.is_dir():
+        return {}
+    folder = newest(named.as_uri()) or (named.as_uri() if (named / MANIFEST).exists() else "")
+    if not folder:
+        return {}  # not of a run: each node has it itself
+    manifest = read_manifest(folder)
+    if not manifest.weights:
+        raise ValueError(
+            f"model.pretrained: {folder} has all of the state, not the weights alone; export these, copy them to each node, and "
+            f"name that folder: dtfm-coordinator export DIR --checkpoint {folder}"
+        )
+    before = parse_run(manifest.run, f"{folder}/{MANIFEST}").message("").data.tokenizer
+    model = {**run.model.model_dump(mode="json"), "pretrained": f"{COORDINATOR}://{url_to_fs(folder)[1]}"}
+    data = {**run.data.model_dump(mode="json"), "tokenizer": run.data.tokenizer or before}
+    return {"model": model, "data": data}
 
 
 def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dtfm.protos import plan_pb2
-from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK
+from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
 from dtfm.protos.run_file.tables import Checkpoint, Cluster, Data, Model, Network, Table, Train, Trust
 
@@ -81,6 +81,12 @@ class RunFile(Table):
         """The URL of the folder for checkpoints on the coordinator's own disk."""
         return Path("dtfm-runs", self.name).resolve().as_uri()
 
+    @property
+    def own_weights(self) -> Path | None:
+        """The folder on the coordinator's own disk with the weights to begin with, if it has them."""
+        path = self.model.pretrained.removeprefix(f"{COORDINATOR}://")
+        return Path(path) if path != self.model.pretrained else None
+
     def as_nodes_reach(self, place: str) -> str:
         """The URL by which nodes reach a folder of checkpoints. ``place``: its URL for the coordinator."""
         name = f"/dtfm-runs/{self.name}"
@@ -93,7 +99,9 @@ class RunFile(Table):
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
         of_enums = {"precision", "schedule", "activation_checkpointing", "optimizer_state"}
-        train = self.train.model_dump(exclude=of_enums)
+        train, pretrained = self.train.model_dump(exclude=of_enums), self.model.pretrained
+        if self.own_weights is not None:
+            pretrained = f"{COORDINATORS_DISK}/{PRETRAINED}"
         return plan_pb2.Run(
             name=self.name,
             id=run_id,
@@ -102,11 +110,11 @@ class RunFile(Table):
                 family=self.model.family,
                 config_json=json.dumps(self.model.config),
                 module=self.model.module,
-                pretrained=self.model.pretrained,
+                pretrained=pretrained,
             ),
             data=plan_pb2.Run.Data(
                 **self.data.model_dump(exclude={"tokenizer"}),
-                tokenizer=self.data.tokenizer or self.model.pretrained.partition("@")[0] or "bytes",
+                tokenizer=self.data.tokenizer or pretrained.partition("@")[0] or "bytes",
             ),
             train=plan_pb2.Run.Train(
                 **train,

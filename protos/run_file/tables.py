@@ -40,8 +40,9 @@ class Model(Table):
         max_length=4096,
         description="The weights to begin with, as transformers' save_pretrained writes them (config.json and safetensors): a "
         'folder, a URL (its kinds are those of `checkpoint.uri`), or a name on the Hugging Face hub, like "NAME" or '
-        '"NAME@REVISION". Each node reads only its own '
-        "layers. Without it, the weights follow from `seed`.",
+        '"NAME@REVISION". Each node reads only its own layers. The folder of another run on the coordinator\'s disk '
+        "(dtfm-runs/NAME, or one of its steps) needs no copies: nodes read the newest weights there from the coordinator. "
+        "Without it, the weights follow from `seed`.",
     )
     family: str = Field(
         default_factory=lambda known: "" if known.get("pretrained") else "llama",

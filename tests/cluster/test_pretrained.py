@@ -54,3 +54,22 @@ def test_three_nodes_go_on_from_a_published_model_and_from_their_own_export(tmp_
     subprocess.run(command, check=True, timeout=60)
     again = train(tmp_path / "again", exported, steps=1, learning_rate=1e-30)
     assert again.of("evaluated")[-1]["loss"] == pytest.approx(first.of("evaluated")[-1]["loss"], rel=1e-6)
+
+
+def test_a_new_run_begins_with_the_weights_of_another_which_nodes_get_from_the_coordinator(tmp_path: Path) -> None:
+    """The nodes are other users', who allow none of its files."""
+    text = run_file(stages=[1, 1], steps=3, precision="fp32", storage="coordinator:")
+    with Cluster(tmp_path, text.replace('"test"', '"first"'), nodes="ab", invited=True) as first:
+        assert first.finish() == 0
+    (tmp_path / "store.db").unlink()
+    text = run_file(
+        model='[model]\npretrained = "dtfm-runs/first"',
+        stages=[1, 1],
+        steps=1,
+        precision="fp32",
+        learning_rate=1e-30,
+        storage="coordinator:",
+    )
+    with Cluster(tmp_path, text, nodes="ab", invited=True) as second:
+        assert second.finish() == 0
+    assert second.of("evaluated")[-1]["loss"] == pytest.approx(first.of("evaluated")[-1]["loss"], rel=1e-6)

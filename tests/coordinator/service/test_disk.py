@@ -131,3 +131,18 @@ async def test_strangers_and_runs_with_other_storage_have_nothing_there() -> Non
     own = MembersDisk(lambda: fresh_state(checkpoint={"uri": "coordinator:"}))
     with pytest.raises(Forbidden):
         await own.get(wire.GetRequest(path=FILE), "a")
+
+
+def test_the_weights_that_the_run_begins_with_are_read_and_not_written(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/config.json").write_bytes(b"{}")
+    disk = Disk(tmp_path / "mine", tmp_path / "first")
+    assert [(each.path, each.size_bytes) for each in disk.look("pretrained")] == [("pretrained/config.json", 2)]
+    assert disk.get("pretrained/config.json", 0, 10) == b"{}"
+    with pytest.raises(Forbidden):
+        disk.get("pretrained/../mine", 0, 10)
+    with pytest.raises(Forbidden, match="may write 0 bytes"):
+        disk.put(put(path="pretrained/config.json"), 0)
+    with pytest.raises(Forbidden):
+        Disk(tmp_path / "mine").look("pretrained")
+    assert [file.name for file in (tmp_path / "first").iterdir()] == ["config.json"]

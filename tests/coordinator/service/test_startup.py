@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.startup import open_run, start_over
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.run_file.run_file import RunFile, parse_run
+from dtfm.protos.run_file.tables import Data, Model
+from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 from tests.coordinator.fake_node import no_vote_for
 from tests.coordinator.serving import run_in, serving, train
 from tests.coordinator.stores import store_url
@@ -169,6 +174,51 @@ def test_starting_over_gives_other_names_to_what_is_there(tmp_path: Path, monkey
     with Store(f"sqlite:///{aside[1]}", write=False) as store:
         assert fold(record.event for record in store.read()).run_id == started.run_id
     assert begin(tmp_path, run).run_id != started.run_id
+
+
+def weights_of(folder: Path, step: int) -> None:
+    """A checkpoint with the weights alone, of a run with a tokenizer."""
+    target = folder / f"step-{step:08d}"
+    files = [replace(file, moments="00" * 64) for file in write_buckets(target)]
+    run = RunFile(name="first", data=Data(tokenizer="gpt2"))
+    text = {"run": run.model_dump(mode="json"), "run_id": "x", "step": step, "format": 1}
+    buckets = [
+        {
+            "index": i,
+            "file": bucket_file(i, file.nonce),
+            "bytes": file.size_bytes,
+            "blake3": file.digest,
+            "moments": file.moments,
+        }
+        for i, file in enumerate(files)
+    ]
+    (target / "manifest.json").write_text(json.dumps({**text, "buckets": buckets}))
+
+
+def test_a_run_begins_with_the_newest_weights_of_another_and_keeps_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = tmp_path / "dtfm-runs/first"
+    for step in (2, 4):
+        weights_of(first, step)
+    second = RunFile(name="second", model=Model(pretrained="dtfm-runs/first"))
+    run = parse_run(begin(tmp_path, second).run, "the log")
+    assert run.own_weights == first / "step-00000004"
+    sent = run.message("")
+    assert (sent.model.pretrained, sent.data.tokenizer) == ("coordinator://disk/pretrained", "gpt2")
+    weights_of(first, 6)
+    assert parse_run(begin(tmp_path, second).run, "the log").own_weights == run.own_weights
+    with pytest.raises(
+        ValueError, match=r"model.pretrained is 'dtfm-runs/first/step-00000006' in the run file, and was"
+    ):
+        begin(tmp_path, RunFile(name="second", model=Model(pretrained="dtfm-runs/first/step-00000006")))
+
+
+def test_no_run_begins_with_a_checkpoint_of_all_of_the_state(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoints")
+    with pytest.raises(ValueError, match=r"has all of the state, .*dtfm-coordinator export DIR --checkpoint file:"):
+        begin(tmp_path, RunFile(name="second", model=Model(pretrained=str(folder))))
 
 
 def test_a_place_that_others_write_to_is_not_renamed(tmp_path: Path) -> None:
