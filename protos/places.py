@@ -69,6 +69,13 @@ def expanded(path: str) -> Path:
         ) from None
 
 
+def told_by(place: str, error: Exception) -> str:
+    """What the storage at ``place`` has said, with what to look at."""
+    keys = isinstance(error, PermissionError) and not _is_local_url(place)
+    hint = " (with the keys that this process finds, as in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)" if keys else ""
+    return f"{type(error).__name__}: {error}{hint}"
+
+
 def _check_url(key: str, place: str) -> None:
     try:
         check_url(place)

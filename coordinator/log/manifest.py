@@ -16,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES, layout_of_file
 from dtfm.protos.checkpoint_names import bucket_file, bucket_of, marker_file, step_folder, step_of
+from dtfm.protos.places import told_by
 
 FORMAT = 1
 INDEX = "model.safetensors.index.json"
@@ -151,8 +152,8 @@ def mark(uri: str, run_id: str) -> None:
         filesystem.pipe_file(f"{path.rstrip('/')}/{marker_file(run_id)}", b"")
     except Exception as error:  # a storage's driver may raise anything
         raise CheckpointError(
-            f"checkpoints cannot be written to {uri}: {type(error).__name__}: {error}; make that possible, or name another place "
-            "with checkpoint.uri"
+            f"checkpoints cannot be written to {uri}: {told_by(uri, error)}; make that possible, or name another place with "
+            "checkpoint.uri"
         ) from None
 
 
@@ -214,7 +215,9 @@ def newest(uri: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot look into {uri}: {error}") from None
+        raise CheckpointError(
+            f"cannot look into {uri}: {told_by(uri, error)}; make that possible, or name another place with checkpoint.uri"
+        ) from None
 
 
 def _steps(filesystem: Any, path: str) -> list[int]:

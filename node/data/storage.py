@@ -13,7 +13,7 @@ from types import TracebackType
 import fsspec
 
 from dtfm.protos.checkpoint_names import marker_file
-from dtfm.protos.places import COORDINATOR, LOCAL
+from dtfm.protos.places import COORDINATOR, LOCAL, told_by
 
 log = logging.getLogger(__name__)
 
@@ -93,15 +93,15 @@ def check_place(folder: str, run_id: str, node: str) -> None:
             )
         write(folder, marker_file(run_id, node), b"")
     except (PermissionError, ImportError) as error:
-        raise ValueError(f"checkpoint.uri = {folder} cannot be used from this machine: {_said(error)}") from None
+        raise ValueError(
+            f"checkpoint.uri = {folder} cannot be used from this machine: {told_by(folder, error)}"
+        ) from None
     except OSError as error:
         if error.errno in (errno.EROFS, errno.ENOSPC, errno.EACCES):
-            raise ValueError(f"checkpoint.uri = {folder} cannot be written from this machine: {_said(error)}") from None
-        log.warning("checkpoint.uri = %s cannot be reached now: %s", folder, _said(error))
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+            raise ValueError(
+                f"checkpoint.uri = {folder} cannot be written from this machine: {told_by(folder, error)}"
+            ) from None
+        log.warning("checkpoint.uri = %s cannot be reached now: %s", folder, told_by(folder, error))
 
 
 def write(folder: str, name: str, content: bytes | memoryview) -> None:
