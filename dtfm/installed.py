@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
@@ -36,6 +35,8 @@ def program(name: str) -> str:
 def install_line(extra: str, also: str = "") -> str:
     """The shell line that installs dtfm with this extra for the Python that runs, from where dtfm was installed: a folder, a file,
     a repository or an index. ``also``: what pip is told before that."""
+    from importlib.metadata import PackageNotFoundError, distribution  # only who is told what to install waits for it
+
     try:
         source = json.loads(distribution("dtfm").read_text("direct_url.json") or "{}")  # PEP 610
     except PackageNotFoundError:

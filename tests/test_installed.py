@@ -38,7 +38,7 @@ def test_more_is_installed_for_the_same_python_from_the_same_source(
     source: dict[str, object] | None, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = SimpleNamespace(read_text={"direct_url.json": json.dumps(source) if source else None}.get)
-    monkeypatch.setattr(installed, "distribution", lambda _: found)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: found)
     assert installed.install_line("s3") == f"{sys.executable} -m {line}"
     assert installed.install_line("s3", "--force-reinstall torch").endswith(
         line.replace("install", "install --force-reinstall torch")

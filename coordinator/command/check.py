@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dtfm.coordinator.command.options import Json, StoreUrl, Where
+from dtfm.coordinator.command.options import Json, StoreUrl, Where, log_of
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.check import Checked
@@ -21,25 +21,27 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
     Every step must be committed once and in order, and every sample counted once. Exit codes: 0 the log is in order, 1 it is
     not, 2 bad input.
     """
+    from dtfm.coordinator.log.wording import counted
+
     result = asyncio.run(_checked(where, store))
     if json_lines:
         print(json.dumps(asdict(result)))
     else:
         print(
-            f"{result.steps} steps stand ({result.samples} samples, {result.tokens} tokens), {result.redone} were trained "
-            f"again, {result.aborted} attempts aborted, {result.generations} plans"
+            f"{counted(result.steps, 'step')} committed ({result.samples:,} samples, {result.tokens:,} tokens), "
+            f"{result.redone:,} trained again, {counted(result.aborted, 'attempt')} aborted, "
+            f"{counted(result.generations, 'plan')}"
         )
         for finding in result.findings:
             print(f"event {finding.sequence}: {finding.sentence}")
-        print("The log is in order." if not result.findings else f"{len(result.findings)} findings.")
+        print("The log is in order." if not result.findings else f"{counted(len(result.findings), 'finding')}.")
     raise typer.Exit(1 if result.findings else 0)
 
 
 async def _checked(where: str, store: str) -> Checked:
-    from dtfm.coordinator.command.client import records
     from dtfm.coordinator.log.check import Checking
 
     checking = Checking()
-    async for record in records(where, store, follow=False):
+    async for record in log_of(where, store):
         checking.add(record)
     return checking.result

@@ -1,4 +1,4 @@
-"""Reads what a coordinator knows, from a running one or from its store, and asks it for things."""
+"""Reads what a running coordinator knows, and asks it for things."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import getpass
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -19,9 +18,7 @@ from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.enrolment import Entry, Opened, refusal_in
 
 if TYPE_CHECKING:  # the commands that read no log start faster without it
-    from dtfm.coordinator.log.store import Record
-
-Reply = TypeVar("Reply")
+    from dtfm.coordinator.log.record import Record
 
 LOOKING = (Role.VIEWER, Role.OPERATOR)
 DIRECTING = (Role.OPERATOR,)
@@ -31,19 +28,11 @@ class NobodyAnswers(ValueError):
     """No coordinator answers there."""
 
 
-async def records(where: str, store_url: str, *, after: int = 0, follow: bool) -> AsyncIterator[Record]:
-    """Yields the event log from sequence number ``after`` on.
+async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[Record]:
+    """Yields the event log from sequence number ``after`` on, as the running coordinator has it to which ``where`` leads (see
+    Entry). With ``follow``, goes on with new events until the coordinator ends. Raises ValueError."""
+    from dtfm.coordinator.log.record import Record
 
-    From the running coordinator to which ``where`` leads (see Entry), or, when ``store_url`` is given, from the store, which is
-    not followed. With ``follow``, goes on with new events until the coordinator ends. Raises ValueError.
-    """
-    from dtfm.coordinator.log.store import Record, Store
-
-    if store_url:
-        with Store(store_url, write=False) as store:
-            for record in store.read(after):
-                yield record
-        return
     opened = await open_way(where, LOOKING)
     async with opened.channel(DEFAULT_LEASE) as channel:
         stub = services.stub("Observer", channel)
@@ -58,13 +47,9 @@ async def records(where: str, store_url: str, *, after: int = 0, follow: bool) -
                 raise _explained(opened.address, error) from None
 
 
-async def ask(
-    where: str,
-    call: Callable[[SimpleNamespace], Callable[..., Awaitable[Reply]]],
-    request: object,
-    roles: Sequence[Role] = DIRECTING,
-) -> Reply:
-    """Makes one call of the Observer service, for which one of the ``roles`` is needed.
+async def ask(where: str, call: str, *, roles: Sequence[Role] = DIRECTING, **fields: Any) -> Any:
+    """Makes this call of the Observer service with these fields of its request, for which one of the ``roles`` is needed. Returns
+    its reply.
 
     Raises ValueError when the coordinator does not answer, or refuses.
     """
@@ -72,7 +57,7 @@ async def ask(
     async with opened.channel(DEFAULT_LEASE) as channel:
         stub = services.stub("Observer", channel)
         try:
-            return await call(stub)(request, metadata=opened.metadata)
+            return await getattr(stub, call)(getattr(wire, f"{call}Request")(**fields), metadata=opened.metadata)
         except grpc.aio.AioRpcError as error:
             raise _explained(opened.address, error) from None
 

@@ -34,7 +34,7 @@ from dtfm.coordinator.log.manifest import (
     newest as newest,
     state_of_weights,
 )
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.log.record import read_log
 from dtfm.protos import control_pb2 as wire, coordinator_disk
 from dtfm.protos.bucket_layout import MOMENTS
 from dtfm.protos.checkpoint_names import MANIFEST
@@ -56,12 +56,11 @@ class NotTheLogs(CheckpointError):
 async def newest_of(where: str) -> tuple[Ledger, str]:
     """Has the coordinator fetch the weights after the step in hand from the nodes, unless it has those of the last step. Returns
     the run's ledger, and the URL of that checkpoint. Raises ValueError."""
-    request = wire.SteerRequest(wish=wire.SteerRequest.SAVE)
-    reply: wire.Done = await ask(where, lambda stub: stub.Steer, request)
+    reply: wire.Done = await ask(where, "Steer", wish="SAVE")
     print(f"{reply.sentence}.", file=sys.stderr)
-    seen = [record async for record in records(where, "", follow=False)]
+    seen = [record async for record in records(where, follow=False)]
     if not any(_is_there(record.event, reply.step) for record in seen):
-        async for record in records(where, "", after=seen[-1].sequence, follow=True):
+        async for record in records(where, after=seen[-1].sequence, follow=True):
             seen.append(record)
             if _is_there(record.event, reply.step):
                 break
@@ -82,8 +81,7 @@ def _is_there(event: Event, step: int) -> bool:
 
 
 def ledger_of(store: str) -> Ledger:
-    with Store(store, write=False) as opened:
-        return fold(record.event for record in opened.read())
+    return fold(record.event for record in read_log(store))
 
 
 def logged_checkpoint(ledger: Ledger, store: str) -> str:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dtfm.coordinator.command.options import Json, StoreUrl, Where, print_record
-from dtfm.protos import control_pb2 as wire
+from dtfm.coordinator.command.options import Json, StoreUrl, Where, log_of, print_record
 
 if TYPE_CHECKING:
     from dtfm.coordinator.view.boards import Board
+    from dtfm.protos import control_pb2 as wire
 
 
 def members(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
@@ -51,10 +51,12 @@ def events(
     """
     if after and (tensorboard or wandb):
         raise ValueError("--tensorboard and --wandb make curves of the whole log; leave --after out")
-    from dtfm.coordinator.view.boards import TensorBoard, WeightsAndBiases
+    boards: list[Board] = []
+    if tensorboard is not None or wandb:
+        from dtfm.coordinator.view.boards import TensorBoard, WeightsAndBiases
 
-    boards: list[Board] = [TensorBoard(tensorboard)] if tensorboard is not None else []
-    boards += [WeightsAndBiases(wandb)] if wandb else []
+        boards += [TensorBoard(tensorboard)] if tensorboard is not None else []
+        boards += [WeightsAndBiases(wandb)] if wandb else []
     try:
         asyncio.run(_events(where, store, after, follow, json_lines, boards))
     finally:
@@ -72,10 +74,8 @@ def watch(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
 
 
 async def _watch(where: str, store: str, json_lines: bool) -> None:
-    from dtfm.coordinator.command.client import records
-
     if json_lines or not sys.stdout.isatty():
-        async for record in records(where, store, follow=not store):
+        async for record in log_of(where, store, follow=not store):
             print_record(record, json_lines=json_lines, all_events=False)
         return
     from rich.console import Console
@@ -87,7 +87,7 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
     live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(view, console, time.time()))
     # The log so far is shown at once, and then followed; of a store, the final state alone.
     with live if not store else contextlib.nullcontext():
-        async for record in records(where, store, follow=not store):
+        async for record in log_of(where, store, follow=not store):
             view.add(record)
     if store:
         console.print(render(view, console))
@@ -96,21 +96,18 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
 async def _members(where: str, store: str) -> list[dict[str, Any]]:
     if store:
         from dtfm.coordinator.log.ledger import fold
-        from dtfm.coordinator.log.store import Store
+        from dtfm.coordinator.log.record import read_log
         from dtfm.coordinator.view.members import member_documents
 
-        with Store(store, write=False) as opened:
-            return member_documents(fold(record.event for record in opened.read()))
+        return member_documents(fold(record.event for record in read_log(store)))
     from dtfm.coordinator.command.client import LOOKING, ask
 
-    reply: wire.MembersReply = await ask(where, lambda stub: stub.Members, wire.MembersRequest(), LOOKING)
+    reply: wire.MembersReply = await ask(where, "Members", roles=LOOKING)
     return [json.loads(text) for text in reply.members_json]
 
 
 async def _events(where: str, store: str, after: int, follow: bool, json_lines: bool, boards: Sequence[Board]) -> None:
-    from dtfm.coordinator.command.client import records
-
-    async for record in records(where, store, after=after, follow=follow):
+    async for record in log_of(where, store, after=after, follow=follow):
         for board in boards:
             board.add(record)
         if not boards:

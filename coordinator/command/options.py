@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:  # every command's --help imports this module
-    from dtfm.coordinator.log.store import Record
+    from dtfm.coordinator.log.record import Record
 
 DEFAULT_STORE = "dtfm.db"
 
@@ -42,6 +43,21 @@ RunFilePath = Annotated[
     typer.Argument(metavar="[RUN.toml]", help="The run file (docs/run-file.md). Default: every key's default."),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard error; print every event.")]
+
+
+async def log_of(where: str, store: str, *, after: int = 0, follow: bool = False) -> AsyncIterator[Record]:
+    """Yields the event log from sequence number ``after`` on: of the ``store``, if one is given, which is not followed, else of
+    the coordinator (see client.records). Raises ValueError."""
+    if store:
+        from dtfm.coordinator.log.record import read_log
+
+        for record in read_log(store, after):
+            yield record
+        return
+    from dtfm.coordinator.command.client import records
+
+    async for record in records(where, after=after, follow=follow):
+        yield record
 
 
 def print_record(record: Record, *, json_lines: bool, all_events: bool = True) -> None:

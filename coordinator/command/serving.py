@@ -12,7 +12,8 @@ from pathlib import Path
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarted
 from dtfm.coordinator.log.manifest import CheckpointError, mark
-from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, public_addresses
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dtfm.coordinator.command.options import Json, Where
-from dtfm.protos import control_pb2 as wire
+
+if TYPE_CHECKING:  # the commands that read a log start faster without it
+    from dtfm.protos import control_pb2 as wire
 
 
 def pause(where: Where = "", json_lines: Json = False) -> None:
@@ -17,12 +20,12 @@ def pause(where: Where = "", json_lines: Json = False) -> None:
 
     A checkpoint is written meanwhile. The pause outlives a restart of the coordinator.
     """
-    _steer(where, wire.SteerRequest.PAUSE, json_lines)
+    _steer(where, "PAUSE", json_lines)
 
 
 def go_on(where: Where = "", json_lines: Json = False) -> None:
     """Goes on with a run that is paused, or that is about to stop."""
-    _steer(where, wire.SteerRequest.CONTINUE, json_lines)
+    _steer(where, "CONTINUE", json_lines)
 
 
 def stop(
@@ -37,7 +40,7 @@ def stop(
 
     The run is not over: `serve` goes on with it.
     """
-    _steer(where, wire.SteerRequest.STOP_NOW if now else wire.SteerRequest.STOP, json_lines)
+    _steer(where, "STOP_NOW" if now else "STOP", json_lines)
 
 
 def set_key(
@@ -55,17 +58,16 @@ def set_key(
     key, equals, value = change.partition("=")
     if not equals:
         raise ValueError(f"{change!r} is not KEY=VALUE; for example: dtfm-coordinator set train.steps=400")
-    _steer(where, wire.SteerRequest.SET, json_lines, key.strip(), value.strip())
+    _steer(where, "SET", json_lines, key.strip(), value.strip())
 
 
-def _steer(where: str, wish: wire.SteerRequest.Wish, json_lines: bool, key: str = "", value: str = "") -> None:
-    request = wire.SteerRequest(wish=wish, key=key, value=value)
-    tell(where, "Steer", request, json_lines, asked=wire.SteerRequest.Wish.Name(wish).lower())
+def _steer(where: str, wish: str, json_lines: bool, key: str = "", value: str = "") -> None:
+    tell(where, "Steer", json_lines, {"asked": wish.lower()}, wish=wish, key=key, value=value)
 
 
-def tell(where: str, method: str, request: object, json_lines: bool, **what: str) -> None:
-    """Asks the coordinator by this method, and prints its sentence; ``what`` was asked, for scripts."""
+def tell(where: str, call: str, json_lines: bool, asked: Mapping[str, str], **fields: Any) -> None:
+    """Makes this call, with these fields of its request, and prints the coordinator's sentence; ``asked``: what, for scripts."""
     from dtfm.coordinator.command.client import ask
 
-    reply: wire.Done = asyncio.run(ask(where, lambda stub: getattr(stub, method), request))
-    print(json.dumps({**what, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+    reply: wire.Done = asyncio.run(ask(where, call, **fields))
+    print(json.dumps({**asked, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from dtfm.coordinator.log import events as ev, step_times
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.record import Record
 
 MOST_FINDINGS = 1000
 """The number of findings that are kept."""

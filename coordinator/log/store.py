@@ -13,8 +13,9 @@ from typing import IO, Any, Self
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from dtfm.coordinator.log.events import Event, StepCommitted, StepTimesSummed, from_json, from_text, to_json, to_text
-from dtfm.coordinator.log.step_times import summed, times_to_text, with_times, without_times
+from dtfm.coordinator.log.events import Event, StepCommitted, StepTimesSummed, to_text
+from dtfm.coordinator.log.record import Record as Record, StoreError as StoreError, check_exists, in_words, read_row
+from dtfm.coordinator.log.step_times import summed, times_to_text, without_times
 
 _PAGE = 1000
 _SNAPSHOTS_KEPT = 2
@@ -42,33 +43,8 @@ _SNAPSHOTS = sa.Table(
 )
 
 
-class StoreError(ValueError):
-    """The store cannot be used. The message says why, and what to do."""
-
-
 class AnotherWriter(StoreError):
     """Another coordinator writes to the same log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """An event in the log. ``sequence`` counts from 1 without gaps. ``time`` is in seconds since 1970, for people: nothing is
-    computed from it."""
-
-    sequence: int
-    time: float
-    event: Event
-
-    def to_json(self) -> dict[str, Any]:
-        """The event's JSON, with the sequence number and the time after its name."""
-        fields = to_json(self.event)
-        return {"event": fields.pop("event"), "sequence": self.sequence, "time": round(self.time, 3), **fields}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Record:
-        """The inverse of ``to_json``. Raises ValueError."""
-        rest = {key: value for key, value in fields.items() if key not in ("sequence", "time")}
-        return cls(int(fields["sequence"]), float(fields["time"]), from_json(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +69,8 @@ class Store:
             parsed = sa.make_url(url)
             path = parsed.database if parsed.get_backend_name() == "sqlite" else None
             on_disk = path not in (None, "", ":memory:")
-            if on_disk and not write and not os.path.exists(path or ""):
-                raise StoreError(f"there is no store at {path}; give the one that `serve --store` wrote")
+            if on_disk and not write:
+                check_exists(path or "")
             if on_disk and write:
                 self._lock = _lock(f"{path}.lock")
             self._engine = sa.create_engine(parsed, connect_args={"timeout": 5} if path is not None else {})
@@ -206,16 +182,7 @@ class Store:
         rows = sa.outerjoin(_EVENTS, _STEP_TIMES, sequence == _STEP_TIMES.c.sequence)
         columns = (sequence, _EVENTS.c.time, _EVENTS.c.event, _STEP_TIMES.c.text)
         query = sa.select(*columns).select_from(rows).where(sequence.between(after + 1, until)).order_by(sequence)
-        try:
-            return [Record(row.sequence, row.time, _event(row.event, row.text)) for row in connection.execute(query)]
-        except ValueError as error:
-            raise StoreError(f"{self.url} holds an event that cannot be read: {error}") from None
-
-
-def _event(text: str, times: str | None) -> Event:
-    """Raises ValueError."""
-    event = from_text(text)
-    return with_times(event, times) if times and isinstance(event, StepCommitted) else event
+        return [read_row(self.url, row) for row in connection.execute(query)]
 
 
 def free_name(path: str) -> str:
@@ -241,18 +208,7 @@ class _Explained:
             fix = "stop one of them, or give this one its own with --store"
             raise AnotherWriter(f"{where}: another coordinator writes to it; {fix}") from None
         text = str(getattr(error, "orig", None) or error)
-        sentence = next((fix for cause, fix in _CAUSES.items() if cause in text), text)
-        raise StoreError(f"{where}: {sentence}") from None
-
-
-_CAUSES = {
-    "is locked": "another process has locked it; stop that one, or give another store with --store",
-    "disk is full": "the disk is full; make room",
-    "unable to open": "it cannot be opened; make sure that its folder exists and may be written to",
-    "readonly": "it is read-only; change its permissions, or give another with --store",
-    "not a database": "it is not a database; give another with --store",
-    "no such table": "it is not a store of dtfm; give the one that `serve --store` wrote",
-}
+        raise StoreError(f"{where}: {in_words(text)}") from None
 
 
 def _lock(path: str) -> IO[bytes]:

@@ -25,6 +25,11 @@ AS_GOOD = 1.005
 """Up to this gap nothing that counts can be gained."""
 
 
+def counted(number: int, noun: str) -> str:
+    """Like "1 step" and "1,200 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def describe_seconds(predicted: float | None, bound: float | None) -> str:
     """What a plan is expected to take, and what no plan can beat, like "12.3 s a step, at best 8.1 s"; empty if unknown."""
     if predicted is None:
@@ -82,9 +87,12 @@ def _describe_keeping(plan: Plan) -> str:
 
 def describe_routes(plan: Plan) -> str:
     """The chains of nodes that most micro-batches travel, like "a -> c 12 micro-batches, b -> d 4, and 3 more"."""
-    from dtfm.scheduler.model.chains import heaviest_routes  # NumPy, which most readers of a log do without
+    if all(len(stage.replicas) == 1 for stage in plan.stages):
+        heaviest, in_all = [(tuple(stage.replicas[0] for stage in plan.stages), sum(plan.stages[0].loads))], 1
+    else:
+        from dtfm.scheduler.model.chains import heaviest_routes  # NumPy, which most readers of a log do without
 
-    heaviest, in_all = heaviest_routes(plan, MOST_ROUTES)
+        heaviest, in_all = heaviest_routes(plan, MOST_ROUTES)
     shown = [f"{' -> '.join(chain)} {count}" for chain, count in heaviest]
     shown[0] += f" micro-batch{'es' if heaviest[0][1] > 1 else ''}"
     return ", ".join(shown) + (f", and {in_all - len(shown)} more" if in_all > len(shown) else "")

@@ -15,7 +15,7 @@ from dtfm.coordinator.core.members.invitations import check_enrolment
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.transition import Granted, Request
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import Record, StoreError
+from dtfm.coordinator.log.record import Record, StoreError
 from dtfm.coordinator.service.disk import Forbidden, MembersDisk
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.knocking import knock

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtfm.coordinator.log.events import NodeJoined, StandbyPromoted
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.wording import without_addresses
 
 

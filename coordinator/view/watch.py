@@ -17,8 +17,8 @@ from rich.text import Text
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.standing import earned
-from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.log.wording import describe_routes, describe_seconds
 from dtfm.coordinator.view.for_people import is_for_people
 from dtfm.coordinator.view.members import status

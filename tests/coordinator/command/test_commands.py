@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,8 +91,9 @@ def test_invitations_are_printed_as_lines_to_paste(
 ) -> None:
     asked: list[wire.InviteRequest] = []
 
-    async def answer(_where: str, _call: object, request: wire.InviteRequest) -> wire.InviteReply:
-        asked.append(request)
+    async def answer(_where: str, call: str, **fields: Any) -> wire.InviteReply:
+        assert call == "Invite"
+        asked.append(wire.InviteRequest(**fields))
         id = f"id{len(asked)}"
         return wire.InviteReply(
             id=id, invitation=f"dtfm1.{id}", line=f"join dtfm1.{id} --allow-data /x", leads_to="1.2.3.4:5"

@@ -5,17 +5,24 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dtfm.coordinator.cli import app
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.store import Store
 from dtfm.programs import ended_by_ctrl_c
+from dtfm.protos.run_file.run_file import RunFile
+from tests.coordinator.stores import store_url
 
 COMMANDS = [
     command.name or command.callback.__name__.replace("_", "-")
     for command in app.registered_commands
     if command.callback
 ]
+
+LARGE = {"grpc", "cryptography", "numpy", "scipy", "numba", "sqlalchemy", "torch"}
 
 PROGRAM = """
 import sys
@@ -35,8 +42,7 @@ def loaded(*line: str) -> set[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_loads_no_large_package(command: str) -> None:
-    large = {"grpc", "cryptography", "numpy", "scipy", "numba", "sqlalchemy", "torch"}
-    assert not large & loaded(command, "--help")
+    assert not {*LARGE, "google"} & loaded(command, "--help")
 
 
 @pytest.mark.parametrize(
@@ -47,8 +53,12 @@ def test_a_question_to_a_coordinator_loads_neither_the_scheduler_nor_a_database(
 
 
 @pytest.mark.parametrize("command", ["members", "events", "watch", "check"])
-def test_reading_a_log_loads_no_scheduler(command: str) -> None:
-    assert not {"numpy", "scipy", "numba", "torch"} & loaded(command, "--store", "nowhere.db")
+def test_reading_a_log_loads_neither_the_scheduler_nor_a_database_nor_what_a_coordinator_is_called_by(
+    tmp_path: Path, command: str
+) -> None:
+    with Store(store_url(tmp_path), write=True) as store:
+        store.append([ev.RunStarted("id", RunFile().model_dump(mode="json"))])
+    assert not LARGE & loaded(command, "--store", f"{tmp_path}/dtfm.db")
 
 
 @pytest.mark.parametrize("program", ["coordinator", "node"])

@@ -17,7 +17,8 @@ from tests.coordinator.serving import serving, train
 
 
 async def members(address: str) -> wire.MembersReply:
-    return await ask(address, lambda stub: stub.Members, wire.MembersRequest(), LOOKING)
+    reply: wire.MembersReply = await ask(address, "Members", roles=LOOKING)
+    return reply
 
 
 async def test_observers_see_members_and_events(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ async def test_observers_see_members_and_events(tmp_path: Path) -> None:
         reply = await members(served.address)
         member = json.loads(reply.members_json[0])
         assert (member["node"], member["status"], member["stage"]) == ("a", "idle", None)
-        seen = [record async for record in records(served.address, "", follow=False)]
+        seen = [record async for record in records(served.address, follow=False)]
         assert [record.sequence for record in seen] == list(range(1, len(seen) + 1))
         assert [record.event.event for record in seen] == [event.event for event in served.events]
     with pytest.raises(ValueError, match="no coordinator answers at"):
@@ -37,7 +38,7 @@ async def test_incarnations_are_not_published(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a", incarnation=0xABCDEF):
         await served.until(lambda: "a" in served.ledger.members)
         assert served.ledger.members["a"].incarnation == "0000000000abcdef"
-        seen = [record async for record in records(served.address, "", follow=False)]
+        seen = [record async for record in records(served.address, follow=False)]
         assert "abcdef" not in str([record.to_json() for record in seen])
         assert "abcdef" not in str((await members(served.address)).members_json)
 
@@ -67,7 +68,7 @@ async def test_following_shows_new_events_and_ends_with_the_run(tmp_path: Path) 
         seen: list[ev.Event] = []
 
         async def follow() -> None:
-            async for record in records(served.address, "", follow=True):
+            async for record in records(served.address, follow=True):
                 seen.append(record.event)  # noqa: PERF401 (seen as they come)
 
         follower = asyncio.create_task(follow())
@@ -78,5 +79,5 @@ async def test_following_shows_new_events_and_ends_with_the_run(tmp_path: Path) 
 
 async def test_plan_now_is_answered_over_the_wire(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        reply: wire.PlanNowReply = await ask(served.address, lambda stub: stub.PlanNow, wire.PlanNowRequest())
+        reply: wire.PlanNowReply = await ask(served.address, "PlanNow")
         assert (reply.changed, reply.reason) == (False, "0 of 2 nodes are ready")

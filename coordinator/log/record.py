@@ -1,0 +1,95 @@
+"""A record of the event log, and how the log in a file is read: without SQLAlchemy, which takes a tenth of a second to load."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from dtfm.coordinator.log.events import Event, StepCommitted, from_json, from_text, to_json
+from dtfm.coordinator.log.step_times import with_times
+
+_SQLITE = "sqlite:///"
+
+
+class StoreError(ValueError):
+    """The store cannot be used. The message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An event in the log. ``sequence`` counts from 1 without gaps. ``time`` is in seconds since 1970, for people: nothing is
+    computed from it."""
+
+    sequence: int
+    time: float
+    event: Event
+
+    def to_json(self) -> dict[str, Any]:
+        """The event's JSON, with the sequence number and the time after its name."""
+        fields = to_json(self.event)
+        return {"event": fields.pop("event"), "sequence": self.sequence, "time": round(self.time, 3), **fields}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Record:
+        """The inverse of ``to_json``. Raises ValueError."""
+        rest = {key: value for key, value in fields.items() if key not in ("sequence", "time")}
+        return cls(int(fields["sequence"]), float(fields["time"]), from_json(rest))
+
+
+def read_log(url: str, after: int = 0) -> Iterator[Record]:
+    """The events in the store with larger sequence numbers than ``after``, in order. Raises StoreError."""
+    if not url.startswith(_SQLITE) or "?" in url:
+        from dtfm.coordinator.log.store import Store
+
+        with Store(url, write=False) as store:
+            yield from store.read(after)
+        return
+    check_exists(path := url.removeprefix(_SQLITE))
+    query = (
+        "SELECT events.sequence, time, event, text FROM events LEFT JOIN step_times USING (sequence) "
+        "WHERE events.sequence > ? ORDER BY events.sequence"
+    )
+    try:
+        with closing(sqlite3.connect(path, timeout=5)) as connection:
+            for row in connection.execute(query, (after,)):
+                yield read_row(url, row)
+    except sqlite3.Error as error:
+        raise StoreError(f"store {url}: {in_words(str(error))}") from None
+
+
+def read_row(url: str, row: Any) -> Record:
+    """``row``: sequence number, time, the event as text, and of a step each node's time (step_times.py), if it is kept. Raises
+    StoreError."""
+    sequence, at, text, times = row
+    try:
+        event = from_text(text)
+        if times and isinstance(event, StepCommitted):
+            event = with_times(event, times)
+        return Record(sequence, at, event)
+    except ValueError as error:
+        raise StoreError(f"{url} holds an event that cannot be read: {error}") from None
+
+
+def check_exists(path: str) -> None:
+    """Raises StoreError if there is no file: to open it would make one."""
+    if not os.path.exists(path):
+        raise StoreError(f"there is no store at {path}; give the one that `serve --store` wrote")
+
+
+def in_words(text: str) -> str:
+    """What a database's error means, and what to do; the ``text`` itself where that is not known."""
+    return next((fix for cause, fix in _CAUSES.items() if cause in text), text)
+
+
+_CAUSES = {
+    "is locked": "another process has locked it; stop that one, or give another store with --store",
+    "disk is full": "the disk is full; make room",
+    "unable to open": "it cannot be opened; make sure that its folder exists and may be written to",
+    "readonly": "it is read-only; change its permissions, or give another with --store",
+    "not a database": "it is not a database; give another with --store",
+    "no such table": "it is not a store of dtfm; give the one that `serve --store` wrote",
+}
