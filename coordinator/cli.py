@@ -30,25 +30,25 @@ def options(version: Version = False) -> None: ...
 
 # Every option of `serve` can come from the environment, as containers need it: DTFM_LISTEN for --listen.
 app.command(context_settings={"auto_envvar_prefix": "DTFM"})(serve)
-for command in (
-    demo,
-    pause,
-    stop,
-    invite,
-    revoke,
-    expel,
-    forgive,
-    members,
-    events,
-    watch,
-    plan_now,
-    plan,
-    export,
-    check,
+for name, command in (
+    ("demo", demo),
+    ("watch", watch),
+    ("members", members),
+    ("events", events),
+    ("check", check),
+    ("invite", invite),
+    ("revoke", revoke),
+    ("expel", expel),
+    ("forgive", forgive),
+    ("pause", pause),
+    ("continue", go_on),
+    ("stop", stop),
+    ("set", set_key),
+    ("export", export),
+    ("plan", plan),
+    ("plan-now", plan_now),
 ):
-    app.command()(command)
-app.command("continue")(go_on)
-app.command("set")(set_key)
+    app.command(name)(command)
 
 
 def main() -> None:

@@ -23,11 +23,11 @@ app = typer.Typer(
 def options(version: Version = False) -> None: ...
 
 
-# Every option of these two can come from the environment, as containers need it: DTFM_LISTEN for --listen.
+# Every option of these can come from the environment, as containers need it: DTFM_LISTEN for --listen.
 ENVIRONMENT = {"auto_envvar_prefix": "DTFM"}
 app.command(context_settings=ENVIRONMENT)(join)
 app.command(context_settings=ENVIRONMENT)(relay)
-app.command()(doctor)
+app.command(context_settings=ENVIRONMENT)(doctor)
 app.command()(bench)
 app.command()(workload)
 

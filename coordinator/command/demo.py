@@ -18,7 +18,10 @@ def demo(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="Run file (TOML). Default: a small Llama trained on the source text of Python's library."),
+        typer.Option(
+            metavar="RUN.toml",
+            help="The run file. Default: a small Llama, trained on the source of Python's library.",
+        ),
     ] = None,
     no_page: Annotated[bool, typer.Option("--no-page", help="Serve no web page.")] = False,
     dir: Annotated[

@@ -40,7 +40,7 @@ StoreUrl = Annotated[
 ]
 RunFilePath = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN.toml]", help="The run file (docs/run-file.md). Default: every key's default."),
+    typer.Argument(metavar="RUN.toml", help="The run file (docs/run-file.md). Default: every key's default."),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard error; print every event.")]
 

@@ -71,7 +71,7 @@ def serve(
     announce: Annotated[
         bool, typer.Option(help="Tell the local network of this run (zeroconf), unless it listens on loopback alone.")
     ] = True,
-    json_lines: Json = False,
+    json: Json = False,  # so that the environment has it as DTFM_JSON
     verbose: Verbose = False,
 ) -> None:
     """Coordinates one run until it is over: starts it, or goes on with what the store holds.
@@ -86,5 +86,5 @@ def serve(
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.serving import Paths, serve_run
     paths = Paths(authority, invitation_file, health)
-    options = (listen, advertise or [], paths, announce, json_lines, verbose, not exit_when_over)
+    options = (listen, advertise or [], paths, announce, json, verbose, not exit_when_over)
     raise typer.Exit(asyncio.run(serve_run(store, run_file, new, *options)))

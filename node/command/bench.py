@@ -18,7 +18,7 @@ from dtfm.programs import ended_by_ctrl_c
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     snapshots: Annotated[Path | None, typer.Option(help="The folder whose disk is measured.")] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for scripts.")] = False,
 ) -> None:
     """Measures what this machine can do for a run: the device, the codecs, streams on loopback, the disk."""
     with mistakes():

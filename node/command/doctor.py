@@ -22,7 +22,7 @@ def doctor(
     coordinator: Annotated[
         str,
         typer.Argument(
-            metavar="[INVITATION|HOST:PORT]",
+            metavar="INVITATION|ADDRESS",
             envvar="DTFM_INVITATION",
             help="The coordinator; it is not asked if left out. No invitation is used up.",
             show_envvar=True,
@@ -32,7 +32,7 @@ def doctor(
     advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which peers would reach it.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     snapshots: Annotated[Path | None, typer.Option(help="The folder for parts of the run's state.")] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for scripts.")] = False,
 ) -> None:
     """Says what would stop this machine from joining a run, or slow it down, and how to fix it.
 

@@ -24,6 +24,7 @@ from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.named_devices import devices_named, slots
 from dtfm.node.host.packages import require_extra
 from dtfm.node.host.trace import write_trace
+from dtfm.node.network.place_on_the_net import resolved
 from dtfm.node.network.way_in import way_in
 from dtfm.node.supervisor import supervise
 from dtfm.programs import START_AGAIN
@@ -168,6 +169,7 @@ def join(
                 partial(_read_size, memory),
                 partial(read_allowed, allow_data or ()),
                 lambda: listen and read_address(listen),
+                *(partial(resolved, each) for each in advertise or ()),
                 lambda: invitation and Entry(invitation, [Role.NODE], id),
             )
         )

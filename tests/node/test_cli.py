@@ -28,6 +28,21 @@ def test_bad_options(options: list[str], complaint: str) -> None:
     assert complaint in result.stderr
 
 
+def test_all_that_is_wrong_with_the_options_is_told_at_once() -> None:
+    wrong = {
+        "--device": "tpu",
+        "--memory": "much",
+        "--allow-data": "",
+        "--listen": "nowhere",
+        "--advertise": "here:port",
+    }
+    result = CliRunner().invoke(app, ["join", "dtfm1.x", *(part for option in wrong.items() for part in option)])
+    assert result.exit_code == 2
+    told = result.stderr.splitlines()
+    for complaint in ("tpu", "much", "--allow-data", "nowhere", "here:port", "invitation is truncated"):
+        assert sum(complaint in line for line in told) == 1
+
+
 def test_a_relay_needs_an_invitation_as_a_node_does() -> None:
     result = CliRunner().invoke(app, ["relay", "dtfm1.spoilt", "--id", "r"])
     assert result.exit_code == 2
