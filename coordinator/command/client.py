@@ -67,8 +67,8 @@ async def open_way(where: str, roles: Sequence[Role] = DIRECTING) -> Opened:
     entry = Entry(where, roles, _drawn_name(), or_as_member=roles == LOOKING)
     try:
         return await entry.open(DEFAULT_LEASE)
-    except ConnectionError:
-        raise _nobody_answers(str(entry)) from None
+    except ConnectionError as error:
+        raise _nobody_answers(f"{entry} ({error})") from None
 
 
 def _drawn_name() -> str:

@@ -122,6 +122,9 @@ def _own_weights(run: RunFile) -> dict[str, Any]:
     """Where model.pretrained names another run's folder on this disk, or one of its checkpoints: the tables of the run file with
     the checkpoint, which nodes read from here, and that run's tokenizer. Raises ValueError if it cannot be begun with."""
     named = Path(run.model.pretrained).expanduser().resolve()
+    if run.model.pretrained.startswith("dtfm-runs/") and not named.is_dir():  # it would pass for a name on the hub
+        there = ", ".join(sorted(each.name for each in Path("dtfm-runs").glob("*"))) or "no run"
+        raise ValueError(f"model.pretrained: there is no folder {named}; dtfm-runs has: {there}")
     if not run.model.pretrained or not named.is_dir():
         return {}
     folder = newest(named.as_uri()) or (named.as_uri() if (named / MANIFEST).exists() else "")

@@ -215,6 +215,13 @@ def test_a_run_begins_with_the_newest_weights_of_another_and_keeps_to_them(
         begin(tmp_path, RunFile(name="second", model=Model(pretrained="dtfm-runs/first/step-00000006")))
 
 
+def test_a_run_that_is_not_there_is_no_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights_of(tmp_path / "dtfm-runs/first", 2)
+    with pytest.raises(ValueError, match=r"there is no folder .*/dtfm-runs/frist; dtfm-runs has: first"):
+        begin(tmp_path, RunFile(name="second", model=Model(pretrained="dtfm-runs/frist")))
+
+
 def test_no_run_begins_with_a_checkpoint_of_all_of_the_state(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "checkpoints")
     with pytest.raises(ValueError, match=r"has all of the state, .*dtfm-coordinator export DIR --checkpoint file:"):
