@@ -38,9 +38,17 @@ def export(
     answers, the newest checkpoint is exported that the log in this folder (dtfm.db) names.
     """
     from dtfm.coordinator.command.client import NobodyAnswers
-    from dtfm.coordinator.command.exporting import export_checkpoint, ledger_of, logged_checkpoint, newest, newest_of
+    from dtfm.coordinator.command.exporting import (
+        check_target,
+        export_checkpoint,
+        ledger_of,
+        logged_checkpoint,
+        newest,
+        newest_of,
+    )
     from dtfm.protos.enrolment import NotAdmitted
 
+    check_target(target)
     ledger, folder = None, newest(checkpoint) or checkpoint if checkpoint else ""
     if not (store or checkpoint):
         try:

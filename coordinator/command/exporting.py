@@ -90,6 +90,12 @@ def logged_checkpoint(ledger: Ledger, store: str) -> str:
     return ledger.copies.checkpoints[ledger.copies.checkpoint_step].folder
 
 
+def check_target(target: Path) -> None:
+    """Raises ValueError for a target in use."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} exists and is not an empty folder; give a new one")
+
+
 def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None, *, in_bf16: bool = False) -> int:
     """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step. ``in_bf16``: with
     weights rounded to that.
@@ -97,8 +103,7 @@ def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None, *
     Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, NotTheLogs if it
     is not the one of the run's ``ledger``, and ValueError for a target in use.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} exists and is not an empty folder; give a new one")
+    check_target(target)
     manifest, digest = manifest_and_digest(folder)
     states = _agreed_states(folder, manifest, digest, ledger) if ledger is not None else ()
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
-from dtfm.coordinator.log.wording import describe_seconds
+from dtfm.coordinator.log.wording import describe_seconds, name_nodes
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.replan.failover import rerouted
@@ -61,7 +61,10 @@ def carried_on(wanted: PlanWanted) -> PlanChosen | None:
         return None
     problem = Problem(wanted.carry_on.cluster(), wanted.workload)
     plan = rerouted(wanted.incumbent, problem, wanted.carry_on.holders)
-    return None if plan is None else PlanChosen(plan, "the same stages without the nodes that are gone")
+    if plan is None:
+        return None
+    gone = sorted(set(wanted.incumbent.nodes) - set(plan.nodes))
+    return PlanChosen(plan, f"the same stages without {name_nodes(gone)}" if gone else "the same plan as before")
 
 
 def _finite(seconds: float) -> float | None:

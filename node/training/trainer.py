@@ -344,7 +344,7 @@ class Trainer:
         assert self._loaded is not None
         first, past_last = placement.layers
         log.info(
-            "generation %d: layers %d-%d, stage %d of %d with %d replicas, %d micro-batches a step. %s",
+            "generation %d: layers %d-%d, stage %d of %d (replicas: %d), %d micro-batches a step. %s",
             placement.generation,
             first,
             past_last - 1,

@@ -103,7 +103,7 @@ def decide(
             predicted,
             bound,
             Reason.FIRST,
-            "This is the first plan." + _idle(plan),
+            "No plan was in force." + _idle(plan),
             spent,
         )
     transfer_seconds = incumbent.holdings.seconds(draft.groups, draft.cuts)

@@ -50,7 +50,7 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
     if state.ledger.outcome is not None:
         tell_end(transition, stream)
         return
-    reason = "first contact"
+    reason = "it has taken part before" if state.ledger.trust.worked.get(hello.node) else "first contact"
     if (old := state.members.sessions.get(hello.node)) is not None:
         if old.incarnation != hello.incarnation:
             _contend(transition, stream, hello, old, seen)

@@ -126,7 +126,7 @@ def planned(transition: Transition, result: Planned) -> None:
         answer(transition, asked.tickets, False, "the plan changed meanwhile")
     elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, state.ledger.training.plan):
         transition.set_planner(replace(planner, asked=None, answer=found, chosen=None))
-        answer(transition, asked.tickets, False, f"the plan stays as it is: {outcome.reason}")
+        answer(transition, asked.tickets, False, outcome.reason)
     else:
         transition.set_planner(replace(planner, asked=None, answer=found, chosen=outcome))
         answer(transition, asked.tickets, True, outcome.reason)
