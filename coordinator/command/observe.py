@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 def members(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Shows the nodes: address, device, and what each computes."""
-    documents = asyncio.run(_members(where, store))
+    documents, end = asyncio.run(_members(where, store))
     if not documents and not json_lines:
-        print("No node takes part.")
+        print(f"No node takes part{end}.")
     for document in documents:
         print(json.dumps(document) if json_lines else _member_line(document), flush=True)
 
@@ -93,17 +93,21 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
         console.print(render(view, console))
 
 
-async def _members(where: str, store: str) -> list[dict[str, Any]]:
+async def _members(where: str, store: str) -> tuple[list[dict[str, Any]], str]:
+    """The members, and how the run has ended, if the store says that it has."""
     if store:
         from dtfm.coordinator.log.ledger import fold
         from dtfm.coordinator.log.record import read_log
         from dtfm.coordinator.view.members import member_documents
 
-        return member_documents(fold(record.event for record in read_log(store)))
+        ledger = fold(record.event for record in read_log(store))
+        return member_documents(
+            ledger
+        ), f": the run is over, {ledger.outcome.reason}" if ledger.outcome is not None else ""
     from dtfm.coordinator.command.client import LOOKING, ask
 
     reply: wire.MembersReply = await ask(where, "Members", roles=LOOKING)
-    return [json.loads(text) for text in reply.members_json]
+    return [json.loads(text) for text in reply.members_json], ""
 
 
 async def _events(where: str, store: str, after: int, follow: bool, json_lines: bool, boards: Sequence[Board]) -> None:
