@@ -41,8 +41,8 @@ def test_live_planning_ends_in_time_although_the_bound_is_not_done(monkeypatch: 
         yield 1e-3
         over.wait(30)
 
-    monkeypatch.setattr("dtfm.scheduler.search.rising_bound.rising_bounds", rising_forever)
     warm_up()
+    monkeypatch.setattr("dtfm.scheduler.search.rising_bound.rising_bounds", rising_forever)
     began = time.monotonic()
     chosen = choose(WANTED)
     took = time.monotonic() - began
