@@ -14,14 +14,12 @@ from blake3 import blake3
 from dtfm.kernels.transfer import to_host
 from dtfm.kernels.with_cupy import module_with_cupy
 
-DIGEST_BYTES = 32
-
 COPIED_AT_ONCE = 64 << 20
 """Bytes that are copied from a GPU at a time where CuPy is not installed."""
 
 
 def digest(tensor: torch.Tensor) -> bytes:
-    """BLAKE3 (DIGEST_BYTES) of the bytes of ``tensor`` (contiguous, little-endian), on any device.
+    """BLAKE3 (32 bytes) of the bytes of ``tensor`` (contiguous, little-endian), on any device.
 
     On a GPU it runs on the current stream, for which it waits without spinning.
     """

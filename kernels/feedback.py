@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from dtfm.kernels.codec import Codec, Encoded, decode, encode
 
 
-@dataclass(frozen=True, slots=True)
-class Corrected:
-    """An encoded tensor and its error.
-
-    ``encoded`` is sent, ``decoded`` is what its receivers decode, ``residual`` is what they still lack. The latter
-    two are 1-D float32, on the gradients' device.
-    """
-
-    encoded: Encoded
-    decoded: torch.Tensor
-    residual: torch.Tensor
-
-
-def encode_with_feedback(codec: Codec, gradients: torch.Tensor, carried: torch.Tensor | None) -> Corrected:
+def encode_with_feedback(
+    codec: Codec, gradients: torch.Tensor, carried: torch.Tensor | None
+) -> tuple[Encoded, torch.Tensor]:
     """Encodes ``gradients`` (any shape, n elements) plus ``carried`` (1-D float32, n elements; None at first).
 
-    The residual is (gradients + carried) - decoded, and 0 where that is not finite, so that one bad step does not spoil all
-    later ones. Replace ``carried`` by it only once the step is committed: an aborted step's gradients have no effect.
+    Returns what is sent, and the residual, which receivers still lack (1-D float32, on the gradients' device): (gradients +
+    carried) - decoded, and 0 where that is not finite, so that one bad step does not spoil all later ones. Replace ``carried`` by
+    it only once the step is committed: an aborted step's gradients have no effect.
     """
     corrected = gradients.detach().reshape(-1).float()
     if carried is not None:
@@ -34,4 +22,4 @@ def encode_with_feedback(codec: Codec, gradients: torch.Tensor, carried: torch.T
     encoded = encode(codec, corrected)
     decoded = decode(encoded.codec, encoded.data, corrected.numel(), corrected.dtype, corrected.device)
     residual = torch.nan_to_num(corrected - decoded, nan=0.0, posinf=0.0, neginf=0.0)
-    return Corrected(encoded, decoded, residual)
+    return encoded, residual

@@ -22,6 +22,7 @@ HTTPS = 443
 _LAN = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")))
 """Private networks (RFC 1918, RFC 4193), and those between a provider and its customers, which overlays use (RFC 6598)."""
 _THIS_NETWORK = ip_network("0.0.0.0/8")
+"""Addresses of a machine that does not know its own yet (RFC 1122, section 3.2.1.3)."""
 
 Address = IPv4Address | IPv6Address
 
@@ -100,4 +101,6 @@ def target_of(candidates: Iterable[str], *, loopback: bool) -> str:
 
 
 def _is_reserved(address: Address) -> bool:
-    return address.is_reserved if address.version == 4 else address.is_site_local
+    if address.version == 4:
+        return address.is_reserved or address in _THIS_NETWORK
+    return address.is_site_local

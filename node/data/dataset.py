@@ -24,7 +24,7 @@ from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.cache import is_usable, shared
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
 from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
-from dtfm.node.data.sources import MESSAGES, Document, conversations, documents, state_of
+from dtfm.node.data.sources import MESSAGES, conversations, documents, state_of
 from dtfm.node.data.tokenizer import Piece, Tokenizer, load_tokenizer
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
@@ -361,12 +361,6 @@ def _pieces(data: plan_pb2.Run.Data, tokenizer: Tokenizer, allowed: Sequence[str
             yield tokenizer.render(messages)
         except ValueError as problem:
             raise ValueError(f"{problem} ({where})") from problem
-
-
-def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> NDArray[Any]:
-    """All tokens in order (1-D, of the narrowest unsigned dtype that fits, mapped from a temporary file)."""
-    pieces = (((piece, True) for piece in document) for document in texts)
-    return _in_temporary_file(_dtype(tokenizer, False), lambda file: _write(pieces, tokenizer, file, talks=False))
 
 
 def _in_temporary_file(dtype: np.dtype[Any], make: Callable[[BinaryIO], object]) -> NDArray[Any]:

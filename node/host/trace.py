@@ -113,12 +113,6 @@ def note_memory(kind: ExtraMemory, size: int, owner: object = None) -> None:
                 listener(kind, total)
 
 
-def extra_memory(kind: ExtraMemory) -> dict[object, int]:
-    """The bytes that are kept of this kind, by owner."""
-    with _memory_lock:
-        return dict(_extra_memory[kind])
-
-
 @contextmanager
 def write_trace(path: Path, node: str) -> Iterator[None]:
     """Writes the spans of the block to ``path`` as they end, and extra memory as counters, as a Chrome trace of process ``node``.

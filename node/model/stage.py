@@ -88,12 +88,6 @@ class Stage:
     def _given(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.dtype) if x.is_floating_point() else x
 
-    def initialise(self, seed: int) -> None:
-        """Sets all buckets to their initial values; see `initialise`."""
-        for index, bucket in self.buckets.items():
-            initialise(self.model, bucket, seed)
-            self.refresh(index)
-
     @torch.no_grad()
     def refresh(self, index: int) -> None:
         """To be called when a bucket's parameters have changed: computes with them from now on."""

@@ -310,11 +310,12 @@ class _Reduction:
             if not self._codec.sparse:
                 return encode(self._codec, piece)
             carried = self._reducer.carried.get(index)
-            corrected = encode_with_feedback(self._codec, piece, None if carried is None else carried[start:stop])
+            before = None if carried is None else carried[start:stop]
+            encoded, left_out = encode_with_feedback(self._codec, piece, before)
             if index not in self._left_out:
                 self._left_out[index] = torch.empty_like(bucket.gradients, dtype=torch.float32)
-            self._left_out[index][start:stop] = corrected.residual
-            return corrected.encoded
+            self._left_out[index][start:stop] = left_out
+            return encoded
 
 
 def _raise_first(futures: Sequence[Future[None]]) -> None:

@@ -38,6 +38,7 @@ from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.bench.older_cpus import AS_ON_AVX2
 from tests.cluster.runs import run_file, write_corpus
+from tests.node.model.initialised import initialise_all
 
 FAMILIES = {
     "gpt2": "n_embd = {width}, n_layer = {layers}, n_head = 4, n_positions = 128",
@@ -163,7 +164,7 @@ def works(folder: Path, layers: int) -> Iterator[tuple[str, Work]]:
                 for ends in itertools.pairwise(borders)
             ]
             for stage in stages:
-                stage.initialise(run.seed)
+                initialise_all(stage, run.seed)
             yield f"{family} {precision} {layers}", Work(run, data, stages)
 
 

@@ -33,6 +33,7 @@ from dtfm.scheduler.model import plan as plans
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
 from tests.node.dialling import dialler
+from tests.node.model.initialised import initialise_all
 
 Result = TypeVar("Result")
 
@@ -107,7 +108,7 @@ class InProcess:
                 computes_in=compute_dtype(run),
                 keeping=placement.keeping,
             )
-            stage.initialise(run.seed)
+            initialise_all(stage, run.seed)
             self._start(placement, stage, Inherited())
         self._threads = ThreadPoolExecutor(len(self.senders))
 

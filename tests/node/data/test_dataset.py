@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from numpy.typing import NDArray
 
 from dtfm.node.data import dataset as data_module, sources
 from dtfm.node.data.dataset import Data, entropy, load_data
-from dtfm.node.data.tokenizer import Piece, load_tokenizer
+from dtfm.node.data.sources import Document
+from dtfm.node.data.tokenizer import Piece, Tokenizer, load_tokenizer
 from dtfm.protos import plan_pb2
 from tests import convnet
 from tests.convnet import SIDE
@@ -29,6 +32,13 @@ def load(source: str, tokenizer: str = "bytes", length: int = 16, fraction: floa
         source=source, tokenizer=tokenizer, sequence_length=length, text_field=field, evaluation_fraction=fraction
     )
     return load_data(plan_pb2.Run(data=data), ["tests.convnet", "tests.absent"])
+
+
+def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> NDArray[Any]:
+    """All tokens of texts in order, as `load_data` writes them."""
+    pieces = (((piece, True) for piece in document) for document in texts)
+    dtype = data_module._dtype(tokenizer, False)
+    return data_module._in_temporary_file(dtype, lambda file: data_module._write(pieces, tokenizer, file, talks=False))
 
 
 def everything(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +67,7 @@ def test_documents_come_in_order_with_a_separator_between(tmp_path: Path) -> Non
     (tmp_path / "b.txt").write_text("x" * 40)
     (tmp_path / "a.txt").write_text("y" * 40)
     (tmp_path / "c.jsonl").write_text('{"text": "zzz"}\n\n{"text": "www"}\n')
-    tokens = data_module.tokenize(sources.documents(str(tmp_path / "*"), "text"), load_tokenizer("bytes"))
+    tokens = tokenize(sources.documents(str(tmp_path / "*"), "text"), load_tokenizer("bytes"))
     assert tokens.tobytes().decode() == "y" * 40 + "\n" + "x" * 40 + "\nzzz\nwww"
 
 
@@ -107,7 +117,7 @@ class Numbers:
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
 def test_tokens_are_stored_in_as_few_bytes_as_hold_them(size: int, dtype: str) -> None:
-    tokens = data_module.tokenize([["3", str(size - 1)]], Numbers(size))
+    tokens = tokenize([["3", str(size - 1)]], Numbers(size))
     assert tokens.tolist() == [3, size - 1]
     assert tokens.dtype == np.dtype(dtype)
 
@@ -115,7 +125,7 @@ def test_tokens_are_stored_in_as_few_bytes_as_hold_them(size: int, dtype: str) -
 def test_an_id_that_the_tokenizer_should_not_make_is_refused() -> None:
     """Such an id would be trained on as another token's."""
     with pytest.raises(ValueError, match=r"data.tokenizer: it makes the id 300, but has only 300 tokens"):
-        data_module.tokenize([["3", "300"]], Numbers(300))
+        tokenize([["3", "300"]], Numbers(300))
 
 
 def test_a_local_tokenizer(tmp_path: Path) -> None:
@@ -125,7 +135,7 @@ def test_a_local_tokenizer(tmp_path: Path) -> None:
     assert data.tokenizer is not None
     assert data.sample.vocabulary == data.tokenizer.size == 300
     assert data.tokenizer.decode(data.tokenizer.encode(TEXT)) == TEXT
-    tokens = data_module.tokenize([[TEXT], [TEXT]], data.tokenizer)
+    tokens = tokenize([[TEXT], [TEXT]], data.tokenizer)
     assert tokens.dtype == np.uint16
     assert tokens.tolist().count(0) == 1  # <end>, between the two
     assert len(tokens) < len(TEXT)
@@ -161,7 +171,7 @@ def test_documents_are_told_apart_by_the_token_that_ends_them(tmp_path: Path) ->
 def test_text_that_utf8_cannot_hold_is_replaced(kind: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer("bytes" if kind == "bytes" else make_tokenizer(tmp_path / "tokenizer", TEXT))
     (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
-    tokens = data_module.tokenize(sources.documents(str(tmp_path / "a.jsonl"), "text"), tokenizer)
+    tokens = tokenize(sources.documents(str(tmp_path / "a.jsonl"), "text"), tokenizer)
     assert tokenizer.decode(tokens) == "a?b"
 
 
@@ -169,7 +179,7 @@ def test_a_local_folder_of_a_hub_data_set(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "train.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in TEXT.splitlines()))
-    tokens = data_module.tokenize(sources.documents(f"hf:{folder}", "body"), load_tokenizer("bytes"))
+    tokens = tokenize(sources.documents(f"hf:{folder}", "body"), load_tokenizer("bytes"))
     assert tokens.tobytes().decode() == TEXT.rstrip("\n")
     with pytest.raises(ValueError, match=r"record 1 has no field 'text', only \['body'\]; set data.text_field"):
         load(f"hf:{folder}")

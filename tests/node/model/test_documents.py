@@ -21,6 +21,7 @@ from dtfm.node.model.model import Model
 from dtfm.node.model.stage import build_stage
 from dtfm.protos import plan_pb2
 from dtfm.scheduler.model.memory import Checkpointing, Keeping
+from tests.node.model.initialised import initialise_all
 from tests.node.model.test_stage import CONFIGS, EXPERTS, MIXTURES, SIZES
 
 CPU = torch.device("cpu")
@@ -98,7 +99,7 @@ def test_stages_give_packed_documents_the_loss_that_each_has_alone(family: str) 
         build_stage(model, middle, len(model.layers), CPU, torch.float32),
     ]
     for stage in stages:
-        stage.initialise(seed=1)
+        initialise_all(stage, seed=1)
     positions = positions_in_documents(inputs, END)
     received = stages[0].forward(inputs, positions)
     hidden = received.detach().requires_grad_()

@@ -18,6 +18,7 @@ from dtfm.node.model.workload import workload
 from dtfm.protos import plan_pb2
 from dtfm.protos.plan_pb2 import BF16, FP32, Run
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
+from tests.node.model.initialised import initialise_all
 from tests.node.model.test_stage import CPU, NAMES, batch_of, model_of
 from tests.node.stage_memory import measured_bytes, planned_bytes
 
@@ -61,7 +62,7 @@ def test_a_layer_keeps_what_autograd_saves(name: str) -> None:
     x = inputs
     for number in range(len(model.layers) - 1):
         stage = build_stage(model, number, number + 1, CPU, torch.float32)
-        stage.initialise(5)
+        initialise_all(stage, 5)
         x = x.detach().requires_grad_() if number else x
         saved = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()}
         weights = {flat.untyped_storage().data_ptr() for flat in stage.weights.values()}

@@ -10,6 +10,7 @@ from dtfm.node.model import loss as loss_module
 from dtfm.node.model.loss import chunk_tokens, score, score_in_chunks
 from dtfm.node.model.stage import build_stage
 from tests.node.allocated import most_allocated
+from tests.node.model.initialised import initialise_all
 from tests.node.model.test_stage import CONFIGS, CPU, VOCABULARY, batch_of, model_of
 
 
@@ -34,7 +35,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks_change_neither_loss_nor_gradients(name: str, request: pytest.FixtureRequest) -> None:
     model = model_of(name)
     stage = build_stage(model, 0, len(model.layers), CPU, torch.float64)
-    stage.initialise(5)
+    initialise_all(stage, 5)
     inputs, labels = batch_of(name)
     results = []
     for chunks in (False, True):
@@ -57,7 +58,7 @@ def test_chunks_change_neither_loss_nor_gradients(name: str, request: pytest.Fix
 def test_the_gradients_of_the_head_are_final_in_the_backward_pass() -> None:
     model = model_of("llama")
     stage = build_stage(model, len(model.layers) - 1, len(model.layers), CPU, torch.float64)
-    stage.initialise(5)
+    initialise_all(stage, 5)
     hidden = torch.randn(3, 12, 32, dtype=torch.float64, requires_grad=True)
     scored = stage.loss(hidden, batch_of("llama")[1])
     called: list[torch.Tensor] = []

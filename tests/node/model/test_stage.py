@@ -23,6 +23,7 @@ from dtfm.protos import plan_pb2
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from tests.convnet import SIDE, images
 from tests.node.allocated import left_allocated
+from tests.node.model.initialised import initialise_all
 
 CPU = torch.device("cpu")
 LENGTH, VOCABULARY = 12, 61
@@ -86,7 +87,7 @@ def batch_of(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def stage_of(model: Model, first: int, past_last: int, seed: int = 5, dtype: torch.dtype = torch.float64) -> Stage:
     stage = build_stage(model, first, past_last, CPU, dtype)
-    stage.initialise(seed)
+    initialise_all(stage, seed)
     return stage
 
 
@@ -158,7 +159,7 @@ def test_initial_values_depend_on_seed_and_bucket_only(name: str) -> None:
     for layer in range(len(model.layers)):
         alone = build_stage(model, layer, layer + 1, CPU, torch.float32)
         torch.manual_seed(layer)  # whatever the state of PyTorch's own randomness
-        alone.initialise(5)
+        initialise_all(alone, 5)
         for index, bucket in alone.buckets.items():
             assert torch.equal(bucket.parameters.double(), whole.buckets[index].parameters)
     other = stage_of(model, 0, len(model.layers), seed=6)
@@ -266,7 +267,7 @@ def test_in_bfloat16_it_computes_with_a_copy_and_adds_gradients_up_in_float32() 
     )
     inputs, labels = batch_of("llama")
     for stage in (plain, mixed):
-        stage.initialise(5)
+        initialise_all(stage, 5)
     logits = mixed.forward(inputs)
     assert logits.dtype == torch.bfloat16
     torch.testing.assert_close(logits.float(), plain.forward(inputs), rtol=0.05, atol=0.02)
@@ -287,7 +288,7 @@ def test_every_family_computes_in_bfloat16(name: str) -> None:
     cuts = itertools.pairwise([0, 2, len(model.layers)])
     stages = [build_stage(model, *cut, CPU, torch.float32, computes_in=torch.bfloat16) for cut in cuts]
     for stage in stages:
-        stage.initialise(5)
+        initialise_all(stage, 5)
     inputs, labels = batch_of(name)
     whole = stage_of(model, 0, len(model.layers), dtype=exact)
     assert train(stages, inputs, labels) == pytest.approx(train([whole], inputs, labels), rel=0.02)
@@ -308,7 +309,7 @@ def test_layers_may_change_their_input_in_place(checkpointing: Checkpointing, cu
         keeping = Keeping(checkpointing)
         stages = [build_stage(model, *ends, CPU, torch.float64, keeping=keeping) for ends in itertools.pairwise(cut)]
         for stage in stages:
-            stage.initialise(5)
+            initialise_all(stage, 5)
         train(stages, torch.arange(12.0, dtype=torch.float64).view(3, 4), torch.tensor([0, 1, 2]))
         return {index: bucket.gradients for stage in stages for index, bucket in stage.buckets.items()}
 
@@ -329,7 +330,7 @@ def test_layers_that_are_computed_again_give_the_same_bits(name: str, dtype: tor
             for cut in itertools.pairwise([0, 2, len(model.layers)])
         ]
         for stage in stages:
-            stage.initialise(5)
+            initialise_all(stage, 5)
         losses.append(train(stages, inputs, labels))
         gradients.append([bucket.gradients for stage in stages for bucket in stage.buckets.values()])
     assert losses[0] == losses[1]
@@ -382,7 +383,7 @@ def test_state_in_the_hosts_memory_leaves_a_copy_of_the_weights_on_the_device() 
     model = model_of("llama")
     on_device, on_host = Keeping(), Keeping(optimizer_state=OptimizerState.HOST)
     stage = build_stage(model, 1, 4, CPU, torch.float32, keeping=on_host)
-    stage.initialise(5)
+    initialise_all(stage, 5)
     size = sum(bucket.spec.size for bucket in stage.buckets.values())
     assert stage.state_bytes == (4 * 2 * size, 4 * 3 * size)
     mixed = build_stage(model, 1, 4, CPU, torch.float32, computes_in=torch.bfloat16, keeping=on_host)

@@ -28,6 +28,7 @@ from dtfm.node.state.snapshots import SnapshotDamaged
 from dtfm.protos import plan_pb2
 from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.control_pb2 import BucketState, SnapshotSource
+from tests.node.model.initialised import initialise_all
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 from tests.node.state.snapshot_nodes import content_of
 from tests.tokenizer import make_tokenizer
@@ -134,7 +135,7 @@ def test_transformers_loads_the_export_with_equal_logits(family: str, tied: bool
     data = text_data(tmp_path)
     model = model_for(family, data, tie_word_embeddings=tied)
     stage = build_stage(model, 0, len(model.layers), CPU, torch.float32)
-    stage.initialise(4)
+    initialise_all(stage, 4)
     write_checkpoint(str(tmp_path / "checkpoint"), [stage])
     write_model_files(str(tmp_path / "checkpoint"), model, data)
     export(tmp_path / "checkpoint", tmp_path / "export")

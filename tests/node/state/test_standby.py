@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from dtfm.node.host.trace import ExtraMemory, extra_memory, forget_memory, listen_to_memory
+from dtfm.node.host import trace
+from dtfm.node.host.trace import ExtraMemory, forget_memory, listen_to_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
 from dtfm.node.state import state_store
@@ -394,7 +395,7 @@ async def test_nothing_is_kept_for_a_standby_that_has_gone_while_a_step_was_on_i
     await asyncio.sleep(0)
     with pytest.raises(LookupError, match="gone"):
         [frame async for frame in sent]
-    assert not extra_memory(ExtraMemory.UPDATES)
+    assert not trace._extra_memory[ExtraMemory.UPDATES]
 
 
 async def test_a_step_counts_as_extra_memory_from_before_it_is_copied_until_all_of_it_is_sent(
@@ -408,14 +409,14 @@ async def test_a_step_counts_as_extra_memory_from_before_it_is_copied_until_all_
         whole = header.offset + len(payload) == header.total
     gradients = donors[0].buckets[0].gradients.nbytes
     donors[0].train(commit=False)
-    assert extra_memory(ExtraMemory.UPDATES)[subscription] == gradients, "before this loop has taken it"
+    assert trace._extra_memory[ExtraMemory.UPDATES][subscription] == gradients, "before this loop has taken it"
     left = gradients
     while left:
         left -= len(parse(await anext(sent))[1])
-        assert extra_memory(ExtraMemory.UPDATES)[subscription] == gradients
+        assert trace._extra_memory[ExtraMemory.UPDATES][subscription] == gradients
     donors[0].commit()
     assert parse(await anext(sent))[0].kind is Kind.COMMITTED
-    assert extra_memory(ExtraMemory.UPDATES)[subscription] == TERMS.size
+    assert trace._extra_memory[ExtraMemory.UPDATES][subscription] == TERMS.size
     subscription.close()
 
 
