@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import resource
 import secrets
 import shutil
 import socket
@@ -28,6 +27,7 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import KnockReply
 from dtfm.protos.enrolment import Entry, NotAdmitted
 from dtfm.protos.knock import TOKEN_BYTES, dial
+from dtfm.protos.open_files import raise_limit
 
 ANSWER_SECONDS = 5.0
 """Most seconds to wait for the coordinator."""
@@ -52,12 +52,15 @@ class Place:
 async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
     """All findings, in the order in which to fix them. Without ``coordinator`` none is asked. No invitation is used up."""
     missing = missing_packages()
-    versions = {name: version(name) for name in EXTRA if name not in missing and _is_known(name)}
+    versions = {}
+    for name in EXTRA:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     found = [findings.on_packages(missing, versions)]
     if "torch" not in missing:
         found += await asyncio.to_thread(look_at_device, place.device)
     found += [findings.on_clock(_synchronised()), await asyncio.to_thread(look_at_disk, place.snapshots)]
-    found += look_at_limits()
+    found.append(findings.on_open_files(raise_limit()))
     if coordinator is not None:
         found += await look_at_coordinator(coordinator)
         if any(finding.good is False and finding.check in ("coordinator", "clock") for finding in found):
@@ -99,10 +102,6 @@ def look_at_disk(folder: Path) -> Finding:
         return findings.on_disk(str(folder), free, measure_disk(folder, size).written if size >= DISK_BYTES else None)
     except OSError as error:
         return findings.on_disk(str(folder), 0, None, error.strerror or str(error))
-
-
-def look_at_limits() -> list[Finding]:
-    return [findings.on_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +270,3 @@ def _synchronised() -> bool | None:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only reads
         return None if state < 0 else bool(state != _TIME_ERROR)
     return None
-
-
-def _is_known(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True

@@ -77,16 +77,16 @@ def on_disk(folder: str, free: int, written: float | None, problem: str = "") ->
     return Finding("disk", True, state)
 
 
-def on_open_files(soft: int, hard: int) -> Finding:
-    """``soft`` and ``hard``: the limits of this process; -1: none."""
-    if soft < 0 or soft >= ENOUGH_OPEN_FILES:
-        return Finding("open files", True, "no limit" if soft < 0 else f"at most {soft}")
-    most = ENOUGH_OPEN_FILES if hard < 0 else min(ENOUGH_OPEN_FILES, hard)
-    fix = f"ulimit -n {most} before the node starts"
-    if hard >= 0 and hard < ENOUGH_OPEN_FILES:
-        fix += f", or more: LimitNOFILE={ENOUGH_OPEN_FILES} in a systemd unit, --ulimit nofile={ENOUGH_OPEN_FILES} with Docker"
-    good = None if soft >= LEAST_OPEN_FILES else False
-    return Finding("open files", good, f"at most {soft}: too few beside hundreds of peers", fix)
+def on_open_files(most: int) -> Finding:
+    """``most``: what a node's process may have open, once it has raised its limit as far as it is let."""
+    if most >= ENOUGH_OPEN_FILES:
+        return Finding("open files", True, f"at most {most}")
+    fix = (
+        f"raise the hard limit: nofile in /etc/security/limits.conf, LimitNOFILE={ENOUGH_OPEN_FILES} in a systemd unit, "
+        f"--ulimit nofile={ENOUGH_OPEN_FILES} with Docker"
+    )
+    good = None if most >= LEAST_OPEN_FILES else False
+    return Finding("open files", good, f"at most {most}: too few beside hundreds of peers", fix)
 
 
 def on_mtu(interface: str, mtu: int, path: int | None, to: str) -> Finding:
