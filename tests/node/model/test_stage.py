@@ -348,7 +348,7 @@ def test_a_stage_that_nobody_uses_any_more_is_freed_at_once(name: str, checkpoin
         build_stage(model, *cut, CPU, dtype, keeping=keeping) for cut in ((0, 1), (1, count - 1), (count - 1, count))
     ]
     for stage in stages:
-        stage.initialise(5)
+        initialise_all(stage, 5)
     train(stages, *batch_of(name))
     tensors = [tensor for stage in stages for b in stage.buckets.values() for tensor in (b.parameters, b.gradients)]
     alive = [weakref.ref(tensor) for tensor in tensors]
