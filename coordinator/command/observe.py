@@ -81,16 +81,17 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from dtfm.coordinator.view.watch import View, render
+    from dtfm.coordinator.view.so_far import SoFar
+    from dtfm.coordinator.view.watch import render
 
-    view, console = View(), Console()
-    live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(view, console, time.time()))
+    so_far, console = SoFar(), Console()
+    live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(so_far, console, time.time()))
     # The log so far is shown at once, and then followed; of a store, the final state alone.
     with live if not store else contextlib.nullcontext():
         async for record in log_of(where, store, follow=not store):
-            view.add(record)
+            so_far.add(record)
     if store:
-        console.print(render(view, console))
+        console.print(render(so_far, console))
 
 
 async def _members(where: str, store: str) -> tuple[list[dict[str, Any]], str]:
@@ -101,9 +102,8 @@ async def _members(where: str, store: str) -> tuple[list[dict[str, Any]], str]:
         from dtfm.coordinator.view.members import member_documents
 
         ledger = fold(record.event for record in read_log(store))
-        return member_documents(
-            ledger
-        ), f": the run is over, {ledger.outcome.reason}" if ledger.outcome is not None else ""
+        end = f": the run is over, {ledger.outcome.reason}" if ledger.outcome is not None else ""
+        return member_documents(ledger), end
     from dtfm.coordinator.command.client import LOOKING, ask
 
     reply: wire.MembersReply = await ask(where, "Members", roles=LOOKING)

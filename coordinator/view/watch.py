@@ -6,7 +6,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
 
@@ -15,17 +14,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.standing import earned
 from dtfm.coordinator.log.wording import describe_routes, describe_seconds
-from dtfm.coordinator.view.for_people import is_for_people
 from dtfm.coordinator.view.members import status
+from dtfm.coordinator.view.so_far import SoFar
 
-RECENT_STEPS = 20
-"""Number of steps that tokens/s is averaged over."""
-RECENT_EVENTS = 10
 LEAST_EVENT_ROWS = 3
 MOST_NODES = 10
 MOST_LINKS = 4
@@ -34,81 +29,24 @@ _STYLES = ["cyan", "magenta", "green", "yellow", "blue", "red"]
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-@dataclass(slots=True)
-class View:
-    """What ``watch`` shows, given the records added so far."""
-
-    ledger: Ledger = field(default_factory=Ledger)
-    steps: deque[ev.StepCommitted] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=40))
-    recent: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
-    expected: str = ""
-    """What a step of the plan is expected to take, and what no plan can beat."""
-    began: float = 0.0
-    committed: float = 0.0
-    last: float = 0.0
-    """When the run began, when its last step was committed, and when the last record was written, in seconds since 1970."""
-
-    def add(self, record: Record) -> None:
-        before = self.ledger.training.plan
-        self.ledger = record.event.apply(self.ledger)
-        self.last, self.began = record.time, self.began or record.time
-        if isinstance(record.event, ev.PlanAdopted):
-            said = describe_seconds(record.event.predicted_seconds, record.event.lower_bound_seconds)
-            again = before is not None and before.stages == record.event.plan.stages  # it was not planned anew
-            self.expected = said or (self.expected if again else "")
-        if isinstance(record.event, ev.StepCommitted):
-            self.steps.append(record.event)
-            self.losses.append(record.event.loss)
-            self.committed = record.time
-        elif is_for_people(record.event):
-            self.recent.append(record)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The mean over the last steps that ran without interruption; None before the first."""
-        whole = self._whole
-        return sum(step.tokens for step in whole) / sum(step.seconds for step in whole) if whole else None
-
-    def times(self, now: float) -> str:
-        """How long the run has gone on and, by the speed of its last steps, will go on."""
-        if self.ledger.outcome is not None:
-            return f"{_clock(self.last - self.began)} elapsed"
-        elapsed, whole = f"{_clock(now - self.began)} elapsed", self._whole
-        if not whole:
-            return elapsed
-        mean = sum(step.seconds for step in whole) / len(whole)
-        left = (self.run_steps - self.ledger.training.step) * mean - (now - self.committed)
-        return f"{elapsed}, {_clock(max(left, 0.0))} left"
-
-    @property
-    def run_steps(self) -> int:
-        """The number of steps that the run has; 0 before it begins."""
-        return int(self.ledger.run.get("train", {}).get("steps", 0))
-
-    @property
-    def _whole(self) -> list[ev.StepCommitted]:
-        return [step for step in self.steps if step.tokens_per_second is not None]
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
-
-
-def render(view: View, console: Console, now: float | None = None) -> RenderableType:
+def render(so_far: SoFar, console: Console, now: float | None = None) -> RenderableType:
     """One screen of the console; 80 columns and 24 rows do for few nodes. ``now``: seconds since 1970; by default, when the last
     record was written."""
-    ledger = view.ledger
+    ledger = so_far.ledger
+    expected = describe_seconds(so_far.predicted, so_far.bound)
     upper = Group(
-        _head(view, view.last if now is None else now), _nodes(ledger), _grid(ledger, view.expected), _links(ledger)
+        _head(so_far, so_far.last if now is None else now),
+        _nodes(ledger),
+        _grid(ledger, expected),
+        _links(ledger),
     )
     rows = console.height - 2 - len(console.render_lines(upper))  # without the title, and the cursor's
-    return Group(upper, _events(view.recent, console, max(rows, LEAST_EVENT_ROWS)))
+    return Group(upper, _events(so_far.recent, console, max(rows, LEAST_EVENT_ROWS)))
 
 
-def _head(view: View, now: float) -> RenderableType:
-    ledger = view.ledger
-    steps, rate = view.run_steps, view.tokens_per_second
+def _head(so_far: SoFar, now: float) -> RenderableType:
+    ledger = so_far.ledger
+    steps, rate = so_far.run_steps, so_far.tokens_per_second
     line = Text.assemble(
         (str(ledger.run.get("name", "no run yet")), "bold"),
         f"  step {ledger.training.step:,} of {steps:,}",
@@ -117,11 +55,11 @@ def _head(view: View, now: float) -> RenderableType:
     )
     bar = Table.grid(expand=True)  # a bar alone does not end its line
     bar.add_row(ProgressBar(total=max(steps, 1), completed=ledger.training.step))
-    body: list[RenderableType] = [line, bar, Text(f"plan {ledger.training.generation}  {view.times(now)}")]
+    body: list[RenderableType] = [line, bar, Text(f"plan {ledger.training.generation}  {_times(so_far, now)}")]
     if (told := ledger.evaluated) is not None:
         body.append(Text(f"held out {told.loss:.4f} (frequencies {told.unigram_entropy:.4f})"))
-    if len(view.losses) > 1:
-        body.append(Text("loss " + sparkline(view.losses), style="dim"))
+    if len(so_far.losses) > 1:
+        body.append(Text("loss " + sparkline(so_far.losses), style="dim"))
     if ledger.hold is not None:
         body.append(Text(ledger.hold.narrate(), style="bold yellow"))
     if ledger.outcome is not None:
@@ -130,6 +68,16 @@ def _head(view: View, now: float) -> RenderableType:
             Text(("finished: " if ledger.outcome.completed else "failed: ") + ledger.outcome.reason, style=style)
         )
     return Group(*body)
+
+
+def _times(so_far: SoFar, now: float) -> str:
+    """How long the run has gone on and, by the speed of its last steps, will go on."""
+    left = so_far.left(now)
+    return f"{_clock(so_far.elapsed(now))} elapsed" + (f", {_clock(left)} left" if left is not None else "")
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def sparkline(values: Sequence[float] | deque[float]) -> str:

@@ -8,12 +8,13 @@ from rich.console import Console
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record
-from dtfm.coordinator.view.watch import View, render, sparkline
+from dtfm.coordinator.view.so_far import SoFar
+from dtfm.coordinator.view.watch import render, sparkline
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.script import LONG, World, aborted_after_twenty_steps, training
 
 
-def screen(view: View, width: int = 80, height: int = 24, now: float | None = None) -> list[str]:
+def screen(view: SoFar, width: int = 80, height: int = 24, now: float | None = None) -> list[str]:
     """The lines that a terminal of this size shows."""
     console = Console(width=width, height=height)
     with console.capture() as shown:
@@ -21,8 +22,8 @@ def screen(view: View, width: int = 80, height: int = 24, now: float | None = No
     return shown.get().splitlines()
 
 
-def view_of(world: World) -> View:
-    view = View()
+def view_of(world: World) -> SoFar:
+    view = SoFar()
     for record in world.records:
         view.add(record)
     return view
@@ -62,7 +63,7 @@ def test_the_view_says_how_long_the_run_has_gone_on_and_will() -> None:
     for _ in range(2):
         world.now += 2.0
         world.step()
-    view = View()
+    view = SoFar()
     for record in world.whole_log:
         view.add(Record(1, 1000.0 + 3600.0 * isinstance(record, ev.StepCommitted), record))
     seconds = view.steps[-1].seconds
@@ -74,11 +75,12 @@ def test_the_view_says_how_long_the_run_has_gone_on_and_will() -> None:
     assert times(4600.0) == f"plan 1  1:00:00 elapsed, {left} left"
     assert times(4660.0) == f"plan 1  1:01:00 elapsed, {left - timedelta(seconds=60)} left"
     view.add(Record(1, 4700.0, ev.RunFinished(3002, "all 3002 steps are done")))
+    view.add(Record(2, 9000.0, ev.CoordinatorStopped("Ctrl-C")))
     assert times(9999.0) == "plan 1  1:01:40 elapsed"
 
 
 def test_the_view_can_be_shown_before_anything_has_happened() -> None:
-    assert "no run yet" in screen(View())[0]
+    assert "no run yet" in screen(SoFar())[0]
 
 
 def test_a_sparkline_goes_from_the_smallest_to_the_largest() -> None:
@@ -90,7 +92,7 @@ def test_the_view_says_what_a_step_is_expected_to_take_and_what_no_plan_can_beat
     stages = (Stage((0, 2), ("a",), (8,)),)
 
     def title(*adopted: tuple[float | None, float | None]) -> str:
-        view = View()
+        view = SoFar()
         for number, (predicted, bound) in enumerate(adopted, start=1):
             plan = Plan(number, stages, ())
             view.add(Record(number, 0.0, ev.PlanAdopted(number, plan, "why", 0, predicted, bound)))

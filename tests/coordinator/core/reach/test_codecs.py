@@ -10,7 +10,8 @@ from rich.console import Console
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.watch import View, render
+from dtfm.coordinator.view.so_far import SoFar
+from dtfm.coordinator.view.watch import render
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.drifting import steady_run, timed_steps
 from tests.coordinator.script import World, fresh_state
@@ -50,7 +51,7 @@ def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
     members = {document["node"]: document for document in member_documents(world.state.ledger)}
     assert members["b"]["links"]["c"]["codecs"] == {"activations": "i8b256"}
     assert members["a"]["links"]["c"]["codecs"] == {}
-    view = View()
+    view = SoFar()
     for record in world.records:
         view.add(record)
     console = Console(width=100, height=30)

@@ -10,7 +10,7 @@ import pytest
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.transition import PlanNow
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.view.watch import View
+from dtfm.coordinator.view.so_far import SoFar
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
@@ -146,7 +146,7 @@ def test_the_rest_of_an_interrupted_step_does_not_count_towards_the_training_spe
     world.step()
     world.now += 8.0
     world.step()
-    view = View()
+    view = SoFar()
     for record in world.records:
         view.add(record)
     first, rest, whole = world.events(ev.StepCommitted)

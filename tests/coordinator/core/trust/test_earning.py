@@ -7,7 +7,8 @@ from rich.console import Console
 from dtfm.coordinator.command.observe import _member_line
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.watch import View, render
+from dtfm.coordinator.view.so_far import SoFar
+from dtfm.coordinator.view.watch import render
 from tests.coordinator.script import training
 from tests.coordinator.strangers import audited, strangers
 
@@ -29,7 +30,7 @@ def test_members_and_watch_show_what_a_stranger_has_earned() -> None:
     assert shown["a"]["standing"] == {"word": "proven", "reason": "3 audits in a row, the last at step 1", "audits": 3}
     assert _member_line(shown["a"]).endswith("; proven: 3 audits in a row, the last at step 1")
     assert _member_line(shown["b"]).endswith("; new: no audit of its work yet")
-    view = View()
+    view = SoFar()
     for record in world.records:
         view.add(record)
     with (console := Console(width=120)).capture() as captured:

@@ -1,0 +1,130 @@
+"""The run so far: what `watch` and the page show of it, given the records of the log up to one of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.trust import MOST_KNOWN
+from dtfm.coordinator.view.for_people import is_for_people
+
+RECENT_STEPS = 20
+"""Number of steps that tokens/s is averaged over."""
+RECENT_EVENTS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a node has given to the run: micro-batches of committed steps, and the seconds that it computed for them."""
+
+    micro_batches: int = 0
+    computed: float = 0.0
+
+
+@dataclass(slots=True)
+class SoFar:
+    """What the records that were added say of the run as it is after them. Times are in seconds since 1970."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    steps: deque[ev.StepCommitted] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=40))
+    recent: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
+    """The last events of which a person must know, the steps aside."""
+    reason: str = ""
+    """Why the last plan was adopted."""
+    predicted: float | None = None
+    """Seconds that a step of that plan is expected to take."""
+    bound: float | None = None
+    """Seconds a step that no plan can beat."""
+    given: dict[str, Given] = field(default_factory=dict)
+    """By node, for those that took part in a committed step."""
+    lent: float = 0.0
+    """See ``lent_until``: until ``last``."""
+    began: float = 0.0
+    """When the run began; 0: it has not."""
+    committed: float = 0.0
+    """When its last step was committed."""
+    over: float = 0.0
+    """When it ended, if it has."""
+    last: float = 0.0
+    """When the last record was written."""
+    sequence: int = 0
+    """That record's number."""
+
+    def add(self, record: Record) -> None:
+        before, event = self.ledger, record.event
+        if not isinstance(event, ev.RunResumed):  # nobody trained while there was no coordinator
+            self.lent += len(before.members) * max(0.0, record.time - self.last)
+        self.ledger = event.apply(before)
+        self.last, self.sequence, self.began = record.time, record.sequence, self.began or record.time
+        if isinstance(event, ev.RunFinished | ev.RunFailed):
+            self.over = record.time
+        if isinstance(event, ev.PlanAdopted):
+            plan = before.training.plan
+            again = plan is not None and plan.stages == event.plan.stages  # it was not planned anew
+            self.reason = event.reason
+            if event.predicted_seconds is not None or not again:
+                self.predicted, self.bound = event.predicted_seconds, event.lower_bound_seconds
+        if isinstance(event, ev.StepCommitted):
+            self.steps.append(event)
+            self.losses.append(event.loss)
+            self.committed = record.time
+            self.given |= self._given_by(event)
+        elif is_for_people(event):
+            self.recent.append(record)
+
+    def copy(self) -> Self:
+        """One that is the same, and stays so when more is added to this."""
+        steps, losses, recent = self.steps.copy(), self.losses.copy(), self.recent.copy()
+        return replace(self, steps=steps, losses=losses, recent=recent, given=dict(self.given))
+
+    def _given_by(self, step: ev.StepCommitted) -> Iterator[tuple[str, Given]]:
+        plan = self.ledger.training.plan
+        for stage in plan.stages if plan is not None else ():
+            for node, load in zip(stage.replicas, stage.loads, strict=True):
+                was = self.given.get(node)
+                if was is None and len(self.given) >= MOST_KNOWN:
+                    continue
+                was = was or Given()
+                yield node, Given(was.micro_batches + load, was.computed + step.compute_seconds.get(node, 0.0))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The mean over the last steps that ran without interruption; None before the first."""
+        whole = self._whole
+        return sum(step.tokens for step in whole) / sum(step.seconds for step in whole) if whole else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The mean over the same steps."""
+        whole = self._whole
+        return sum(step.seconds for step in whole) / len(whole) if whole else None
+
+    def elapsed(self, now: float) -> float:
+        """The seconds that the run has taken until ``now``, or until it ended."""
+        return (self.over if self.ledger.outcome is not None else now) - self.began
+
+    def lent_until(self, now: float) -> float:
+        """The node-seconds that all members have given to the run until ``now``."""
+        return self.lent + (len(self.ledger.members) * (now - self.last) if self.ledger.outcome is None else 0.0)
+
+    def left(self, now: float) -> float | None:
+        """The seconds that are left by the speed of the last steps; None: the run is over, or no speed is known."""
+        mean = self.step_seconds
+        if self.ledger.outcome is not None or mean is None:
+            return None
+        return max(0.0, (self.run_steps - self.ledger.training.step) * mean - (now - self.committed))
+
+    @property
+    def run_steps(self) -> int:
+        """The number of steps that the run has; 0 before it begins."""
+        return int(self.ledger.run.get("train", {}).get("steps", 0))
+
+    @property
+    def _whole(self) -> list[ev.StepCommitted]:
+        return [step for step in self.steps if step.tokens_per_second is not None]
