@@ -39,4 +39,4 @@ def demo(
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.demonstration import demonstrate
 
-    raise typer.Exit(demonstrate(run, nodes, steps, dir, threads, device, json_lines))
+    raise typer.Exit(demonstrate(run, nodes, steps, dir, threads, device, json_lines, page=not no_page))

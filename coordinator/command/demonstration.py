@@ -29,6 +29,7 @@ from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.coordinator.view.progress import RunProgress
+from dtfm.coordinator.web.serving import bind_page, link_to, page_served
 from dtfm.installed import program
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 
@@ -48,7 +49,15 @@ CHILD_SECONDS = 120
 
 
 def demonstrate(
-    run: Path | None, nodes: int, steps: int | None, parent: Path, threads: int, device: str, json_lines: bool
+    run: Path | None,
+    nodes: int,
+    steps: int | None,
+    parent: Path,
+    threads: int,
+    device: str,
+    json_lines: bool,
+    *,
+    page: bool,
 ) -> int:
     """Trains in a new folder of ``parent``, and returns the exit code. ``threads``: per node; 0: an even share of the cores.
     Raises ValueError."""
@@ -60,7 +69,9 @@ def demonstrate(
         steps = steps or OWN_STEPS
         table = {**OWN, "data": {**OWN["data"], "tokenizer": str(folder / "tokenizer")}}
     trained = demo_run_file(table, nodes, steps, folder)
-    return asyncio.run(_train(Settings(trained, nodes, folder, threads, device, json_lines, own=run is None)))
+    return asyncio.run(
+        _train(Settings(trained, nodes, folder, threads, device, json_lines, own=run is None, page=page))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,7 @@ class Settings:
     device: str
     json_lines: bool
     own: bool
+    page: bool
 
     @property
     def store_url(self) -> str:
@@ -122,6 +134,9 @@ async def _train(demo: Settings) -> int:
         _introduce(demo, console)
     if demo.own:
         await _child("dtfm.node.data.make_tokenizer", demo.run.data.tokenizer)
+    page = bind_page("") if demo.page else None
+    if page is not None:
+        console.print(f"To see it: {link_to(page)}")
     with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
         state, events = open_run(store, demo.run)
         mark(state.run.checkpoints, state.ledger.run_id)
@@ -138,9 +153,10 @@ async def _train(demo: Settings) -> int:
                 progress.show(record.event)
 
         server.on_event(show)
-        async with Children(
-            server.invitation(made.invitation, secret), demo.folder, demo.threads, demo.device
-        ) as children:
+        async with (
+            Children(server.invitation(made.invitation, secret), demo.folder, demo.threads, demo.device) as children,
+            page_served(page, store, server.on_event),
+        ):
             left = set(range(1, demo.nodes + 1))
 
             def when_gone(child: Child, code: int) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from dtfm.coordinator.command.background import announced
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json, RunFilePath, Verbose, store_option
+from dtfm.coordinator.web import DEFAULT_PAGE
 from dtfm.protos import DEFAULT_ADDRESS
 
 
@@ -23,6 +24,14 @@ def serve(
             f"run in the store was served last, else {DEFAULT_ADDRESS}."
         ),
     ] = "",
+    web: Annotated[
+        str,
+        typer.Option(
+            help=f"HOST:PORT of this machine for the web page that shows the run. Default: {DEFAULT_PAGE}, or another port where "
+            "that one is taken."
+        ),
+    ] = "",
+    no_page: Annotated[bool, typer.Option("--no-page", help="Serve no web page.")] = False,
     store: Annotated[
         str, store_option("The event log (an SQLite file, or a SQLAlchemy URL), created when missing.")
     ] = DEFAULT_STORE,
@@ -86,5 +95,8 @@ def serve(
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.serving import Paths, serve_run
     paths = Paths(authority, invitation_file, health)
-    options = (listen, advertise or [], paths, announce, json, verbose, not exit_when_over)
+    if web and no_page:
+        raise ValueError("--web says where the page is, and --no-page that there is none; leave one of them out")
+    page = None if no_page else web
+    options = (listen, page, advertise or [], paths, announce, json, verbose, not exit_when_over)
     raise typer.Exit(asyncio.run(serve_run(store, run_file, new, *options)))

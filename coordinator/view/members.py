@@ -18,38 +18,44 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
     a ``word`` ("new", "proven", "suspected" or "quarantined"), with the ``reason``, and how many ``audits`` in a row have found
     its work right. ``quarantine``: for what, why and since which step; None: it is not quarantined.
     """
-    plan = ledger.training.plan
-    documents = []
-    for node, member in sorted(ledger.members.items()):
-        stage = plan.stage_of(node) if plan is not None else None
-        documents.append(
-            {
-                "node": node,
-                "address": member.address,
-                "candidates": list(member.candidates),
-                "relay": member.relay,
-                "status": status(ledger, node),
-                "steps": ledger.trust.worked.get(node, 0),
-                "standing": earned(ledger, node).document,
-                "quarantine": None,
-                "stage": stage,
-                "layers": list(plan.stages[stage].layers) if plan is not None and stage is not None else None,
-                "device": asdict(member.device),
-                "links": {
-                    destination: {
-                        "latency_seconds": link.latency_seconds,
-                        "bandwidth": link.bandwidth,
-                        "way": link.way,
-                        "codecs": dict(ledger.training.codecs.get(node, {}).get(destination, {})),
-                    }
-                    for destination, link in sorted(ledger.reach.links.get(node, {}).items())
-                },
-            }
-        )
-    return documents + [_quarantine(ledger, why) for why in ledger.trust.quarantined.values()]
+    documents = [
+        {
+            **member_document(ledger, node),
+            "address": member.address,
+            "candidates": list(member.candidates),
+            "links": {
+                destination: {
+                    "latency_seconds": link.latency_seconds,
+                    "bandwidth": link.bandwidth,
+                    "way": link.way,
+                    "codecs": dict(ledger.training.codecs.get(node, {}).get(destination, {})),
+                }
+                for destination, link in sorted(ledger.reach.links.get(node, {}).items())
+            },
+        }
+        for node, member in sorted(ledger.members.items())
+    ]
+    return documents + [quarantine_document(ledger, why) for why in ledger.trust.quarantined.values()]
 
 
-def _quarantine(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
+def member_document(ledger: Ledger, node: str) -> dict[str, Any]:
+    """A member without its addresses and links."""
+    plan, member = ledger.training.plan, ledger.members[node]
+    stage = plan.stage_of(node) if plan is not None else None
+    return {
+        "node": node,
+        "relay": member.relay,
+        "status": status(ledger, node),
+        "steps": ledger.trust.worked.get(node, 0),
+        "standing": earned(ledger, node).document,
+        "quarantine": None,
+        "stage": stage,
+        "layers": list(plan.stages[stage].layers) if plan is not None and stage is not None else None,
+        "device": asdict(member.device),
+    }
+
+
+def quarantine_document(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
     """It is no member, so nothing is known of its device and links."""
     return {
         "node": why.node,

@@ -1,0 +1,218 @@
+"""What the web page shows, as JSON: the run as it was after any event of the log, without addresses and of bounded size."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from dtfm.coordinator.log.events import PlanAdopted, Waiting
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.wording import describe_codecs, without_addresses
+from dtfm.coordinator.view.history import History, Span
+from dtfm.coordinator.view.members import member_document, quarantine_document
+from dtfm.coordinator.view.so_far import SoFar
+from dtfm.scheduler.model.plan import Plan
+
+Document = dict[str, Any]
+"""A JSON object. Times are in seconds since 1970, and what takes time is in seconds."""
+
+MOST_CHARACTERS = 400
+"""Longer texts are cut: a member may have said them."""
+MOST_NODES = 200
+"""The number of nodes that are listed, and that have a lane."""
+MOST_IN_MAP = 48
+"""The number of nodes on each side of the map of links."""
+MOST_FLOWS = 400
+
+
+def page_text(so_far: SoFar, history: History, last: int, now: float) -> str:
+    """The JSON of the page as of the last event that ``so_far`` has, though ``history`` may have later ones. ``last``: the number
+    of the log's newest event, which may not be read yet; ``now``: the time that it is, or was."""
+    at, ledger = so_far.sequence, so_far.ledger
+    spans = history.spans_until(at)
+    document = {
+        "at": at,
+        "last": last,
+        "time": now,
+        "began": so_far.began,
+        "head": head(so_far, now),
+        "losses": [[each.step, each.time, each.loss, each.tokens_per_second] for each in history.losses.until(at)],
+        "held_out": [[each.step, each.time, each.loss] for each in history.held_out.until(at)],
+        "plan": plan_document(so_far),
+        "nodes": list(_nodes(ledger, spans)),
+        "left_out": max(0, len(ledger.members) - MOST_NODES),
+        "contributions": contributions(so_far),
+        "links": link_map(ledger),
+        "spans": _lanes(spans),
+        "plans": [_adopted(each) for each in history.plans if each.sequence <= at],
+        "events": [[each.sequence, each.time, each.event.narrate()] for each in so_far.recent],
+    }
+    return json.dumps(_shown(document), allow_nan=False, separators=(",", ":"))
+
+
+def head(so_far: SoFar, now: float) -> Document:
+    """The run in a line. ``state``: "waiting", "training", "paused", "finished" or "failed", and ``said``: why. ``frequencies``:
+    the held-out loss of a model that knows token frequencies alone."""
+    ledger = so_far.ledger
+    training, told, outcome = ledger.training, ledger.evaluated, ledger.outcome
+    state, said = "training", ""
+    if outcome is not None:
+        state, said = "finished" if outcome.completed else "failed", outcome.reason
+    elif ledger.hold is not None:
+        state, said = "paused", ledger.hold.narrate()
+    elif training.plan is None:
+        reasons = [each.event.reason for each in so_far.recent if isinstance(each.event, Waiting)]
+        state, said = "waiting", reasons[-1] if reasons else ""
+    return {
+        "name": str(ledger.run.get("name", "")),
+        "state": state,
+        "said": said,
+        "step": training.step,
+        "steps": so_far.run_steps,
+        "loss": training.last.loss if training.last is not None else None,
+        "held_out": told.loss if told is not None else None,
+        "frequencies": told.unigram_entropy if told is not None else None,
+        "tokens_per_second": so_far.tokens_per_second,
+        "elapsed": so_far.elapsed(now) if so_far.began else 0.0,
+        "left": so_far.left(now),
+        "node_hours": so_far.lent_until(now) / 3600,
+        "members": len(ledger.members),
+    }
+
+
+def plan_document(so_far: SoFar) -> Document | None:
+    """The plan in force, and the seconds of a step: as the planner expects, as no plan can beat, and as the last steps took.
+    ``lost``: the nodes that flows still name, and who computes in their place. None: there is no plan."""
+    ledger, plan = so_far.ledger, so_far.ledger.training.plan
+    if plan is None:
+        return None
+    return {
+        "generation": plan.generation,
+        "reason": so_far.reason,
+        "stages": [
+            {
+                "layers": list(stage.layers),
+                "replicas": list(zip(stage.replicas, stage.loads, strict=True)),
+                "lost": [[each.node, each.heirs] for each in plan.takeovers if each.stage == number],
+            }
+            for number, stage in enumerate(plan.stages)
+        ],
+        "flows": list(islice(_flows(ledger, plan), MOST_FLOWS)),
+        "predicted": so_far.predicted,
+        "bound": so_far.bound,
+        "measured": so_far.step_seconds,
+    }
+
+
+def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
+    """``megabytes``: of activations a step, before compression; their gradients come back."""
+    layers = ledger.described.workload.layers if ledger.described is not None else ()
+    for boundary, flows in enumerate(plan.flows):
+        past_last = plan.stages[boundary].layers[1]
+        size = layers[past_last - 1].activation_bytes if past_last <= len(layers) else None
+        for flow in flows:
+            link = ledger.reach.links.get(flow.sender, {}).get(flow.receiver)
+            yield {
+                "stage": boundary,
+                "sender": flow.sender,
+                "receiver": flow.receiver,
+                "micro_batches": flow.micro_batches,
+                "megabytes": size * flow.micro_batches / 1e6 if size is not None else None,
+                "codec": describe_codecs(ledger.training.codecs.get(flow.sender, {}).get(flow.receiver, {})),
+                "milliseconds": link.latency_seconds * 1e3 if link is not None else None,
+                "megabits": link.bandwidth * 8 / 1e6 if link is not None else None,
+            }
+
+
+def _nodes(ledger: Ledger, spans: list[Span]) -> Iterator[Document]:
+    """The members by name, and then who is quarantined. ``busy`` and ``waited``: the seconds of the last step."""
+    doing = {span.node: span.doing for span in spans if not span.last}
+    last, plan = ledger.training.last, ledger.training.plan
+    loads = {n: load for s in (plan.stages if plan else ()) for n, load in zip(s.replicas, s.loads, strict=True)}
+    for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
+        to = ledger.training.codecs.get(node, {})
+        yield member_document(ledger, node) | {
+            "doing": doing.get(node, ""),
+            "load": loads.get(node, 0),
+            "busy": last.compute_seconds.get(node) if last is not None else None,
+            "waited": last.wait_seconds.get(node) if last is not None else None,
+            "reached": _reached(ledger, node),
+            "sends": "; ".join(f"to {other} {describe_codecs(to[other])}" for other in sorted(to)[:10] if to[other]),
+            "leaving": member.leaving,
+        }
+    for why in list(ledger.trust.quarantined.values())[-MOST_NODES:]:
+        yield quarantine_document(ledger, why) | {"doing": "quarantined"}
+
+
+def contributions(so_far: SoFar) -> list[Document]:
+    """Of the nodes that gave most, the most first. ``share``: of all micro-batches of committed steps."""
+    ledger, whole = so_far.ledger, sum(given.micro_batches for given in so_far.given.values())
+    most = sorted(so_far.given.items(), key=lambda item: -item[1].micro_batches)[:MOST_NODES]
+    return [
+        {
+            "node": node,
+            "steps": ledger.trust.worked.get(node, 0),
+            "share": given.micro_batches / max(whole, 1),
+            "present": node in ledger.members,
+            **asdict(given),
+        }
+        for node, given in most
+    ]
+
+
+def link_map(ledger: Ledger) -> Document:
+    """Rows by source, each in order of destination. None: nothing is known; 0 megabits: nothing passes. Nodes of the plan come
+    first, stage by stage, then the others by name."""
+    plan = ledger.training.plan
+    names = dict.fromkeys((*(plan.nodes if plan is not None else ()), *sorted(ledger.members)))
+    shown = [node for node in names if node in ledger.members][:MOST_IN_MAP]
+    rows = [[ledger.reach.links.get(source, {}).get(other) for other in shown] for source in shown]
+    return {
+        "nodes": shown,
+        "milliseconds": [[link.latency_seconds * 1e3 if link else None for link in row] for row in rows],
+        "megabits": [[link.bandwidth * 8 / 1e6 if link else None for link in row] for row in rows],
+        "left_out": len(ledger.members) - len(shown),
+    }
+
+
+def _adopted(record: Record) -> Document:
+    event = record.event
+    assert isinstance(event, PlanAdopted)
+    at = {"sequence": record.sequence, "time": record.time}
+    return {**at, "generation": event.generation, "step": event.step, "reason": event.reason}
+
+
+def _lanes(spans: list[Span]) -> list[Document]:
+    """Of the nodes that came last."""
+    kept = set(islice(dict.fromkeys(span.node for span in reversed(spans)), MOST_NODES))
+    return [asdict(span) for span in spans if span.node in kept]
+
+
+def _reached(ledger: Ledger, node: str) -> str:
+    links = [row[node] for row in ledger.reach.links.values() if node in row]
+    ways = Counter((link.way or "direct") if link.bandwidth > 0 else "not at all" for link in links)
+    return ", ".join(f"{way} from {count}" for way, count in ways.most_common(10))
+
+
+def _shown(document: Any) -> Any:
+    """The JSON value without addresses, each text one printable line of bounded length, each number to five digits and finite."""
+    match document:
+        case dict():
+            return {key: _shown(value) for key, value in document.items()}
+        case list() | tuple():
+            return [_shown(value) for value in document]
+        case str():
+            cut = document if len(document) <= MOST_CHARACTERS else document[: MOST_CHARACTERS - 1] + "…"
+            printable = cut if cut.isprintable() else "".join(c if c.isprintable() else "�" for c in cut)
+            return without_addresses(printable)
+        case float() if abs(document) < 1e9:
+            return float(f"{document:.5g}")
+        case float():
+            return round(document, 3) if math.isfinite(document) else None
+    return document

@@ -1,0 +1,95 @@
+"""What the page's port answers: its files, the run as JSON, and news as server-sent events. It changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from dtfm.coordinator.log.store import StoreError
+from dtfm.coordinator.web.follower import Follower
+
+HOSTS = ("127.0.0.1", "localhost")
+"""Where the page is, and the names by which it may be called: a stranger's site may have pointed its own name at this machine, to
+read the page."""
+HEADERS = [
+    ("Content-Security-Policy", "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+]
+"""Of every answer: the browser runs, loads and sends nothing but what is here."""
+MOST_VIEWERS = 20
+"""The number of pages that are told of news at a time."""
+QUIET_SECONDS = 5.0
+"""After so long without news a page is told so: clocks go on, and a connection that broke is noticed."""
+PAUSE_SECONDS = 1.0
+"""Between two messages to a page."""
+SLOW_SECONDS = 10.0
+"""A page that does not take a message for so long is dropped."""
+
+
+def make_app(follower: Follower) -> Starlette:
+    async def state(request: Request) -> Response:
+        text = request.query_params.get("at", "")
+        if text and not (text.isascii() and text.isdigit() and len(text) < 16):
+            return PlainTextResponse("at must be the number of an event", 400)
+        try:
+            content = await follower.page(int(text) if text else None)
+        except StoreError as error:
+            return PlainTextResponse(str(error), 503)
+        return Response(content, media_type="application/json", headers={"Content-Encoding": "gzip"})
+
+    static = StaticFiles(directory=Path(__file__).parent / "static", html=True)
+    routes = [Route("/state", state), Route("/news", Viewers(follower)), Mount("/", static)]
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
+
+
+class Viewers:
+    """Tells each page the number of the newest event when there is another one. Nothing waits in a queue: who is slow misses
+    numbers, and whoever takes nothing is dropped."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._open >= MOST_VIEWERS:
+            await PlainTextResponse(f"{MOST_VIEWERS} pages are open already", 503)(scope, receive, send)
+            return
+        self._open += 1
+        tasks = [asyncio.create_task(self._tell(send)), asyncio.create_task(_gone(receive))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._open -= 1
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        last = self._follower.last
+        while not self._follower.ended.is_set():
+            async with asyncio.timeout(SLOW_SECONDS):
+                await send({"type": "http.response.body", "body": f"data: {last}\n\n".encode(), "more_body": True})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._follower.ended.wait(), PAUSE_SECONDS)
+            last = self._follower.last if self._follower.last != last else await self._follower.news(QUIET_SECONDS)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,100 @@
+"""What the web page is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.view.page import MOST_CHARACTERS, MOST_IN_MAP, MOST_NODES, page_text
+from dtfm.coordinator.view.story import Story
+from tests.coordinator.every_event import EVERY_EVENT
+from tests.coordinator.script import LONG, training
+from tests.coordinator.web.stored_run import MARKUP, stored_run
+
+
+def page(records: list[Record], at: int | None = None) -> dict[str, Any]:
+    story = Story()
+    for record in records:
+        story.add(record)
+    then = story.at(at or len(records), lambda after: iter(records[after:]))
+    found: dict[str, Any] = json.loads(page_text(then, story.history, len(records), then.last))
+    return found
+
+
+def test_the_page_can_be_shown_before_anything_has_happened() -> None:
+    empty = page([])
+    assert (empty["head"]["state"], empty["plan"], empty["nodes"]) == ("waiting", None, [])
+
+
+def test_the_head_says_how_far_the_run_is_and_how_long_it_takes() -> None:
+    head = page(stored_run())["head"]
+    assert (head["step"], head["steps"], head["state"], head["members"]) == (180, 240, "training", 4)
+    assert 8 * 60 < head["left"] < 11 * 60
+    assert 2.0 < head["node_hours"] < 2.6
+
+
+def test_the_plan_has_its_flows_with_codec_and_load_and_the_seats_of_those_that_were_lost() -> None:
+    records = stored_run()
+    second = next(
+        each.sequence for each in records if isinstance(each.event, ev.PlanStarted) and each.event.generation == 2
+    )
+    plan = page(records, second)["plan"]
+    assert plan["stages"][1] == {
+        "layers": [12, 24], "replicas": [["home-4090", 32]], "lost": [["vast-7", [["home-4090", 11]]]]
+    }  # fmt: skip
+    flow = plan["flows"][0]
+    assert (flow["sender"], flow["receiver"], flow["codec"]) == ("lab-a100", "home-4090", "activations i8b256")
+    assert (flow["micro_batches"], flow["megabytes"], flow["megabits"]) == (16, 256.0, 112.0)
+
+
+def test_an_earlier_page_has_nothing_of_what_came_later() -> None:
+    records = stored_run()
+    for at in range(1, len(records), 7):
+        then = page(records, at)
+        now = page(records[:at])
+        assert then.pop("last") == len(records)
+        assert now.pop("last") == at
+        assert then == now
+
+
+def test_contributions_count_micro_batches_of_committed_steps_also_of_those_that_left() -> None:
+    given = {each["node"]: each for each in page(stored_run())["contributions"]}
+    assert sum(each["micro_batches"] for each in given.values()) == 60 * 64 + 30 * 64 + 60 * 96 + 30 * 96
+    assert given["vast-7"]["micro_batches"] == 60 * 11
+    assert not given["vast-7"]["present"]
+
+
+def test_no_page_has_addresses_or_more_text_than_fits_and_all_of_it_is_json() -> None:
+    text = json.dumps(page(stored_run()), ensure_ascii=False)
+    assert MARKUP in text, "it is text; the page makes no markup of it"
+    assert "203.0.113.7" not in text
+    assert max(len(each) for each in strings(json.loads(text))) <= MOST_CHARACTERS
+    joined = ev.NodeJoined("a", "first contact", "10.0.0.1:7000", ev.DeviceSeen("cpu", "\x1b[31mred\u202e", 1, 1.0))
+    odd = page(
+        [Record(1, 0.0, EVERY_EVENT[0]), Record(2, 1.0, joined), Record(3, 2.0, ev.Evaluated(1, float("inf"), 1, 1.0))]
+    )
+    assert odd["nodes"][0]["device"]["name"] == "�[31mred�"
+    assert odd["head"]["held_out"] is None
+
+
+def test_the_page_of_a_thousand_nodes_is_bounded_and_says_what_it_leaves_out() -> None:
+    world = training("a", "b", **LONG)
+    joined = world.events(ev.NodeJoined)[0]
+    world.log += [replace(joined, node=f"n{number}") for number in range(998)]
+    found = page(world.records)
+    assert (len(found["nodes"]), found["left_out"]) == (MOST_NODES, 1000 - MOST_NODES)
+    assert len({span["node"] for span in found["spans"]}) == MOST_NODES
+    assert (len(found["links"]["nodes"]), found["links"]["left_out"]) == (MOST_IN_MAP, 1000 - MOST_IN_MAP)
+    assert len(json.dumps(found)) < 300_000
+
+
+def strings(document: Any) -> list[str]:
+    match document:
+        case dict():
+            return [text for value in document.values() for text in strings(value)]
+        case list():
+            return [text for value in document for text in strings(value)]
+    return [document] if isinstance(document, str) else []

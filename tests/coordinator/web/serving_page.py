@@ -1,0 +1,42 @@
+"""The page of a stored run, served for a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.web.serving import bind_page, link_to, page_served
+from tests.coordinator.stores import store_url
+from tests.coordinator.web.stored_run import write
+
+
+@dataclass(slots=True)
+class PageServed:
+    """``link`` opens it."""
+
+    link: str
+    _store: Store
+    _records: list[Record]
+    _listeners: list[Callable[[Record], None]] = field(default_factory=list)
+
+    def happen(self, until: int | None = None) -> None:
+        """The coordinator writes the next records, up to this number, or all."""
+        there = self._store.last
+        write(self._store, self._records[there:until])
+        self._store._last += len(self._records[there:until])
+        for listener in self._listeners:
+            listener(self._records[self._store.last - 1])
+
+
+@asynccontextmanager
+async def page_of(records: list[Record], folder: Path, so_far: int | None = None) -> AsyncIterator[PageServed]:
+    """The page, when the first ``so_far`` of the records are written, or all."""
+    with Store(store_url(folder), write=True) as store:
+        page = bind_page("127.0.0.1:0")
+        served = PageServed(link_to(page), store, records)
+        served.happen(so_far)
+        async with page_served(page, store, served._listeners.append):
+            yield served

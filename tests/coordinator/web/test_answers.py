@@ -1,0 +1,112 @@
+"""Who may read the page, and what its port answers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from starlette.types import Message
+
+from dtfm.coordinator.web import app
+from dtfm.coordinator.web.serving import bind_page, link_to
+from tests.coordinator.web.serving_page import PageServed, page_of
+from tests.coordinator.web.stored_run import stored_run
+
+
+async def asked(served: PageServed, path: str, host: str = "") -> tuple[int, dict[str, str], bytes]:
+    """The answer's status, headers and content."""
+    address = served.link.removeprefix("http://").rstrip("/")
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host or address}\r\nConnection: close\r\n\r\n".encode())
+    head, _, content = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    writer.close()
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), content
+
+
+async def test_the_run_is_answered_as_of_now_and_as_of_an_event(tmp_path: Path) -> None:
+    records = stored_run()
+    async with page_of(records, tmp_path) as served:
+        for path, step in (("/state?at=60", 36), ("/state?at=99999", 180), ("/state", 180)):
+            status, headers, content = await asked(served, path)
+            assert (status, headers["content-type"]) == (200, "application/json")
+            assert json.loads(gzip.decompress(content))["head"]["step"] == step
+        for wrong in ("-1", "x", "1.5", "9" * 16):
+            assert (await asked(served, f"/state?at={wrong}"))[0] == 400
+        assert (await asked(served, "/../app.py"))[0] == 404
+
+
+async def test_the_name_of_a_strangers_site_is_refused_and_nothing_foreign_may_run_in_the_page(tmp_path: Path) -> None:
+    async with page_of(stored_run(), tmp_path) as served:
+        for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example"):
+            assert (await asked(served, "/state", host))[0] == 400, host
+        for host in ("localhost:1234", "127.0.0.1"):
+            assert (await asked(served, "/", host))[0] == 200, host
+        for path in ("/", "/page.js", "/state", "/nothing"):
+            headers = (await asked(served, path))[1]
+            assert headers["content-security-policy"].startswith("default-src 'self';")
+            assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_listens_on_loopback_alone_and_the_refusal_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"ssh -L 7480:127\.0\.0\.1:7480"):
+        bind_page("0.0.0.0:7480")
+    with bind_page("127.0.0.1:0") as taken:
+        port = taken.getsockname()[1]
+        assert link_to(taken) == f"http://127.0.0.1:{port}/"
+        with pytest.raises(ValueError, match="--no-page"):
+            bind_page(f"127.0.0.1:{port}")
+
+
+async def test_the_default_port_gives_way_where_another_page_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bind_page("127.0.0.1:0") as taken:
+        monkeypatch.setattr("dtfm.coordinator.web.serving.DEFAULT_PAGE", f"127.0.0.1:{taken.getsockname()[1]}")
+        with bind_page("") as other:
+            assert link_to(other) != link_to(taken)
+
+
+class Follower:
+    """Has news all the time."""
+
+    def __init__(self) -> None:
+        self.last, self.ended = 0, asyncio.Event()
+
+    async def news(self, _seconds: float) -> int:
+        self.last += 1
+        return self.last
+
+
+async def test_a_viewer_that_takes_nothing_is_dropped_and_those_beyond_the_bound_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(app, "SLOW_SECONDS", 0.2)
+    monkeypatch.setattr(app, "MOST_VIEWERS", 1)
+    viewers, never, answers = app.Viewers(Follower()), asyncio.Event(), asyncio.Queue[Message]()  # type: ignore[arg-type]
+
+    async def receive() -> Message:
+        await never.wait()
+        return {"type": "http.disconnect"}
+
+    async def takes_nothing(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await never.wait()
+
+    async def takes(message: Message) -> None:
+        answers.put_nowait(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/news", "headers": []}
+    slow = asyncio.create_task(viewers(scope, receive, takes_nothing))
+    await asyncio.sleep(0)
+    await viewers(scope, receive, takes)
+    assert answers.get_nowait()["status"] == 503
+    await asyncio.wait_for(slow, 10)
+    answers = asyncio.Queue()
+    reading = asyncio.create_task(viewers(scope, receive, takes))
+    told = [(await asyncio.wait_for(answers.get(), 10)).get("body") for _ in range(4)]
+    assert told[1:] == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]
+    never.set()
+    await asyncio.wait_for(reading, 10)
