@@ -33,7 +33,7 @@ class Gpu:
     fp64_slower: float = 64
 
     def flops(self, precision: str) -> float:
-        """Sustained FLOP/s of a run that computes in this one of scheduler.formats.workload.PRECISIONS."""
+        """Sustained FLOP/s of a run that computes in "fp32", "bf16" or "fp64"."""
         peak = self.fp32_tflops
         if precision == "fp64":
             peak /= self.fp64_slower

@@ -31,7 +31,7 @@ from dtfm.coordinator.view.search_progress import SearchProgress
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
-from dtfm.scheduler.formats.workload import parse_precision, parse_tokens, parse_workload
+from dtfm.scheduler.formats.workload import parse_workload
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.plan import Plan
@@ -158,7 +158,7 @@ def _run_file(path: Path) -> RunFile:
 def _workload(path: Path | None, run: Path | None, asked: RunFile | None) -> tuple[Workload, int | None, str]:
     """The workload, its tokens in a micro-batch, and its precision."""
     if path is not None:
-        parsed = _parsed(path, lambda text: (parse_workload(text), parse_tokens(text), parse_precision(text)))
+        parsed = _parsed(path, parse_workload)
         work = parsed[0]
         if asked is not None and work.micro_batches * asked.train.micro_batch != asked.train.global_batch:
             raise ValueError(

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
+from pydantic import BaseModel, TypeAdapter
 
-from dtfm.scheduler.formats.fields import check_keys, list_of, number_of, read_document, text_of
+from dtfm.scheduler.formats.fields import read_document
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.problem import Floats, Ints
 
+Entry = TypeVar("Entry")
+
 BYTES_PER_GIGABIT = 1e9 / 8
 """Converts Gbit/s to bytes per second."""
+
+
+class _Node(BaseModel, extra="forbid"):
+    id: str
+    flops: float
+    memory_bytes: float
+    region: str = ""
+    up_gbps: float | None = None
+    down_gbps: float | None = None
+    host_memory_bytes: float | None = None
+    proven: bool = True
+
+
+class _Relay(BaseModel, extra="forbid"):
+    id: str
+    up_gbps: float
+    down_gbps: float
+
+
+class _Network(BaseModel, extra="forbid"):
+    nodes: list[_Node]
+    latency_ms: list[list[float]]
+    bandwidth_gbps: list[list[float]]
+    ratio: list[list[float]] | None = None
+    relays: list[_Relay] = []
+    via: list[list[str | None]] | None = None
+
+
+_ADAPTER = TypeAdapter(_Network)
 
 
 def parse_network(text: str) -> Cluster:
@@ -28,70 +59,58 @@ def parse_network(text: str) -> Cluster:
     ``"via"``, optional too, has by link the id of the node or relay that passes everything on, or null. ``"relays": [{"id",
     "up_gbps", "down_gbps"}]`` are those that are no nodes.
     """
-    document = read_document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "relays", "via"})
-    nodes = []
-    for index, entry in enumerate(list_of(document, "nodes", "")):
-        path = f"nodes[{index}]"
-        keys = {"id", "region", "flops", "memory_bytes", "host_memory_bytes", "up_gbps", "down_gbps", "proven"}
-        check_keys(entry, path, keys)
-        limits = {
-            name: number_of(entry, f"{name}_gbps", path) * BYTES_PER_GIGABIT if f"{name}_gbps" in entry else None
-            for name in ("up", "down")
-        }
-        region = text_of(entry, "region", path) if "region" in entry else ""
-        flops, memory = number_of(entry, "flops", path), number_of(entry, "memory_bytes", path)
-        host = number_of(entry, "host_memory_bytes", path) if "host_memory_bytes" in entry else None
-        proven = entry.get("proven", True)
-        if not isinstance(proven, bool):
-            raise ValueError(f"{path}.proven is {proven!r:.80}; it must be true or false")
-        name = text_of(entry, "id", path)
-        nodes.append(Node(name, flops, memory, region, **limits, host_memory_bytes=host, proven=proven))
-    latency, bandwidth = (_matrix(document, key, nodes) for key in ("latency_ms", "bandwidth_gbps"))
-    ratio = _matrix(document, "ratio", nodes) if "ratio" in document else None
-    relays = tuple(
-        _relay(entry, f"relays[{i}]") for i, entry in enumerate(list_of({"relays": [], **document}, "relays", ""))
+    read = read_document(_ADAPTER, text)
+    size = len(read.nodes)
+    return Cluster(
+        tuple(
+            Node(
+                node.id,
+                node.flops,
+                node.memory_bytes,
+                node.region,
+                None if node.up_gbps is None else node.up_gbps * BYTES_PER_GIGABIT,
+                None if node.down_gbps is None else node.down_gbps * BYTES_PER_GIGABIT,
+                node.host_memory_bytes,
+                node.proven,
+            )
+            for node in read.nodes
+        ),
+        _matrix("latency_ms", read.latency_ms, size) / 1e3,
+        _matrix("bandwidth_gbps", read.bandwidth_gbps, size) * BYTES_PER_GIGABIT,
+        None if read.ratio is None else _matrix("ratio", read.ratio, size),
+        tuple(
+            Relay(each.id, each.up_gbps * BYTES_PER_GIGABIT, each.down_gbps * BYTES_PER_GIGABIT) for each in read.relays
+        ),
+        None
+        if read.via is None
+        else _via(read.via, [*(node.id for node in read.nodes), *(each.id for each in read.relays)], size),
     )
-    via = _via(document, nodes, relays) if "via" in document else None
-    return Cluster(tuple(nodes), latency / 1e3, bandwidth * BYTES_PER_GIGABIT, ratio, relays=relays, via=via)
 
 
-def _relay(entry: Any, path: str) -> Relay:
-    check_keys(entry, path, {"id", "up_gbps", "down_gbps"})
-    up, down = (number_of(entry, key, path) * BYTES_PER_GIGABIT for key in ("up_gbps", "down_gbps"))
-    return Relay(text_of(entry, "id", path), up, down)
-
-
-def _via(document: dict[str, Any], nodes: Sequence[Node], relays: Sequence[Relay]) -> Ints:
-    """See Cluster.via."""
-    names = [*(node.id for node in nodes), *(relay.id for relay in relays)]
-    numbers = {name: number for number, name in enumerate(names)}
-    rows = list_of(document, "via", "")
-    if len(rows) != len(nodes) or not all(isinstance(row, list) and len(row) == len(nodes) for row in rows):
-        raise ValueError(f"via is not a square matrix of {len(nodes)} rows; it needs a row and a column per node")
-    via = np.full((len(nodes), len(nodes)), -1)
-    for i, row in enumerate(rows):
+def _via(rows: list[list[str | None]], names: Sequence[str], size: int) -> Ints:
+    """See Cluster.via. ``names`` are those of the nodes, then of the relays."""
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)} | {None: -1}
+    for i, row in enumerate(_square("via", rows, size)):
         for j, name in enumerate(row):
-            if name is not None and (not isinstance(name, str) or name not in numbers):
+            if name not in numbers:
                 raise ValueError(f"via[{i}][{j}] is {name!r:.80}; it must be the id of a node or relay, or null")
-            via[i, j] = -1 if name is None or i == j else numbers[name]
+    via = np.array([[numbers[name] for name in row] for row in rows], dtype=np.int64).reshape(size, size)
+    np.fill_diagonal(via, -1)
     return via
 
 
-def _matrix(document: dict[str, Any], key: str, nodes: Sequence[Node]) -> Floats:
-    """A square matrix with a row and a column per node. The diagonal is ignored."""
-    size = len(nodes)
-    rows = list_of(document, key, "")
+def _matrix(key: str, rows: list[list[float]], size: int) -> Floats:
+    """The diagonal is ignored."""
+    matrix = np.array(_square(key, rows, size), dtype=np.float64).reshape(size, size)
+    np.fill_diagonal(matrix, 0.0)
+    return matrix
+
+
+def _square(key: str, rows: list[list[Entry]], size: int) -> list[list[Entry]]:
+    """``rows``, which are a row and a column per node, or ValueError."""
     if len(rows) != size:
         raise ValueError(f"{key} has {len(rows)} rows; there are {size} nodes")
     for i, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != size:
-            shown = f"{len(row)} numbers" if isinstance(row, list) else f"{row!r:.80}"
-            raise ValueError(f"{key}[{i}] is {shown}; it must be a list of {size} numbers, as there are nodes")
-        for j, value in enumerate(row):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{key}[{i}][{j}] is {value!r:.80}; it must be a number")
-            if not (math.isfinite(value) and value >= 0) and i != j:
-                raise ValueError(f"{key}[{i}][{j}] is {value}; it must be a finite number, 0 or above")
-    matrix = np.array(rows, dtype=np.float64).reshape(size, size)
-    np.fill_diagonal(matrix, 0.0)
-    return matrix
+        if len(row) != size:
+            raise ValueError(f"{key}[{i}] has {len(row)} columns; there are {size} nodes")
+    return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.workload import Workload
@@ -57,6 +58,8 @@ class Plan:
     micro-batches over, and nobody else's may change: so the flows go on naming its seat, and ``takeovers``, in the order in which
     nodes were lost, say who computes instead.
     """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # for PLAN.json: a misspelt key is an error
 
     generation: int
     stages: tuple[Stage, ...]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from dtfm.scheduler.formats.network import BYTES_PER_GIGABIT
-from dtfm.scheduler.formats.workload import RATIOS
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.workload import Workload
 
@@ -46,7 +45,7 @@ def dump_network(cluster: Cluster) -> str:
 
 
 def dump_workload(workload: Workload, tokens: int | None = None) -> str:
-    """The text that parse_workload reads back; parse_tokens gives ``tokens``, those of a micro-batch."""
+    """The text that parse_workload reads back, with ``tokens``, those of a micro-batch."""
     sizes = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
     shape = ("stages", "replicas", "gradient_gigabytes", "activation_gigabytes")
     document: dict[str, Any] = {
@@ -60,7 +59,8 @@ def dump_workload(workload: Workload, tokens: int | None = None) -> str:
         "checkpointing": workload.checkpointing or "auto",
         "optimizer_state": workload.optimizer_state or "auto",
     }
-    document |= {ratio: getattr(workload, ratio) for ratio in (f"{part}_bytes_per_parameter_byte" for part in RATIOS)}
+    ratios = (f"{part}_bytes_per_parameter_byte" for part in ("optimizer", "own", "copy"))
+    document |= {ratio: getattr(workload, ratio) for ratio in ratios}
     if tokens is not None:
         document["tokens_per_micro_batch"] = tokens
     if workload.paper is not None:

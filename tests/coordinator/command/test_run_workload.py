@@ -35,7 +35,7 @@ def run_file(**tables: dict[str, object]) -> RunFile:
 def test_a_run_asks_what_a_node_would_count(tables: dict[str, dict[str, object]]) -> None:
     """All but what layers work with, in which the sums may be 1 % off: tests/node/model/test_language_model_sums.py."""
     asked = run_file(**tables)
-    counted = parse_workload(describe(asked.message("id")))
+    counted = parse_workload(describe(asked.message("id")))[0]
     summed = workload_of_run(asked)
     for layer, same in zip(summed.layers, counted.layers, strict=True):
         assert (layer.forward_flops, layer.parameter_bytes, layer.kept) == (

@@ -32,7 +32,7 @@ def both(
         ),
         network=Run.Network(reduction="auto"),
     )
-    counted = parse_workload(describe(run)).layers
+    counted = parse_workload(describe(run))[0].layers
     summed = language_model_layers(family, config, vocabulary, length, micro_batch, bf16)
     assert [layer.name for layer in summed] == [layer.name for layer in counted]
     fields = "forward_flops", "parameter_bytes", "activation_bytes", "kept", "working_bytes"
