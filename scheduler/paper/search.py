@@ -101,7 +101,7 @@ class PaperEvaluator:
 
     def reordered(self, keys: Keys) -> Keys:
         cost = np.array([[self.boundary(a, b)[0] for b in keys] for a in keys])
-        return tuple(keys[stage] for stage in best_order(cost)[1])
+        return tuple(keys[stage] for stage in best_order(cost))
 
 
 def interchangeable(*matrices: Floats) -> list[list[int]]:

@@ -109,7 +109,7 @@ def best_ordered(problem: Problem, groups: Groups) -> float:
     class_of = {node: index for index, nodes in enumerate(evaluator.members) for node in nodes}
     keys = [tuple(sorted(class_of[node] for node in group)) for group in groups]
     cost = np.array([[evaluator.boundary(a, b)[0] for b in keys] for a in keys])
-    return paper_seconds(problem, tuple(groups[stage] for stage in best_order(cost)[1])).total
+    return paper_seconds(problem, tuple(groups[stage] for stage in best_order(cost))).total
 
 
 def small_clusters(sizes: dict[int, int], layers: int, exhaustive: bool) -> Iterator[Row]:

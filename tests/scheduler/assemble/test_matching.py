@@ -1,12 +1,11 @@
 from itertools import pairwise, permutations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dtfm.scheduler.assemble.matching import bottleneck_matching
-from dtfm.scheduler.assemble.stage_order import _exact, _heuristic, best_order
+from dtfm.scheduler.assemble.stage_order import EXACT_STAGES, best_order
 
 
 def squares(elements: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]:
@@ -42,15 +41,11 @@ def test_the_stage_order_is_the_cheapest_of_all_permutations(cost: np.ndarray) -
     def price(order: tuple[int, ...]) -> float:
         return sum((cost[a, b] for a, b in pairwise(order)), 0.0)
 
-    total, order = best_order(cost)
+    order = best_order(cost)
     assert sorted(order) == list(range(len(cost)))
-    assert total == price(order) == min(price(other) for other in permutations(range(len(cost))))
+    assert price(order) == min(price(other) for other in permutations(range(len(cost))))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_above_the_exact_limit_the_heuristic_stays_within_five_percent(seed: int) -> None:
-    points = np.random.default_rng(seed).random((12, 2))
-    cost = np.linalg.norm(points[:, None] - points[None], axis=2)
-    total, order = _heuristic(cost)
-    assert sorted(order) == list(range(12))
-    assert total <= 1.05 * _exact(cost)[0]
+def test_stages_too_many_to_order_stay_as_they_are() -> None:
+    size = EXACT_STAGES + 1
+    assert best_order(np.random.default_rng(0).random((size, size))) == tuple(range(size))
