@@ -34,7 +34,6 @@ import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import LADDER, Keeping
-from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.tables import Tables, tables
 
@@ -228,24 +227,6 @@ def has_room(problem: Problem, draft: Draft) -> bool:
         for (group, layers, held, _), ways in zip(_stages(problem, draft), keepings(problem, draft), strict=True)
         for node, way in zip(group, ways, strict=True)
     )
-
-
-def kept_as_before(problem: Problem, plan: Plan, draft: Draft) -> Draft:
-    """The draft, where nodes that have the same layers in ``plan`` keep what they need as they do there, if they have room for
-    that; all others as they choose."""
-    before = {
-        name: (stage.layers, stage.keeping[place] if stage.keeping else Keeping())
-        for stage in plan.stages
-        for place, name in enumerate(stage.replicas)
-    }
-    usual = keepings(problem, draft._replace(way=np.full(len(draft.node), -1)))
-    made = []
-    for (group, layers, held, _), ways in zip(_stages(problem, draft), usual, strict=True):
-        for node, way in zip(group, ways, strict=True):
-            had, kept = before.get(problem.cluster.nodes[node].id, ((0, 0), way))
-            stays = had == layers and kept in problem.workload.ways and _fits(problem, kept, layers, held, node)
-            made.append(LADDER.index(kept if stays else way))
-    return draft._replace(way=np.array(made))
 
 
 def _fits(problem: Problem, way: Keeping, layers: tuple[int, int], held: float, node: int) -> bool:

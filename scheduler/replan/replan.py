@@ -14,7 +14,7 @@ from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.decision import Decision, Objective, PaperSeconds, Predicted, Reason
-from dtfm.scheduler.model.keeping import has_room, keepings, kept_as_before
+from dtfm.scheduler.model.keeping import has_room, keepings
 from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Draft, Problem, draft_of
 from dtfm.scheduler.model.request import Shape
@@ -92,8 +92,6 @@ def decide(
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """
-    if incumbent is not None:
-        draft = _steady(problem, incumbent.plan, draft)
     plan = draft.plan(problem.cluster, depths(problem, draft), keepings(problem, draft), generation)
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
@@ -135,13 +133,6 @@ def decide(
         size = sum(transfer.bytes for transfer in transfers)
         sentence += f" {len(transfers)} nodes fetch {size / 1e6:.0f} MB in {transfer_seconds:.3g} s."
     return Decision(plan, predicted, bound, reason, sentence + _idle(plan), spent, transfers)
-
-
-def _steady(problem: Problem, incumbent: Plan, draft: Draft) -> Draft:
-    """The draft in the incumbent's ways to keep what nodes need, as far as it has them and they fit, unless the ways that nodes
-    would choose now are faster by more than MARGIN: to change the way, a node sets its stage up anew."""
-    steady = kept_as_before(problem, incumbent, draft)
-    return steady if simulate(problem, steady) * (1 - MARGIN) <= simulate(problem, draft) else draft
 
 
 _OBSTACLES = {
