@@ -181,7 +181,7 @@ def search(
         population = [_position(problem, one) for one in finalists[:winners]] or [_position(problem, best)]
         met = walks(population, purse.part(1.0, evaluator.spent), SIMULATION, shares.heat)
         best = min([best, *_simulated(evaluator, met[:1], budget)], key=lambda candidate: candidate.price)
-        if budget.limited or small or best.price[-1] > before * (1 - WORTH):
+        if budget.limited or small or not best.feasible or best.price[-1] > before * (1 - WORTH):
             break
         longest *= 2
     if small:

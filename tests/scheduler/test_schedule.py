@@ -87,6 +87,10 @@ def test_a_model_too_large_for_any_node_is_cut_and_too_large_for_all_is_refused_
     assert len(split.stages) >= 3
     with pytest.raises(Infeasible, match=r"no plan fits the memory: .*n\d holds layers .* lacks 0?\.?\d+\.?\d* MiB"):
         schedule(uniform_cluster(4, memory=2e8), workload)
+    with pytest.raises(Infeasible, match="larger than any device"):
+        schedule(
+            uniform_cluster(12, memory=5e7), workload
+        )  # so many are not searched exactly, and nothing limits the search
 
 
 def test_unreachable_nodes_are_never_paired() -> None:
