@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import shlex
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from dtfm.coordinator.command.child_processes import GIVE_UP_SECONDS, Child, Children
 from dtfm.coordinator.command.exporting import export_checkpoint
+from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.manifest import mark
 from dtfm.coordinator.log.record import Record
@@ -28,7 +29,8 @@ from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
-from dtfm.coordinator.view.progress import RunProgress
+from dtfm.coordinator.view.so_far import SoFar
+from dtfm.coordinator.view.watch import live_view
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served
 from dtfm.installed import program
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
@@ -137,7 +139,8 @@ async def _train(demo: Settings) -> int:
     page = bind_page("") if demo.page else None
     if page is not None:
         console.print(f"To see it: {link_to(page)}")
-    with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
+    so_far, on_terminal = SoFar(), console.is_terminal and not demo.json_lines
+    with Store(demo.store_url, write=True) as store, live_view(so_far, console) if on_terminal else nullcontext():
         state, events = open_run(store, demo.run)
         mark(state.run.checkpoints, state.ledger.run_id)
         server = Server(state, store, authority_key(authority_file(demo.store_url, "")))
@@ -147,10 +150,9 @@ async def _train(demo: Settings) -> int:
         await server.start()
 
         def show(record: Record) -> None:
-            if demo.json_lines:
-                print(json.dumps(record.to_json()), flush=True)
-            else:
-                progress.show(record.event)
+            so_far.add(record)
+            if not on_terminal:
+                print_record(record, json_lines=demo.json_lines, all_events=False)
 
         server.on_event(show)
         async with (

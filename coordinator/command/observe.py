@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,15 +78,13 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
             print_record(record, json_lines=json_lines, all_events=False)
         return
     from rich.console import Console
-    from rich.live import Live
 
     from dtfm.coordinator.view.so_far import SoFar
-    from dtfm.coordinator.view.watch import render
+    from dtfm.coordinator.view.watch import live_view, render
 
     so_far, console = SoFar(), Console()
-    live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(so_far, console, time.time()))
     # The log so far is shown at once, and then followed; of a store, the final state alone.
-    with live if not store else contextlib.nullcontext():
+    with live_view(so_far, console) if not store else contextlib.nullcontext():
         async for record in log_of(where, store, follow=not store):
             so_far.add(record)
     if store:

@@ -4,12 +4,14 @@ of the log."""
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import islice
 
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -42,6 +44,11 @@ def render(so_far: SoFar, console: Console, now: float | None = None) -> Rendera
     )
     rows = console.height - 2 - len(console.render_lines(upper))  # without the title, and the cursor's
     return Group(upper, _events(so_far.recent, console, max(rows, LEAST_EVENT_ROWS)))
+
+
+def live_view(so_far: SoFar, console: Console) -> Live:
+    """Shows the run so far on a terminal, four times a second, while it is entered."""
+    return Live(console=console, refresh_per_second=4, get_renderable=lambda: render(so_far, console, time.time()))
 
 
 def _head(so_far: SoFar, now: float) -> RenderableType:

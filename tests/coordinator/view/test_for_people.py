@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 import pytest
-from rich.console import Console
 
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.for_people import is_for_people
-from dtfm.coordinator.view.progress import RunProgress
 from tests.coordinator.every_event import EVERY_EVENT
 
 
@@ -67,17 +63,3 @@ def test_a_record_is_printed_to_people_if_they_must_know_it_or_want_all(capsys: 
 
 def read(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
-
-
-def test_the_demos_progress_leaves_out_the_same() -> None:
-    output = StringIO()
-    with RunProgress(Console(file=output), 3) as progress:
-        for event in (
-            ev.NodeReady("a"),
-            ev.StateAgreed(1, ()),
-            ev.NodeLeft("a", "why"),
-            ev.RunFinished(3, "why"),
-            ev.NodeLeft("b", ""),
-        ):
-            progress.show(event)
-    assert output.getvalue() == "a left: why\n"
