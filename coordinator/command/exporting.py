@@ -145,7 +145,7 @@ def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger)
         raise NotTheLogs(
             f"the log names no checkpoint of step {manifest.step} of run {manifest.run_id}, which {folder} is"
         )
-    if logged.manifest not in ("", digest):
+    if logged.manifest != digest:
         raise NotTheLogs(
             f"{folder}/manifest.json is not the one that the log names (its BLAKE3 is {digest} instead of {logged.manifest}): "
             "somebody has replaced it. Use an older checkpoint, and look at who may write there"

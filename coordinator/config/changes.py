@@ -74,7 +74,7 @@ def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str
 
 def check_same(before: RunFile, now: RunFile, step: int) -> None:
     """Raises ValueError if to go on with ``now`` after ``step`` would train something else."""
-    old, new = _keys(before), _keys(now)
+    old, new = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
     changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(AT_A_START))
     if changed:
         key = changed[0]
@@ -101,12 +101,6 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _keys(run: RunFile) -> dict[str, Any]:
-    """By dotted key. The tokenizer is the one that nodes use: whether its default was written out, as older logs have it, makes
-    no difference."""
-    return {**dict(_flat(run.model_dump(mode="json"))), "data.tokenizer": run.message("").data.tokenizer}
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

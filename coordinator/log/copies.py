@@ -128,7 +128,7 @@ class CheckpointWritten:
 
     step: int
     folder: str
-    manifest: str = ""
+    manifest: str
     weights: bool = False
     event: Literal["checkpoint_written"] = "checkpoint_written"
 

@@ -32,7 +32,7 @@ class Ledger:
     file: Mapping[str, Any] = field(default_factory=dict)
     """The run file as JSON, as it was at the last start."""
     listens: Listens | None = None
-    """Where nodes look for the coordinator; None in logs of older versions."""
+    """Where nodes look for the coordinator; None before its first start."""
     described: Described | None = None
     described_by: str = ""
     """The node that did."""

@@ -79,15 +79,15 @@ class RunStarted:
 @dataclass(frozen=True, slots=True)
 class RunResumed:
     """A coordinator process continues the log; nodes have to join again. ``run`` is in force from now on, and follows from the
-    run ``file``, which is empty in logs of older versions, and what operators have changed."""
+    run ``file`` and what operators have changed."""
 
     reason: str
     run: dict[str, Any]
-    file: dict[str, Any] = field(default_factory=dict)
+    file: dict[str, Any]
     event: Literal["run_resumed"] = "run_resumed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger.with_run(self.run), file=self.file or self.run).without_members()
+        return replace(ledger.with_run(self.run), file=self.file).without_members()
 
     def narrate(self) -> str:
         return f"run resumed: {self.reason}"

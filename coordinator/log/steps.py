@@ -31,8 +31,7 @@ UNAUDITED = "UNAUDITED"
 class StepCommitted:
     """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
     ``wait_seconds`` are by node, and empty once they are summed up (StepTimesSummed). ``resumed``: part of the step was done in
-    an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step; 0 in logs of older
-    versions."""
+    an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step."""
 
     step: int
     generation: int

@@ -81,7 +81,7 @@ def log_of_a_long_run(nodes: int = 16) -> Iterator[ev.Event]:
         computing = dict.fromkeys(names, 1.0123456789)
         yield ev.StepCommitted(step, 1, 2.3456789, 8192, 0.456789, 1.23456789, 32, computing, dict(computing))
         if step % 100 == 0:
-            yield ev.CheckpointWritten(step, f"file:///checkpoints/step-{step:08d}")
+            yield ev.CheckpointWritten(step, f"file:///checkpoints/step-{step:08d}", "ab12")
 
 
 def restart_seconds(folder: Path, *, with_snapshot: bool) -> float:

@@ -35,7 +35,7 @@ KEPT = Plan(
 
 EVERY_EVENT: list[ev.Event] = [
     ev.RunStarted("id", {"name": "demo", "train": {"steps": 3}}),
-    ev.RunResumed("why", {"name": "demo"}),
+    ev.RunResumed("why", {"name": "demo"}, {"name": "demo"}),
     ev.RunPaused("bob", ends=True),
     ev.RunPaused("bob"),
     ev.RunContinued("bob"),

@@ -461,7 +461,7 @@ def training(*nodes: str, **changes: dict[str, Any]) -> World:
 
 def restarted(before: World, **changes: dict[str, Any]) -> World:
     """The next coordinator process, on the log that the one before left."""
-    resumed = RunResumed("from the log", dict(before.state.ledger.run))
+    resumed = RunResumed("from the log", dict(before.state.ledger.run), dict(before.state.ledger.file))
     return World(fresh_state(fold([resumed], before.refolded()), **changes))
 
 

@@ -121,7 +121,10 @@ def check_agrees(mine: Described, run: Described) -> None:
                 f"{name} is {getattr(mine, name)} here and {getattr(run, name)} on the other nodes; all nodes need the same "
                 f"files (for python-stdlib: the same Python version, for tokenizers and hub data: the same revision)",
             )
-    if differs := _weights_differ(mine.weights_fingerprint, run.weights_fingerprint):
+    if mine.weights_fingerprint != run.weights_fingerprint:
+        differs = "their values differ: those of another revision, or of another training"
+        if mine.weights_fingerprint[:64] != run.weights_fingerprint[:64]:
+            differs = "their config.json, or the names, types and shapes of their tensors, differ"
         raise Refused(
             wire.WORKLOAD_DIFFERS,
             f"model.pretrained: the weights here are not those that the other nodes have ({differs}); all nodes need the same "
@@ -129,7 +132,7 @@ def check_agrees(mine: Described, run: Described) -> None:
         )
     if mine.buckets != run.buckets or len(mine.workload.layers) != len(run.workload.layers):
         raise _workload_differs("layers", len(mine.workload.layers), len(run.workload.layers))
-    if run.layouts and mine.layouts != run.layouts:
+    if mine.layouts != run.layouts:
         bucket = next(i for i in range(run.buckets) if mine.layout_of(i) != run.layout_of(i))
         raise _workload_differs(f"the layout of bucket {bucket}", mine.layout_of(bucket), run.layout_of(bucket))
     costs: dict[str, Any] = {"kept_bytes": None, "working_bytes": 0.0}
@@ -149,15 +152,6 @@ def check_agrees(mine: Described, run: Described) -> None:
             if large > MOST_APART * max(small, LEAST_COMPARED):
                 name = f"{field} of layer {theirs.name}"
                 raise _workload_differs(name, getattr(ours, field), getattr(theirs, field))
-
-
-def _weights_differ(mine: str, run: str) -> str:
-    """In what weights differ by their fingerprints (control.proto, Prepared), or empty. What an older version says ends before
-    the values."""
-    if mine[:64] != run[:64]:
-        return "their config.json, or the names, types and shapes of their tensors, differ"
-    both = mine[64:] and run[64:]
-    return "their values differ: those of another revision, or of another training" if both and mine != run else ""
 
 
 def _is_guessed(described: Described) -> bool:

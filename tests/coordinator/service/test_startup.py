@@ -75,17 +75,6 @@ async def test_a_run_cannot_be_resumed_with_another_training_setup(tmp_path: Pat
         assert served.server.state.run.train.optimizer_state == "host"
 
 
-async def test_a_default_that_an_older_log_has_written_out_is_the_same_training_setup(tmp_path: Path) -> None:
-    run = run_in(tmp_path).model_dump(mode="json")
-    with Store(store_url(tmp_path), write=True) as store:
-        store.append([ev.RunStarted("id", {**run, "data": {"tokenizer": "bytes"}})])
-    async with serving(tmp_path, run_in(tmp_path)) as served:
-        assert served.ledger.run_id == "id"
-    with pytest.raises(ValueError, match=r"data.tokenizer is 'gpt2' in the run file, and was 'bytes'"):
-        async with serving(tmp_path, parse_run({**run, "data": {"tokenizer": "gpt2"}}, "the test")):
-            pass
-
-
 async def test_what_was_set_stays_at_a_start_unless_the_run_file_is_edited(tmp_path: Path) -> None:
     file = run_in(tmp_path, train={"steps": 30})
     with Store(store_url(tmp_path), write=True) as store:

@@ -97,7 +97,9 @@ def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snap
         world.fail_plan("b")
     assert world.exit_code == 1
     assert world.last_to("b", "keep_snapshots").steps == [3]
-    assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).copies.on_disks.keys() == {3}
+    assert fold(
+        [ev.RunResumed("why", dict(world.start.run), dict(world.start.run))], world.refolded()
+    ).copies.on_disks.keys() == {3}
 
 
 def test_a_snapshot_that_is_damaged_twice_is_not_tried_a_third_time() -> None:

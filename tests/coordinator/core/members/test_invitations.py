@@ -122,6 +122,6 @@ def test_a_restarted_coordinator_knows_everybody_again(door: Door) -> None:
         door.enrol(name)
     door.revoke("b")
     again = fold(door.world.log, door.world.start)
-    resumed = fold([ev.CoordinatorStopped("why"), ev.RunResumed("why", {})], again)
+    resumed = fold([ev.CoordinatorStopped("why"), ev.RunResumed("why", {}, {})], again)
     before = door.world.state.ledger
     assert resumed.access == before.access

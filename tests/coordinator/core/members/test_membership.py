@@ -259,7 +259,6 @@ def test_what_layers_keep_and_work_with_may_differ_between_nodes() -> None:
     ("second", "differs"),
     [
         (b"d" * 32 + b"v" * 32, ""),
-        (b"d" * 32, ""),  # of an older version
         (b"D" * 32 + b"v" * 32, "their config.json, or the names, types and shapes of their tensors, differ"),
         (b"d" * 32 + b"V" * 32, "their values differ: those of another revision, or of another training"),
         (b"", "their config.json"),
