@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,6 +39,7 @@ def invite(
     Whoever has the string can use it, so send it as you would a password. A node that came by it needs it only once.
     """
     from dtfm.coordinator.command.client import ask
+    from dtfm.coordinator.log.wording import utc
 
     seconds = read_duration(expires)
     for _ in range(count):
@@ -51,8 +51,8 @@ def invite(
             told = {"invitation": reply.invitation, "line": reply.line, "leads_to": reply.leads_to}
             print(json.dumps({**fields, **told}))
             continue
-        until = datetime.fromtimestamp(reply.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        print(f"Invitation {reply.id} (role {role.value}), good for {uses} use{'s' if uses > 1 else ''} until {until}:")
+        good = f"good for {uses} use{'s' if uses > 1 else ''} until {utc(reply.expires)}"
+        print(f"Invitation {reply.id} (role {role.value}), {good}:")
         print(f"    {reply.line}")
     if not json_lines:
         print(f"  (leads to {reply.leads_to})")

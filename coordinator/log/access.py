@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.members import recounted
+from dtfm.coordinator.log.wording import utc
 from dtfm.protos.access import Role
 
 if TYPE_CHECKING:
@@ -88,10 +88,9 @@ class InvitationMade:
 
     def narrate(self) -> str:
         whom = f" for {self.name}" if self.name else ""
-        until = datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
         uses = f"{self.uses} use{'s' if self.uses > 1 else ''}"
         role = f"{self.role}, believed" if self.believed else self.role
-        return f"{self.by} made invitation {self.invitation}{whom} (role {role}, {uses}, until {until})"
+        return f"{self.by} made invitation {self.invitation}{whom} (role {role}, {uses}, until {utc(self.expires)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from ipaddress import ip_address
 
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
@@ -28,6 +29,11 @@ AS_GOOD = 1.005
 def counted(number: int, noun: str) -> str:
     """Like "1 step" and "1,200 steps"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def utc(at: float) -> str:
+    """A time in seconds since 1970, like "2026-05-31 12:00 UTC"."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def describe_seconds(predicted: float | None, bound: float | None) -> str:

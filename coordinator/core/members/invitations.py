@@ -6,7 +6,6 @@ import base64
 import hmac
 import re
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
 
 from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.refusal import Refused, malformed, name_some, shorten
@@ -15,6 +14,7 @@ from dtfm.coordinator.core.validation.admission import check_name, check_version
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.wording import utc
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import MOST_NAMES_OF_A_KEY, Role
 from dtfm.protos.invitation import ID_BYTES, secret_digest
@@ -163,7 +163,7 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float, key: str) -> H
     if invited.revoked:
         raise Refused(wire.REVOKED, f"{named} was revoked; ask for a new one")
     if at >= invited.expires:
-        raise Refused(wire.INVITATION_EXPIRED, f"{named} was good until {_utc(invited.expires)}; ask for a new one")
+        raise Refused(wire.INVITATION_EXPIRED, f"{named} was good until {utc(invited.expires)}; ask for a new one")
     if invited.used >= invited.uses:
         uses = f"{invited.uses} time{'s' if invited.uses > 1 else ''}"
         raise Refused(
@@ -222,7 +222,3 @@ def _cut_off(transition: Transition, name: str) -> None:
 
 def _revoked_names(transition: Transition) -> wire.CoordinatorMessage:
     return wire.CoordinatorMessage(revoked=wire.Revoked(names=sorted(transition.state.ledger.access.revoked)))
-
-
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
