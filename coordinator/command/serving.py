@@ -14,7 +14,7 @@ from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarte
 from dtfm.coordinator.log.manifest import CheckpointError, mark
 from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.store import Store
-from dtfm.coordinator.service.addresses import EVERYWHERE, public_addresses
+from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addresses
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
@@ -83,7 +83,7 @@ async def serve_run(
             server.on_event(_tell_end)
         port = await server.bind(host, port)
         server.addresses = public_addresses(host, port, advertised)
-        listens = Listens(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", tuple(advertised))
+        listens = Listens(joined(host, port), tuple(advertised))
         events += [listens] if listens != known else []
         # Before the first call can come, so that a node on this machine finds the key that it looks for.
         events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
@@ -169,7 +169,7 @@ def _tell_end(record: Record) -> None:
 def _tell(server: Server, host: str, port: int, invitation: str, file: Path | None, over: str) -> None:
     run, leads_to = server.state.run, where_it_leads(server.addresses)
     line = pasted_line(invitation, Role.NODE, run)
-    print(f"Run {run.name!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
+    print(f"Run {run.name!r}, listening on {joined(host, port)}.")
     if file is not None and not over:
         print(f"To take part, on each machine: {line}, with the invitation in {file}.")
     elif invitation:
@@ -191,6 +191,4 @@ def _tell(server: Server, host: str, port: int, invitation: str, file: Path | No
 
 def _here(host: str, port: int) -> str:
     """How this machine itself reaches a server that listens on ``host``."""
-    if host in EVERYWHERE:
-        return f"127.0.0.1:{port}"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return joined("127.0.0.1" if host in EVERYWHERE else host, port)

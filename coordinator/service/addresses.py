@@ -13,8 +13,6 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.invitation import MOST_ADDRESSES
 
 EVERYWHERE = ("0.0.0.0", "::")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Hosts that only this machine reaches."""
 
 
 def public_addresses(host: str, port: int, advertised: Sequence[str]) -> tuple[str, ...]:
@@ -23,9 +21,9 @@ def public_addresses(host: str, port: int, advertised: Sequence[str]) -> tuple[s
     if advertised:
         return tuple(_with_port(text, port) for text in advertised)[:MOST_ADDRESSES]
     if host not in EVERYWHERE:
-        return (_join(host, port),)
-    found = [_join(found, port) for found in usable(own_hosts(), ipv6=host == "::")]
-    return tuple(found[:MOST_ADDRESSES]) or (_join("127.0.0.1", port),)
+        return (joined(host, port),)
+    found = [joined(found, port) for found in usable(own_hosts(), ipv6=host == "::")]
+    return tuple(found[:MOST_ADDRESSES]) or (joined("127.0.0.1", port),)
 
 
 def own_hosts() -> list[str]:
@@ -69,5 +67,6 @@ def _with_port(text: str, port: int) -> str:
     return text
 
 
-def _join(host: str, port: int) -> str:
+def joined(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -30,6 +30,7 @@ from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.log.record import Record, StoreError
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.addresses import joined
 from dtfm.coordinator.service.claiming import claim
 from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.disk import MembersDisk
@@ -133,10 +134,9 @@ class Server:
             await front.close()
             if not isinstance(error, OSError):
                 raise
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise ValueError(
-                f"cannot listen on {address} ({error.strerror}): the port is in use, or the address is not this machine's; "
-                f"choose another with --listen HOST:PORT (port 0: any free one)"
+                f"cannot listen on {joined(host, port)} ({error.strerror}): the port is in use, or the address is not this "
+                f"machine's; choose another with --listen HOST:PORT (port 0: any free one)"
             ) from None
 
     async def start(self) -> None:
