@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 
 from zeroconf import IPVersion, ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
@@ -17,11 +17,6 @@ from dtfm.protos.announcement import SERVICE, write_txt
 from dtfm.protos.connection import read_address
 
 log = logging.getLogger(__name__)
-
-_PRIVATE = tuple(
-    map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fe80::/10", "fc00::/7"))
-)
-"""Networks of a house or a firm (RFC 1918, RFC 3927, RFC 4193, RFC 4291); not those of a provider with its customers."""
 
 PATIENCE_SECONDS = 2.0
 """Most time for taking the announcement back."""
@@ -47,11 +42,12 @@ async def announcing(run: str, pin: bytes, host: str, port: int) -> AsyncIterato
 
 
 def _is_private(host: str) -> bool:
+    """Whether it is an address of a house or a firm; those of a provider with its customers (RFC 6598) are not."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
         return False  # a name
-    return any(address in network for network in _PRIVATE)
+    return address.is_private and not address.is_loopback
 
 
 def service(run: str, pin: bytes, hosts: list[str], port: int) -> ServiceInfo:
