@@ -140,7 +140,8 @@ class Revoked:
             },
             revoked=dict(list(revoked.items())[-MOST_REVOKED:]),
         )
-        return recounted(replace(ledger, access=ended, trust=ledger.trust.without_witness(who).without_audits({who})))
+        trust = ledger.trust.without_name(self.name).without_witness(who).without_audits({who})
+        return recounted(replace(ledger, access=ended, trust=trust))
 
     def narrate(self) -> str:
         ended = [self.name] if self.name else []

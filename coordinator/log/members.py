@@ -69,7 +69,7 @@ class NodeJoined:
     def apply(self, ledger: Ledger) -> Ledger:
         member = Member(self.address, self.device, self.incarnation, candidates=self.candidates, relay=self.relay)
         members = {**ledger.members, self.node: member}
-        return recounted(replace(ledger, members=members, trust=ledger.trust.with_newcomer(self.node, members)))
+        return recounted(replace(ledger, members=members, trust=ledger.trust.with_newcomer(self.node)))
 
     def narrate(self) -> str:
         device = self.device

@@ -24,8 +24,7 @@ CLEARED_BY = "the coordinator"
 """NodeForgiven.by when another turned out to be at fault. No operator is called that: names have no spaces."""
 
 MOST_KNOWN = 20_000
-"""The number of nodes whose steps are remembered. From then on one that is no member is forgotten for each new one: that with the
-fewest steps, of several the one that came last. So nobody loses what it has earned by others' coming and going."""
+"""The number of parties whose audits are remembered, and when they began: the last ones."""
 
 MOST_SUSPICIONS = 1000
 """The number of suspicions that are remembered, the last ones."""
@@ -251,7 +250,8 @@ class Trust:
     """What speaks for members and against them. Parties are named by their key, or by their name where none is known."""
 
     worked: Mapping[str, int] = field(default_factory=dict)
-    """By node, in how many committed steps it took part; in the order in which they first came."""
+    """By node that came and was not revoked since, in how many committed steps it took part; in the order in which they first
+    came."""
     audits: Mapping[str, Audits] = field(default_factory=dict)
     """By party, the results of the audits of its work."""
     began: Mapping[str, int] = field(default_factory=dict)
@@ -267,13 +267,12 @@ class Trust:
     damaged_by: tuple[str, ...] = ()
     """Since a plan last started, who said that the snapshot to go on from is damaged."""
 
-    def with_newcomer(self, node: str, members: Collection[str]) -> Trust:
-        if node in self.worked:
-            return self
-        gone = [other for other in self.worked if other not in members] if len(self.worked) >= MOST_KNOWN else []
-        forgotten = min(reversed(gone), key=lambda other: self.worked[other], default=None)
-        worked = {other: steps for other, steps in self.worked.items() if other != forgotten}
-        return replace(self, worked={**worked, node: 0})
+    def with_newcomer(self, node: str) -> Trust:
+        return self if node in self.worked else replace(self, worked={**self.worked, node: 0})
+
+    def without_name(self, name: str) -> Trust:
+        """The name was revoked, and belongs to nobody again."""
+        return replace(self, worked={node: steps for node, steps in self.worked.items() if node != name})
 
     def without_member(self, node: str) -> Trust:
         """The node has left. That others have lost it says nothing of their lines any more."""

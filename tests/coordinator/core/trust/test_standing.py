@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dtfm.coordinator.core.trust.standing import weakest
-from dtfm.coordinator.log import trust
 from dtfm.coordinator.log.access import Access, Holder
 from dtfm.coordinator.log.events import DeviceSeen, NodeJoined, NodeLeft, Revoked
 from dtfm.coordinator.log.ledger import Ledger
@@ -59,13 +56,8 @@ def test_the_names_of_a_key_do_not_add_up_but_the_best_counts_for_all() -> None:
     assert weakest(ledger("kkb", (6, 1, 5)), ["n1", "n2"]) == "n2"
 
 
-def test_newcomers_do_not_crowd_out_what_others_have_earned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "MOST_KNOWN", 5)
-    known = NodeLeft("n0", "for the night").apply(ledger("abcd", (9, 0, 0, 0)))
-    for number in range(4, 8):
-        known = NodeJoined(f"n{number}", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1").apply(known)
-        known = NodeLeft(f"n{number}", "it was only visiting").apply(known)
-        assert known.trust.worked == {"n0": 9, "n1": 0, "n2": 0, "n3": 0, f"n{number}": 0}
-    known = NodeLeft("n2", "for the night").apply(known)
-    known = NodeJoined("n8", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1").apply(known)
-    assert list(known.trust.worked) == ["n0", "n1", "n2", "n3", "n8"]
+def test_what_a_node_has_done_is_remembered_until_its_name_is_revoked() -> None:
+    known = NodeLeft("n0", "for the night").apply(ledger("abc", (9, 2, 0)))
+    known = NodeJoined("n3", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1").apply(known)
+    assert known.trust.worked == {"n0": 9, "n1": 2, "n2": 0, "n3": 0}
+    assert Revoked("n0", (), 0.0, "an operator").apply(known).trust.worked == {"n1": 2, "n2": 0, "n3": 0}
