@@ -18,6 +18,7 @@ from fsspec.core import url_to_fs
 from dtfm.coordinator.config.changes import check_same, goes_on_with
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import restore
@@ -51,8 +52,13 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
         now = parse_run(ledger.run, store.url)
         if run is not None:
             now, file = goes_on_with(run, file, ledger.run, step), run.model_dump(mode="json")
-        if ledger.described is not None:
-            _check_pinned(ledger.described, ledger.described_by, now)
+        for what, said, pinned in (
+            differs_from_pins(ledger.described, now.trust) if ledger.described is not None else ()
+        ):
+            raise ValueError(
+                f"trust.{what} pins {pinned}, and this run has trained on {said}, as {ledger.described_by or 'a node'} said; "
+                "correct the run file, or start a new run"
+            )
         events = [ev.RunResumed(f"from the log, after step {step}", now.model_dump(mode="json"), file)]
     ledger = fold(events, ledger)
     current = parse_run(ledger.run, store.url)
@@ -162,16 +168,3 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
         ev.CheckpointWritten(step, folder, digest),
         ev.RolledBack(step, step, f"this log begins with the checkpoint of step {step}"),
     ]
-
-
-def _check_pinned(described: ev.Described, by: str, run: RunFile) -> None:
-    """Raises ValueError if the log says that something else was trained than the run file pins."""
-    for what, said, pinned in (
-        ("data", described.data_digest, run.trust.data),
-        ("workload", described.workload_digest, run.trust.workload),
-    ):
-        if pinned not in ("", said):
-            raise ValueError(
-                f"trust.{what} pins {pinned}, and this run has trained on {said}, as {by or 'a node'} said; correct the run "
-                f"file, or start a new run"
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -96,18 +97,20 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     )
 
 
+def differs_from_pins(described: Described, trust: Trust) -> Iterator[tuple[str, str, str]]:
+    """What the run file pins otherwise, "data" or "workload": its digest as described, and as pinned."""
+    pins = ("data", described.data_digest, trust.data), ("workload", described.workload_digest, trust.workload)
+    return ((what, said, pinned) for what, said, pinned in pins if pinned not in ("", said))
+
+
 def check_pins(described: Described, trust: Trust) -> None:
     """Raises Refused if a node would train something else than the run file pins."""
-    for what, mine, pinned, reason in (
-        ("data", described.data_digest, trust.data, wire.DATA_DIFFERS),
-        ("workload", described.workload_digest, trust.workload, wire.WORKLOAD_DIFFERS),
-    ):
-        if pinned not in ("", mine):
-            raise Refused(
-                reason,
-                f"what this node read has the digest {mine}, and the run file pins trust.{what} = {pinned}; all nodes need the "
-                f"same files and versions",
-            )
+    for what, mine, pinned in differs_from_pins(described, trust):
+        raise Refused(
+            wire.DATA_DIFFERS if what == "data" else wire.WORKLOAD_DIFFERS,
+            f"what this node read has the digest {mine}, and the run file pins trust.{what} = {pinned}; all nodes need the "
+            f"same files and versions",
+        )
 
 
 def check_agrees(mine: Described, run: Described) -> None:
