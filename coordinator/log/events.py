@@ -6,6 +6,7 @@ Their JSON is a contract: scripts read it from ``--json``, and the store keeps i
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -146,10 +147,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 def from_json(value: dict[str, Any]) -> Event:
     """The inverse of ``to_json``. Raises ValueError if this version knows no such event."""
-    try:
-        return _ADAPTER.validate_python(value)
-    except ValidationError as error:
-        raise _no_event(error) from None
+    return from_text(json.dumps(value))
 
 
 def to_text(event: Event) -> str:
@@ -158,12 +156,9 @@ def to_text(event: Event) -> str:
 
 
 def from_text(text: str) -> Event:
-    """``from_json`` of JSON text, in half the time."""
+    """``from_json`` of JSON text."""
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:
-        raise _no_event(error) from None
-
-
-def _no_event(error: ValidationError) -> ValueError:
-    return ValueError(f"not an event of this version of dtfm: {error.errors(include_url=False)[0]['msg']}")
+        problem = error.errors(include_url=False)[0]["msg"]
+        raise ValueError(f"not an event of this version of dtfm: {problem}") from None
