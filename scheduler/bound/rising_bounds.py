@@ -33,11 +33,6 @@ MOST_OPEN = 5_000
 """Largest number of partial plans of one length that are continued for a bound."""
 
 
-def iteration_bound(problem: Problem, steps: int = STEPS) -> float:
-    """Certified lower bound on the seconds per step of any feasible plan: the last of rising_bounds."""
-    return list(rising_bounds(problem, steps))[-1]
-
-
 def rising_bounds(problem: Problem, steps: int = STEPS) -> Iterator[float]:
     """Certified lower bounds on the seconds per step of any feasible plan, each at least as good as the one before.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, lacking_bytes
+from dtfm.scheduler.bound.rising_bounds import STEPS, rising_bounds
 from dtfm.scheduler.model.chains import places
 from dtfm.scheduler.model.keeping import ENOUGH
 from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
@@ -17,6 +18,11 @@ def unhurried() -> float:
     """For `schedule`'s ``time_used``: the search has the time that its evaluations take, and does not wait for the bound,
     which would take longer where few plans are tried."""
     return 0.0
+
+
+def iteration_bound(problem: Problem, steps: int = STEPS) -> float:
+    """The last of rising_bounds."""
+    return list(rising_bounds(problem, steps))[-1]
 
 
 def random_draft(rng: np.random.Generator, problem: Problem) -> Draft:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.bound.rising_bounds import iteration_bound, rising_bounds
+from dtfm.scheduler.bound.rising_bounds import rising_bounds
 from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
@@ -17,7 +17,7 @@ from dtfm.scheduler.model.workload import Layer, Workload
 from tests.bench.clusters import transformer, unequal, unequal_cluster
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
-from tests.scheduler.plans import fits, random_draft, randomly_loaded
+from tests.scheduler.plans import fits, iteration_bound, random_draft, randomly_loaded
 from tests.scheduler.yardstick_keeping import with_ways
 
 

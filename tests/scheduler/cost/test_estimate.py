@@ -10,7 +10,6 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import spearmanr
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, price_of
-from dtfm.scheduler.bound.rising_bounds import iteration_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.sketch import NO_LINK, draft_of_sketch, empty_sketch, position_of
@@ -19,7 +18,7 @@ from dtfm.scheduler.model.workload import Layer, Workload
 from tests.bench.clusters import random_groups, transformer, unequal_cluster
 from tests.scheduler.clusters import any_problem, even_workload, random_cluster, uniform_cluster
 from tests.scheduler.cost.yardstick_estimate import estimated
-from tests.scheduler.plans import random_draft
+from tests.scheduler.plans import iteration_bound, random_draft
 
 
 @settings(max_examples=150, deadline=None)
