@@ -41,7 +41,7 @@ def plan(
         str | None,
         typer.Option(
             help="With --gpus: what each machine's connection carries, up and down, and the latency between any two, one way, "
-            "like 500Mbit/s,40ms. Nothing is compressed."
+            "like 500Mbit/s,40ms."
         ),
     ] = None,
     price: Annotated[

@@ -25,6 +25,7 @@ from dtfm.coordinator.command.rented import (
     without_bf16,
 )
 from dtfm.coordinator.command.run_workload import workload_of_run
+from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log.wording import describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.coordinator.view.search_progress import SearchProgress
@@ -165,7 +166,7 @@ def _workload(path: Path | None, run: Path | None, asked: RunFile | None) -> tup
                 f"{path} has {work.micro_batches} micro-batches, but {run} has {asked.train.global_batch} samples in "
                 f"micro-batches of {asked.train.micro_batch}; write {path} again: dtfm-node workload {run} --output {path}"
             )
-        return parsed
+        return (work if asked is None else as_the_run_says(work, asked), *parsed[1:])
     if asked is None:
         raise ValueError(
             "give --run RUN.toml, or the --workload WORKLOAD.json that `dtfm-node workload RUN.toml` writes"

@@ -191,9 +191,8 @@ class Capacities:
             matrix[:, of_size].min(axis=1) for matrix in (self._worst, self._out, self._up, self._down)
         )
         reachable = np.isfinite(worst)
-        worst, out, up, down = (
-            np.where(reachable, way, 0.0) * kinds.parameters[:, None] for way in (worst, out, up, down)
-        )
+        reduced = kinds.parameters[:, None] * self.problem.workload.sent_per_reduced_byte
+        worst, out, up, down = (np.where(reachable, way, 0.0) * reduced for way in (worst, out, up, down))
         tail = np.maximum(worst, np.maximum(up, down))
         own = 2 * np.maximum(out, up)
         # Larger groups reduce by formula, at the same time as other messages.

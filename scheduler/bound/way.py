@@ -56,7 +56,8 @@ class _Conditions:
         if count > 1:
             rate, tail = _reducible(problem), _tail(problem)
             with np.errstate(divide="ignore"):
-                self.reduced = np.maximum(tail, parameters[:, None] / rate - 2 * self.pace)
+                reduced = problem.reduced_before[self.past_last] - problem.reduced_before[self.first]
+                self.reduced = np.maximum(tail, reduced[:, None] / rate - 2 * self.pace)
         else:
             self.reduced = np.full_like(self.pace, np.inf)
 

@@ -33,6 +33,9 @@ class Problem:
     diagonal). ``via`` is Cluster.via. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]``
     is Node.proven.
 
+    ``activation[k]`` are the bytes of layer k's output that are sent, and ``reduced_before`` those of gradients that are reduced,
+    as the workload's codecs leave them: what `slowness` is for.
+
     ``*_before[k]`` is the sum over layers [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
     """
 
@@ -51,6 +54,7 @@ class Problem:
     via: Ints = field(init=False)
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
+    reduced_before: Floats = field(init=False)
     kept_before: Floats = field(init=False)
     inputs_before: Floats = field(init=False)
     activation: Floats = field(init=False)
@@ -82,9 +86,13 @@ class Problem:
             "via": np.full(latency.shape, -1) if self.cluster.via is None else self.cluster.via.astype(np.int64),
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),
+            "reduced_before": _before(
+                [layer.parameter_bytes * self.workload.sent_per_reduced_byte for layer in layers]
+            ),
             "kept_before": _before([layer.kept for layer in layers]),
             "inputs_before": _before([0.0, *(layer.activation_bytes for layer in layers[:-1])]),
-            "activation": np.array([layer.activation_bytes for layer in layers], dtype=np.float64),
+            "activation": np.array([layer.activation_bytes for layer in layers], dtype=np.float64)
+            * self.workload.sent_per_activation_byte,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

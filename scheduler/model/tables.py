@@ -102,7 +102,7 @@ def tables(problem: Problem) -> Tables:
             kept_before=problem.kept_before,
             inputs_before=problem.inputs_before,
             working=np.array([*(layer.working_bytes for layer in workload.layers), 0.0]),
-            gradients_before=problem.parameters_before,
+            gradients_before=problem.reduced_before,
             activation=np.append(problem.activation, 0.0),
         ),
         least_held=held,

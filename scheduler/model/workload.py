@@ -67,6 +67,9 @@ class Workload:
     more bytes of its own, which need memory and are never transferred. ``copy_bytes_per_parameter_byte`` is the size of a second
     copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters.
 
+    ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
+    gradient, and per byte of the gradients that replicas reduce, under their codecs. Cluster.ratio multiplies both.
+
     ``checkpointing`` and ``optimizer_state`` are what every node does; None leaves it to the scheduler, node by node.
     """
 
@@ -76,6 +79,8 @@ class Workload:
     paper: PaperCosts | None = None
     own_bytes_per_parameter_byte: float = 0.0
     copy_bytes_per_parameter_byte: float = 0.0
+    sent_per_activation_byte: float = 1.0
+    sent_per_reduced_byte: float = 1.0
     checkpointing: Checkpointing | None = Checkpointing.NONE
     optimizer_state: OptimizerState | None = OptimizerState.DEVICE
 
@@ -92,6 +97,7 @@ class Workload:
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} is {value}; it must be a finite number, 0 or above")
+        assert min(self.sent_per_activation_byte, self.sent_per_reduced_byte) > 0
 
     @property
     def ways(self) -> tuple[Keeping, ...]:

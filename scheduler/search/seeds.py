@@ -25,7 +25,7 @@ def similarity_order(problem: Problem) -> tuple[int, ...]:
     count = len(problem.flops)
     if count < 3:
         return tuple(range(count))
-    distance = problem.exchange(float(problem.activation.max()) + float(problem.parameters_before[-1]) / count)
+    distance = problem.exchange(float(problem.activation.max()) + float(problem.reduced_before[-1]) / count)
     distance = np.minimum(2 * distance, 1e12)
     np.fill_diagonal(distance, 0.0)
     return tuple(int(node) for node in leaves_list(linkage(squareform(distance, checks=False), "average")))

@@ -47,9 +47,7 @@ from pathlib import Path
 from random import Random
 from subprocess import DEVNULL, PIPE
 
-import numpy as np
-
-from dtfm.coordinator.core.plan.planner_input import bytes_ratio
+from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log.events import PlanAdopted, RunDescribed, from_json
 from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import read_run_file
@@ -157,7 +155,7 @@ def measure_ours(way: Way, network: Scaled, steps: int, share: float) -> Outcome
         committed = cluster.of("step_committed")[WARM_UP:]
         adopted = from_json(cluster.of("plan_adopted")[-1])
         described = from_json(cluster.of("run_described")[-1])
-        ratio = bytes_ratio(read_run_file(cluster.run_file))
+        run = read_run_file(cluster.run_file)
         busiest, link = max(
             ((after[pair].bytes - before[pair].bytes) / steps / wan.link(*pair).rate, pair)
             for pair in after
@@ -173,7 +171,7 @@ def measure_ours(way: Way, network: Scaled, steps: int, share: float) -> Outcome
     plan, workload = adopted.plan, described.described.workload
     computed = {node: statistics.median(e["compute_seconds"][node] for e in committed) for node in plan.nodes}
     beside = {} if way.shuffle is not None else {"predicted": adopted.predicted_seconds or math.inf}
-    beside["simulated at measured speeds"] = simulated(plan, workload, computed, network.cluster, ratio)
+    beside["simulated at measured speeds"] = simulated(plan, as_the_run_says(workload, run), computed, network.cluster)
     beside |= {"busiest link": busiest, "busiest node": max(computed.values()), "all cores": processors / CORES / steps}
     beside |= asdict(parts) | {f"busiest link, {part}": seconds for part, seconds in asdict(of_link).items()}
     return Outcome(statistics.median(e["seconds"] for e in committed), beside)
@@ -185,7 +183,7 @@ def processor_seconds() -> float:
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
-def simulated(plan: Plan, workload: Workload, computed: Mapping[str, float], cluster: Cluster, ratio: float) -> float:
+def simulated(plan: Plan, workload: Workload, computed: Mapping[str, float], cluster: Cluster) -> float:
     """The seconds of a step over the emulated network, with devices that need ``computed`` seconds for their parts."""
     draft = draft_of(plan, cluster)
     flops = Problem(cluster, workload).flops_before
@@ -196,7 +194,7 @@ def simulated(plan: Plan, workload: Workload, computed: Mapping[str, float], clu
             if work and count:  # an embedding alone computes nothing
                 speeds[node] = work * count / computed[node]
     nodes = tuple(replace(node, flops=speeds[node.id], up=UNLIMITED, down=UNLIMITED) for node in cluster.nodes)
-    as_seen = replace(cluster, nodes=nodes, ratio=np.full(cluster.latency.shape, ratio))
+    as_seen = replace(cluster, nodes=nodes)
     return simulate(Problem(as_seen, workload), draft)
 
 

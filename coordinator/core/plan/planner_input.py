@@ -1,4 +1,4 @@
-"""The planner's input: the cluster, as the nodes measured it, and the workload, as the run file allows it to be kept."""
+"""The planner's input: the cluster, as the nodes measured it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dtfm.coordinator.core.trust.claims import counted_bandwidth, counted_flops,
 from dtfm.coordinator.core.trust.disputes import disputes
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Carried
-from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 
 DEFAULT_LATENCY_SECONDS = 0.02
@@ -20,24 +19,10 @@ DEFAULT_BANDWIDTH = 12.5e6
 
 ROUNDING = 1e-9
 
-BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "i4h64": 4.25, "topk": 0.5625}
-"""By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
 
-
-def bytes_ratio(run: RunFile) -> float:
-    """Bytes on a link per byte of a tensor, under the least compressing codec of the run."""
-    sent = {"fp64": 64.0, "bf16": 16.0}.get(run.train.precision, 32.0)  # activations and their gradients
-    summed = max(sent, 32.0)
-    network = run.network
-    return max(
-        min(1.0, BITS_PER_ELEMENT.get(codec, width) / width)
-        for codec, width in ((network.activations, sent), (network.gradients, sent), (network.reduction, summed))
-    )
-
-
-def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Cluster:
+def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
     """The nodes in the order given, with their links as measured, as far as that counts (trust/claims.py). A link that was not
-    measured gets the median of the others. Those in dispute have none. ``ratio``: see `bytes_ratio`."""
+    measured gets the median of the others. Those in dispute have none."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
@@ -73,7 +58,6 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
         ),
         latency,
         bandwidth,
-        np.full((size, size), ratio),
         relays=relays,
         via=via,
     )

@@ -13,7 +13,7 @@ from dtfm.coordinator.core.copies.returning_nodes import Return, worth_waiting
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import adopt, answer
-from dtfm.coordinator.core.plan.planner_input import bytes_ratio, measured_cluster
+from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.core.refusal import name_some
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
@@ -21,7 +21,7 @@ from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Trans
 from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.disputes import disputes, kept_apart
 from dtfm.coordinator.core.trust.suspicion import attempts_since_commit
-from dtfm.coordinator.core.validation.description import as_the_run_allows
+from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan
@@ -235,7 +235,7 @@ def _carry_on(state: State) -> CarryOn | None:
     nobody = tuple(frozenset[str]() for _ in described.workload.layers)
     if not present:
         return None
-    return CarryOn(partial(measured_cluster, ledger, present, bytes_ratio(state.run)), holders or nobody)
+    return CarryOn(partial(measured_cluster, ledger, present), holders or nobody)
 
 
 def _is_still_here(state: State, question: Question, plan: Plan | None) -> bool:
@@ -314,8 +314,8 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     transition.commands.append(
         PlanWanted(
             number=asked.number,
-            cluster=partial(measured_cluster, ledger, nodes, bytes_ratio(state.run)),
-            workload=as_the_run_allows(ledger.described.workload, state.run),
+            cluster=partial(measured_cluster, ledger, nodes),
+            workload=as_the_run_says(ledger.described.workload, state.run),
             incumbent=ledger.training.plan,
             stages=pinned,
             seed=state.run.seed,

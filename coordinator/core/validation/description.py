@@ -85,7 +85,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         copy_bytes_per_parameter_byte=prepared.workload.copy_bytes_per_parameter_byte,
     )
     return Described(
-        workload=as_the_run_allows(workload, run),
+        workload=as_the_run_says(workload, run),
         data_fingerprint=prepared.data_fingerprint.hex(),
         training_samples=prepared.training_samples,
         evaluation_samples=prepared.evaluation_samples,
@@ -172,11 +172,24 @@ def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
     )
 
 
-def as_the_run_allows(workload: Workload, run: RunFile) -> Workload:
-    """``workload`` with what the run file says nodes may do to keep what they need: it may change when a run goes on."""
+BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "i4h64": 4.25, "topk": 0.5625}
+"""By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
+
+
+def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
+    """``workload`` with what the run file says of how nodes keep what they need, and of what they send. It may change when a run
+    goes on. Activations and their gradients share links, and count as the larger of the two does."""
     checkpointing, optimizer_state = run.train.activation_checkpointing, run.train.optimizer_state
+    network, bits = run.network, {"fp64": 64.0, "bf16": 16.0}.get(run.train.precision, 32.0)
     return replace(
         workload,
         checkpointing=None if checkpointing == "auto" else Checkpointing(checkpointing),
         optimizer_state=None if optimizer_state == "auto" else OptimizerState(optimizer_state),
+        sent_per_activation_byte=max(_sent(network.activations, bits), _sent(network.gradients, bits)),
+        sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
     )
+
+
+def _sent(codec: str, bits: float) -> float:
+    """Bytes on a link per byte of a tensor whose elements have this many ``bits``."""
+    return min(1.0, BITS_PER_ELEMENT.get(codec, bits) / bits)

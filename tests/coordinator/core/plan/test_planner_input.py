@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dtfm.coordinator.core.plan.planner_input import BITS_PER_ELEMENT, bytes_ratio, measured_cluster
+from dtfm.coordinator.core.plan.planner_input import measured_cluster
+from dtfm.coordinator.core.validation.description import BITS_PER_ELEMENT, as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.members import Member
@@ -16,30 +17,32 @@ from dtfm.coordinator.log.reach import Carried
 from dtfm.kernels.codec import Codec, encoded_bytes
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.cluster import Relay
+from dtfm.scheduler.model.workload import Layer, Workload
 from tests.coordinator.ledgers import altered
 
 
 @pytest.mark.parametrize(
-    ("network", "precision", "ratio"),
+    ("network", "precision", "activations", "reduction"),
     [
-        ('compression = "off"', "fp32", 1.0),
-        ('compression = "raw16"', "fp32", 0.5),
-        ('compression = "auto"', "fp32", 8.0625 / 32),
-        ('compression = "auto"', "fp64", 8.0625 / 64),
-        ('compression = "auto"', "bf16", 8.0625 / 16),
-        ('compression = "off"\nreduction = "raw16"', "bf16", 1.0),
-        ('compression = "i4b64"\nreduction = "raw16"', "bf16", 0.5),
-        ('compression = "i4h64"\ngradients = "i8b256"', "fp32", 8.0625 / 32),
-        ('compression = "i8b256"\nreduction = "topk"', "fp32", 8.0625 / 32),
-        ('compression = "i8b256"\nactivations = "off"', "fp32", 1.0),
+        ('compression = "off"', "fp32", 1.0, 1.0),
+        ('compression = "raw16"', "fp32", 0.5, 0.5),
+        ('compression = "auto"', "fp32", 8.0625 / 32, 8.0625 / 32),
+        ('compression = "auto"', "fp64", 8.0625 / 64, 8.0625 / 64),
+        ('compression = "auto"', "bf16", 8.0625 / 16, 8.0625 / 32),
+        ('compression = "off"\nreduction = "raw16"', "bf16", 1.0, 0.5),
+        ('compression = "i4b64"\nreduction = "raw16"', "bf16", 4.25 / 16, 0.5),
+        ('compression = "i4h64"\ngradients = "i8b256"', "fp32", 8.0625 / 32, 4.25 / 32),
+        ('compression = "i8b256"\nreduction = "topk"', "fp32", 8.0625 / 32, 0.5625 / 32),
+        ('compression = "i8b256"\nactivations = "off"', "fp32", 1.0, 8.0625 / 32),
     ],
 )
-def test_a_byte_on_a_link_counts_for_what_the_codec_leaves_of_it(
-    tmp_path: Path, network: str, precision: str, ratio: float
+def test_a_byte_counts_for_what_its_own_codec_leaves_of_it(
+    tmp_path: Path, network: str, precision: str, activations: float, reduction: float
 ) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f'[train]\nprecision = "{precision}"\n[network]\n{network}\n')
-    assert bytes_ratio(read_run_file(path)) == ratio
+    sent = as_the_run_says(Workload((Layer("a", 1.0, 1.0, 1.0),), 1), read_run_file(path))
+    assert (sent.sent_per_activation_byte, sent.sent_per_reduced_byte) == (activations, reduction)
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.OFF], ids=lambda codec: codec.name)
@@ -53,13 +56,9 @@ def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() 
         "a": {"b": ev.Link("a", "b", 0.1, 100.0), "c": ev.Link("a", "c", 0.3, 300.0)},
         "b": {"a": ev.Link("b", "a", 0.2, 200.0)},
     }
-    cluster = measured_cluster(
-        altered(Ledger(), members=dict.fromkeys("abc", member), links=links), ["a", "b", "c"], 0.25
-    )
+    cluster = measured_cluster(altered(Ledger(), members=dict.fromkeys("abc", member), links=links), ["a", "b", "c"])
     assert cluster.bandwidth.tolist() == [[0, 100, 300], [200, 0, 200], [200, 200, 0]]
     assert cluster.latency == pytest.approx(np.array([[0, 0.1, 0.3], [0.2, 0, 0.2], [0.2, 0.2, 0]]))
-    assert cluster.ratio is not None
-    assert (cluster.ratio == 0.25).all()
 
 
 def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_that_trains_is_a_node() -> None:
@@ -67,7 +66,7 @@ def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_tha
     links = {"a": {"b": ev.Link("a", "b", 0.1, 300.0)}, "b": {"a": ev.Link("b", "a", 0.1, 200.0)}}
     ways = {"a": {"b": ev.Way("a", "b", "relay", "r")}, "b": {"a": ev.Way("b", "a", "relay", "c")}}
     ledger = altered(Ledger(), members=dict.fromkeys("abcr", member), links=links, ways=ways)
-    cluster = measured_cluster(ledger, ["a", "b", "c"], 1.0)
+    cluster = measured_cluster(ledger, ["a", "b", "c"])
     assert cluster.relays == (Relay("r", up=300.0, down=300.0),)
     assert cluster.via is not None
     assert cluster.via.tolist() == [[-1, 3, -1], [2, -1, -1], [-1, -1, -1]]
@@ -76,7 +75,7 @@ def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_tha
 def test_only_a_device_with_a_host_beside_it_has_two_memories() -> None:
     gpu, cpu = ev.DeviceSeen("cuda", "", 10, 1e9, 20), ev.DeviceSeen("cpu", "", 30, 1e9)
     members = {"a": Member("", gpu, ""), "b": Member("", cpu, "")}
-    cluster = measured_cluster(Ledger(members=members), ["a", "b"], 1.0)
+    cluster = measured_cluster(Ledger(members=members), ["a", "b"])
     assert [(node.memory_bytes, node.host_memory_bytes) for node in cluster.nodes] == [(10, 20), (30, None)]
 
 
@@ -92,7 +91,7 @@ def ups(**carried: Carried) -> dict[str, float | None]:
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
     members = {name: Member("", seen, "") for name in NAMES}
     both = {name: (up, None) for name, up in carried.items()}
-    cluster = measured_cluster(altered(Ledger(), members=members, links=LINKS, carried=both), list(NAMES), 1.0)
+    cluster = measured_cluster(altered(Ledger(), members=members, links=LINKS, carried=both), list(NAMES))
     assert [node.down for node in cluster.nodes] == [None] * len(NAMES)
     return {node.id: node.up for node in cluster.nodes}
 
@@ -154,6 +153,6 @@ def test_a_node_that_was_not_reached_at_all_has_no_connection() -> None:
     members = {name: Member("", seen, "") for name in "ab"}
     links = {"a": {"b": ev.Link("a", "b", 0.1, 0.0)}, "b": {"a": ev.Link("b", "a", 0.1, 100.0)}}
     cluster = measured_cluster(
-        altered(Ledger(), members=members, links=links, carried={"b": (Carried(100.0), None)}), ["a", "b"], 1.0
+        altered(Ledger(), members=members, links=links, carried={"b": (Carried(100.0), None)}), ["a", "b"]
     )
     assert [node.up for node in cluster.nodes] == [None, 100.0]

@@ -283,7 +283,7 @@ def test_a_relay_that_is_used_measures_its_connection_with_those_whom_others_can
     said = measured("r", "public", way="public")
     said.links.up, said.links.down = 5e9, 6e9
     world.hear("r", said)
-    cluster = measured_cluster(world.state.ledger, ["a", "b", "public"], 1.0)
+    cluster = measured_cluster(world.state.ledger, ["a", "b", "public"])
     assert cluster.relays == (Relay("r", up=5e9, down=6e9),)
     assert cluster.via is not None
     assert cluster.via.tolist() == [[-1, 3, -1], [3, -1, -1], [-1, -1, -1]]

@@ -79,10 +79,8 @@ def test_links_of_who_is_not_proven_count_for_twice_the_fastest_between_proven_o
     known = ledger("open", a=("cpu", 1e11, PROVEN), b=("cpu", 1e11, PROVEN), c=("cpu", 1e11, NEW))
     claimed = {**known.reach.links, "c": {"a": ev.Link("c", "a", 0.01, 1e12), "b": ev.Link("c", "b", 0.01, 5e7)}}
     known = altered(Ledger(), run=known.run, members=known.members, audits=known.trust.audits, links=claimed)
-    cluster = measured_cluster(known, ["a", "b", "c"], 1.0)
+    cluster = measured_cluster(known, ["a", "b", "c"])
     assert cluster.bandwidth.tolist() == [[0, 1e8, 1e8], [1e8, 0, 1e8], [2e8, 5e7, 0]]
     assert [node.proven for node in cluster.nodes] == [True, True, False]
-    nobody = measured_cluster(
-        altered(Ledger(), run=known.run, members=known.members, links=claimed), ["a", "b", "c"], 1.0
-    )
+    nobody = measured_cluster(altered(Ledger(), run=known.run, members=known.members, links=claimed), ["a", "b", "c"])
     assert nobody.bandwidth[2, 0] == 1e12

@@ -66,7 +66,7 @@ def test_no_stage_is_left_to_two_who_agreed_against_a_third(honest: str) -> None
     world, third = trained(honest, attempts=0), honest[0]
     said = [ev.Suspected(1, 1, Charge.AUDIT, (third, liar), "why", (third, liar)) for liar in LIARS]
     ledger = fold([*said, *(ev.DeviceTimed(liar, 2e11) for liar in LIARS)], world.state.ledger)
-    cluster = measured_cluster(ledger, [*honest, *LIARS], 1.0)
+    cluster = measured_cluster(ledger, [*honest, *LIARS])
     assert ledger.described is not None
     for seed in range(5):
         plan = schedule(cluster, ledger.described.workload, stages=2, evaluations=400, seed=seed).plan

@@ -22,7 +22,7 @@ def contradicted() -> World:
 
 
 def bandwidth(world: World, source: str, destination: str) -> float:
-    cluster = measured_cluster(world.state.ledger, "abc", 1.0)
+    cluster = measured_cluster(world.state.ledger, "abc")
     return float(cluster.bandwidth["abc".index(source), "abc".index(destination)])
 
 
