@@ -106,7 +106,7 @@ def plan_document(so_far: SoFar) -> Document | None:
         "flows": list(islice(_flows(ledger, plan), MOST_FLOWS)),
         "predicted": so_far.predicted,
         "bound": so_far.bound,
-        "measured": so_far.step_seconds,
+        "measured": so_far.measured,
     }
 
 

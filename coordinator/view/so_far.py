@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from typing import Self
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.trust import MOST_KNOWN
 from dtfm.coordinator.view.for_people import is_for_people
 
@@ -111,6 +112,12 @@ class SoFar:
         """The mean over the same steps."""
         whole = self._whole
         return sum(step.seconds for step in whole) / len(whole) if whole else None
+
+    @property
+    def measured(self) -> float | None:
+        """Seconds that a step of the plan in force takes: the median of its last ones that ran without interruption."""
+        seconds = [step.seconds for step in self._whole if step.generation == self.ledger.training.generation]
+        return statistics.median(seconds) if seconds else None
 
     def elapsed(self, now: float) -> float:
         """The seconds that the run has taken until ``now``, or until it ended."""

@@ -19,7 +19,7 @@ from rich.text import Text
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.standing import earned
-from dtfm.coordinator.log.wording import describe_routes, describe_seconds
+from dtfm.coordinator.log.wording import describe_routes, describe_seconds, seconds_in_words
 from dtfm.coordinator.view.members import status
 from dtfm.coordinator.view.so_far import SoFar
 
@@ -36,6 +36,8 @@ def render(so_far: SoFar, console: Console, now: float | None = None) -> Rendera
     record was written."""
     ledger = so_far.ledger
     expected = describe_seconds(so_far.predicted, so_far.bound)
+    if so_far.predicted is not None and (taken := so_far.measured) is not None:
+        expected += f"; it takes {seconds_in_words(taken)} (predicted/measured {so_far.predicted / taken:.2f})"
     upper = Group(
         _head(so_far, so_far.last if now is None else now),
         _nodes(ledger),

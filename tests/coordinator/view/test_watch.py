@@ -7,7 +7,7 @@ from datetime import timedelta
 from rich.console import Console
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.watch import render, sparkline
 from dtfm.scheduler.model.plan import Plan, Stage
@@ -102,3 +102,27 @@ def test_the_view_says_what_a_step_is_expected_to_take_and_what_no_plan_can_beat
     assert title((12.3, 8.12), (None, None)) == "stages 12.3 s a step, at best 8.12 s"  # the same plan again
     assert title((12.3, None)) == "stages 12.3 s a step"
     assert title((None, None)) == "stages replicas"
+
+
+def test_the_view_compares_what_the_plan_in_force_was_expected_to_take_with_what_its_steps_take() -> None:
+    view, stages = SoFar(), (Stage((0, 2), ("a",), (8,)),)
+
+    def adopt(number: int, predicted: float | None) -> None:
+        view.add(Record(number, 0.0, ev.PlanAdopted(number, Plan(number, stages, ()), "why", 0, predicted, 8.0)))
+
+    def commit(step: int, seconds: float, generation: int, resumed: bool = False) -> None:
+        event = ev.StepCommitted(step, generation, 1.0, 100, 1.0, seconds, 8, {}, {}, resumed)
+        view.add(Record(10 + step, 0.0, event))
+
+    adopt(1, 10.0)
+    commit(1, 99.0, 1)
+    adopt(2, 12.0)
+    assert (view.predicted, view.measured) == (12.0, None)  # none of its steps is done
+    for step, seconds in enumerate((60.0, 16.0, 15.0, 14.0), start=2):
+        commit(step, seconds, 2)
+    commit(6, 1.0, 2, resumed=True)
+    assert view.measured == 15.5
+    assert "it takes 15.5 s (predicted/measured 0.77)" in "\n".join(screen(view, 120))
+    adopt(3, None)  # carried on, and not planned anew
+    commit(7, 24.0, 3)
+    assert (view.predicted, view.measured) == (12.0, 24.0)
