@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from dtfm.coordinator.log import ledger_snapshot, step_times
 from dtfm.coordinator.log.events import Event, StepTimesSummed
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import AnotherWriter, Record, Store, StoreError
+from dtfm.coordinator.log.record import Record, StoreError
+from dtfm.coordinator.log.store import AnotherWriter, Store
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.1

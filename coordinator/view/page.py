@@ -12,7 +12,7 @@ from typing import Any
 
 from dtfm.coordinator.log.events import PlanAdopted, Waiting
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.wording import describe_codecs, without_addresses
 from dtfm.coordinator.view.history import History, Span
 from dtfm.coordinator.view.members import member_document, quarantine_document

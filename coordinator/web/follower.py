@@ -9,7 +9,8 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from dtfm.coordinator.log.store import Record, Store, StoreError
+from dtfm.coordinator.log.record import Record, StoreError
+from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.view.page import page_text
 from dtfm.coordinator.view.story import Story
 

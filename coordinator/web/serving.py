@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 
-from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.web import DEFAULT_PAGE
 from dtfm.coordinator.web.app import HEADERS, HOSTS, MOST_VIEWERS, make_app
 from dtfm.coordinator.web.follower import Follower
