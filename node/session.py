@@ -37,7 +37,7 @@ from dtfm.node.training.failure import exit_code, sentence_of
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.status import Status
 from dtfm.node.training.trainer import Trainer
-from dtfm.node.transport.lent import Holder
+from dtfm.node.transport.lent_connections import Holder
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import Sender

@@ -40,9 +40,9 @@ METHODS = {
 - ``Standby`` answers a StandbyRequest with STATE frames of each bucket and then, until the caller ends the call,
   with UPDATE and COMMITTED frames for each step.
 - ``Kept`` answers a KeptRequest with the frames of that tensor.
-- ``Lend`` and ``Borrow`` carry connections (node/transport/lent.py), in pieces of at most 256 KiB. ``Lend``: the caller lends the
-  connection to itself that the call is. ``Borrow``: the caller wants a connection that the node named in the metadata
-  (LENDER_METADATA) has lent.
+- ``Lend`` and ``Borrow`` carry connections (node/transport/lent_connections.py), in pieces of at most 256 KiB. ``Lend``: the
+  caller lends the connection to itself that the call is. ``Borrow``: the caller wants a connection that the node named in the
+  metadata (LENDER_METADATA) has lent.
 """
 
 

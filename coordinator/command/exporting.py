@@ -24,7 +24,8 @@ from safetensors.numpy import load
 from dtfm.coordinator.command.client import ask, open_way, records
 from dtfm.coordinator.log.events import CheckpointFailed, CheckpointWritten, Event
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.manifest import (
+from dtfm.coordinator.log.record import read_log
+from dtfm.coordinator.service.checkpoint_folder import (
     INDEX,
     BucketFile,
     CheckpointError,
@@ -34,7 +35,6 @@ from dtfm.coordinator.log.manifest import (
     newest as newest,
     state_of_weights,
 )
-from dtfm.coordinator.log.record import read_log
 from dtfm.protos import control_pb2 as wire, coordinator_disk
 from dtfm.protos.bucket_layout import MOMENTS
 from dtfm.protos.checkpoint_names import MANIFEST

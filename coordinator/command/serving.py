@@ -11,12 +11,12 @@ from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarted
-from dtfm.coordinator.log.manifest import CheckpointError, mark
 from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addresses
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
+from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.server import Server

@@ -23,7 +23,7 @@ from dtfm.coordinator.core.step import evaluation, pause
 from dtfm.coordinator.core.step.commits import commit
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
-from dtfm.coordinator.core.trust.suspicion import Guilty, Verdict, unseparable, verdict
+from dtfm.coordinator.core.trust.verdict import Guilty, Verdict, unseparable, verdict
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import NODE_LEFT, OVERDUE, PEER_LOST, UNAUDITED

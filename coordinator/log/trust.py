@@ -121,7 +121,7 @@ class WorkAudited:
 class Suspected:
     """In this attempt at ``step`` one of the ``nodes`` is at fault, and it is not known which; if there is one, it is that one.
     ``by``: the members that say so; empty: the coordinator saw it itself. What follows from all suspicions together stands in
-    core/trust/suspicion.py."""
+    core/trust/verdict.py."""
 
     step: int
     generation: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from dtfm.coordinator.core.refusal import Refused
-from dtfm.coordinator.log.manifest import CheckpointError, mark, newest, read_manifest
+from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark, newest, read_manifest
 from dtfm.protos import control_pb2 as wire
 
 

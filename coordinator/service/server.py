@@ -27,10 +27,10 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.log.record import Record, StoreError
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import joined
+from dtfm.coordinator.service.checkpoint_folder import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.service.claiming import claim
 from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.disk import MembersDisk

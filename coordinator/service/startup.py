@@ -22,8 +22,8 @@ from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import restore
-from dtfm.coordinator.log.manifest import manifest_and_digest, newest, read_manifest
 from dtfm.coordinator.log.store import Store, free_name
+from dtfm.coordinator.service.checkpoint_folder import manifest_and_digest, newest, read_manifest
 from dtfm.coordinator.service.server import Deaf, Server
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.places import COORDINATOR

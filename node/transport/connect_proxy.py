@@ -12,7 +12,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable
 
-from dtfm.node.transport.lent import NotLent
+from dtfm.node.transport.lent_connections import NotLent
 from dtfm.node.transport.pipes import PIECE, Pipe, SocketPipe, join
 from dtfm.protos.credentials import CERTIFIED_SUFFIX
 

@@ -23,7 +23,7 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.callers import Callers
 from dtfm.node.transport.kept import Kept
-from dtfm.node.transport.lent import MOST_LENT, Holder
+from dtfm.node.transport.lent_connections import MOST_LENT, Holder
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.warden import Warden
 from dtfm.protos.connection import DEFAULT_LEASE, server_options

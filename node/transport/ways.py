@@ -10,7 +10,7 @@ import grpc.aio
 
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.transport.connect_proxy import ConnectProxy
-from dtfm.node.transport.lent import Holder, Lender, NotLent, borrow
+from dtfm.node.transport.lent_connections import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage

@@ -23,7 +23,7 @@ from dtfm.node.host.device import keep_freed_memory
 from dtfm.node.host.rows import Row, show
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.connect_proxy import ConnectProxy
-from dtfm.node.transport.lent import Holder, Lender, borrow
+from dtfm.node.transport.lent_connections import Holder, Lender, borrow
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel

@@ -1,5 +1,5 @@
 """Those who are quarantined take no part: the rule that parts with them, what their peers are told, and operators who expel and
-forgive."""
+forgive. Who is at fault is decided in trust/verdict.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.refusal import Refused, name_some, shorten
 from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.core.transition import HangUp, Transition
-from dtfm.coordinator.core.trust.suspicion import Guilty
+from dtfm.coordinator.core.trust.verdict import Guilty
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger

@@ -20,7 +20,7 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPO
 from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.disputes import disputes, kept_apart
-from dtfm.coordinator.core.trust.suspicion import attempts_since_commit
+from dtfm.coordinator.core.trust.verdict import attempts_since_commit
 from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge

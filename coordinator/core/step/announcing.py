@@ -10,7 +10,7 @@ from dtfm.coordinator.core.plan.replanning import leaver_is_stuck
 from dtfm.coordinator.core.step import evaluation, telling
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.suspicion import attempts_since_commit
+from dtfm.coordinator.core.trust.verdict import attempts_since_commit
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan

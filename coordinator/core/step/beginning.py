@@ -13,7 +13,7 @@ from dtfm.coordinator.core.plan.adoption import plan_failed, regroup
 from dtfm.coordinator.core.step.announcing import announce, patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.stalls import stalled
-from dtfm.coordinator.core.trust.suspicion import attempts_since_commit
+from dtfm.coordinator.core.trust.verdict import attempts_since_commit
 from dtfm.coordinator.core.validation.votes import check_codecs, check_progress
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge

@@ -12,7 +12,7 @@ from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.trust.agreement import contradiction
-from dtfm.coordinator.core.trust.suspicion import exchange, may_lose
+from dtfm.coordinator.core.trust.verdict import exchange, may_lose
 from dtfm.coordinator.core.validation.votes import check_clipped, check_loss, check_vote
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import SETTLED

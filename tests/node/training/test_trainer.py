@@ -18,7 +18,7 @@ import torch
 from blake3 import blake3
 
 from dtfm.coordinator.core.messages import plan_message
-from dtfm.coordinator.log.manifest import mark
+from dtfm.coordinator.service.checkpoint_folder import mark
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk

@@ -13,7 +13,7 @@ import torch
 
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.transport.lent import Holder
+from dtfm.node.transport.lent_connections import Holder
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.ways import Ways

@@ -1,4 +1,4 @@
-"""What follows from all suspicions together: the rule of core/trust/suspicion.py, on ledgers alone."""
+"""What follows from all suspicions together: the rule of core/trust/verdict.py, on ledgers alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.state import ATTEMPTS, State
-from dtfm.coordinator.core.trust.suspicion import LEAST_VOICES, MOST_LOSSES, Verdict, unseparable, verdict
+from dtfm.coordinator.core.trust.verdict import LEAST_VOICES, MOST_LOSSES, Verdict, unseparable, verdict
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import fold

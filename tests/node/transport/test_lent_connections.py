@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.transport import lent
+from dtfm.node.transport import lent_connections
 from dtfm.node.transport.connect_proxy import ConnectProxy
-from dtfm.node.transport.lent import Holder, Lender, NotLent, borrow
+from dtfm.node.transport.lent_connections import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import open_channel
@@ -99,7 +99,7 @@ async def test_a_connection_is_used_once_and_the_next_one_comes() -> None:
     a, b = End("a"), End("b")
     async with started(a, b):
         b.lend(a)
-        channels = [a.to("b") for _ in range(3 * lent.SPARE)]
+        channels = [a.to("b") for _ in range(3 * lent_connections.SPARE)]
         assert await asyncio.gather(*map(ping, channels)) == [b"hello"] * len(channels)
 
 
@@ -213,11 +213,11 @@ async def test_a_holder_keeps_no_more_than_the_spare_ones() -> None:
     a, b = End("a"), End("b")
     async with started(a, b):
         channel = b.dial(a)
-        calls = [method(channel, "Lend")(metadata=((NODE_METADATA, "b"),)) for _ in range(lent.SPARE + 1)]
+        calls = [method(channel, "Lend")(metadata=((NODE_METADATA, "b"),)) for _ in range(lent_connections.SPARE + 1)]
         reads = [asyncio.create_task(call.read()) for call in calls]
         done, waiting = await asyncio.wait(reads, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result() for task in done] == [grpc.aio.EOF], "one is given back"
-        assert len(waiting) == lent.SPARE
+        assert len(waiting) == lent_connections.SPARE
         for call in calls:
             call.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -275,7 +275,7 @@ async def test_a_used_connection_that_ends_takes_no_waiting_one_with_it() -> Non
         await asyncio.Event().wait()
         yield b""
 
-    holder, context = Holder(), cast(lent.Context, None)
+    holder, context = Holder(), cast(lent_connections.Context, None)
 
     def lend() -> asyncio.Task[None]:
         return asyncio.create_task(holder.serve_lender("b", silence(), context))
