@@ -86,4 +86,4 @@ def test_the_many_options_of_join_stand_in_groups() -> None:
 
 def test_every_command_of_the_coordinator_speaks_json() -> None:
     for command in dtfm.coordinator.cli.app.registered_commands:
-        assert "json_lines" in get_type_hints(command.callback), command.callback
+        assert {"json_lines", "json"} & get_type_hints(command.callback).keys(), command.callback
