@@ -104,7 +104,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class TimesSummed:
-    """The times of old steps in the log are added up."""
+    """The sums of the nodes' times in old steps are ready for the log."""
 
     event: StepTimesSummed
 

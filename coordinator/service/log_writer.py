@@ -85,7 +85,7 @@ class LogWriter:
                 return lost
 
     def summing_is_due(self, ledger: Ledger) -> bool:
-        """Whether the times of old steps are to be added up, and nobody does so."""
+        """Whether the nodes' times in old steps should be summed up, and that has not begun."""
         return ledger.summed_until >= self._summing_until and step_times.due(self._store.last, ledger.summed_until)
 
     async def step_times(self, after: int) -> StepTimesSummed:

@@ -318,7 +318,7 @@ class Server:
         try:
             self._inputs.put_nowait(t.TimesSummed(await self._log.step_times(after)))
         except StoreError as error:
-            log.warning("the times of old steps are not added up: %s", error)
+            log.warning("the nodes' times in old steps stay in the log one by one: %s", error)
 
     async def _plan(self, wanted: t.PlanWanted) -> None:
         def dropped() -> bool:

@@ -69,7 +69,7 @@ class SoFar:
             self.over = record.time
         if isinstance(event, ev.PlanAdopted):
             plan = before.training.plan
-            again = plan is not None and plan.stages == event.plan.stages  # it was not planned anew
+            again = plan is not None and plan.stages == event.plan.stages  # the same plan as before
             self.reason = event.reason
             if event.predicted_seconds is not None or not again:
                 self.predicted, self.bound = event.predicted_seconds, event.lower_bound_seconds

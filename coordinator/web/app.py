@@ -32,11 +32,11 @@ HEADERS = [
 MOST_VIEWERS = 20
 """The number of pages that are told of news at a time."""
 QUIET_SECONDS = 5.0
-"""After so long without news a page is told so: clocks go on, and a connection that broke is noticed."""
+"""The longest time without a message to a page. Its clocks go on by them, and a broken connection is noticed."""
 PAUSE_SECONDS = 1.0
 """Between two messages to a page."""
 SLOW_SECONDS = 10.0
-"""A page that does not take a message for so long is dropped."""
+"""A page that takes longer than this to accept a message is dropped."""
 
 
 def make_app(follower: Follower) -> Starlette:

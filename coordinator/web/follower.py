@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 SHORTEST_PAUSE = 0.25
 """Seconds between two looks at the log. What happens meanwhile is shown together."""
 FRESH_SECONDS = 1.0
-"""For so long the page as it is now is made once, for all viewers."""
+"""The present state is turned into a document at most this often; all viewers get the same one."""
 
 
 class Follower:

@@ -15,7 +15,7 @@ from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.protos.frame import STATE_CHUNK_BYTES
 
 FREE_MEMORY_FRACTION = 0.5
-"""Copies of what is not read yet take at most this fraction of the host's free memory."""
+"""The largest fraction of the host's free memory for copies that have still to be read."""
 
 PIECES_BYTES = 64 << 20
 """Most bytes of pieces that are handed out at a time, whoever asks, as long as these are more than a frame for each."""
