@@ -85,7 +85,8 @@ class Viewers:
             async with asyncio.timeout(SLOW_SECONDS):
                 await send({"type": "http.response.body", "body": f"data: {last}\n\n".encode(), "more_body": True})
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._follower.ended.wait(), PAUSE_SECONDS)
+                async with asyncio.timeout(PAUSE_SECONDS):  # wait_for may lose a cancellation in Python 3.11
+                    await self._follower.ended.wait()
             last = self._follower.last if self._follower.last != last else await self._follower.news(QUIET_SECONDS)
         await send({"type": "http.response.body", "body": b""})
 
