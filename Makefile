@@ -20,7 +20,7 @@ TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --progress-bar off
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docker-test soak lint proto bench clean
+.PHONY: help setup demo test docker-test soak lint proto bench gpu clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ bench: $(READY)  ## Some of the measurements in docs/measurements.md (a quarter 
 	$(BIN)/python -m tests.bench.overhead
 	$(BIN)/python -m tests.bench.kernels
 	$(BIN)/python -m tests.bench.scheduler
+
+gpu: $(READY)  ## On a machine with a GPU: test and measure all that needs one, into one file to send in (a quarter of an hour)
+	$(BIN)/python -m tests.bench.gpu
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
