@@ -36,7 +36,7 @@ class LogWriter:
         self._writing: set[asyncio.Future[Any]] = set()
         self._snapshot_due = store.last_snapshot + ledger_snapshot.EVERY
         self._snapshots = asyncio.Lock()
-        self._summing_until = 0
+        self._summing_due = 0
         self._closed = False
         self.is_failing = False  # the last write failed, and is tried again
 
@@ -86,12 +86,12 @@ class LogWriter:
 
     def summing_is_due(self, ledger: Ledger) -> bool:
         """Whether the nodes' times in old steps should be summed up, and that has not begun."""
-        return ledger.summed_until >= self._summing_until and step_times.due(self._store.last, ledger.summed_until)
+        return self._store.last >= self._summing_due and step_times.due(self._store.last, ledger.summed_until)
 
     async def step_times(self, after: int) -> StepTimesSummed:
         """See `Store.step_times`. Raises StoreError."""
-        self._summing_until = after + step_times.EVERY
-        return await asyncio.to_thread(self._store.step_times, after, self._summing_until)
+        self._summing_due = self._store.last + step_times.EVERY  # if it fails, it is tried again then
+        return await asyncio.to_thread(self._store.step_times, after, after + step_times.EVERY)
 
     def take_snapshot(self, ledger: Ledger) -> Coroutine[Any, Any, None]:
         """Keeps ``ledger``, which is the fold of the log as of this call, however late the coroutine runs."""

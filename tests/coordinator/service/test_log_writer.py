@@ -29,12 +29,21 @@ async def test_a_ledger_snapshot_is_stored_at_intervals_and_at_the_end(
             assert ledger_snapshot.read(snapshot) == fold(served.events[: snapshot.sequence])
 
 
+@pytest.mark.parametrize("failures", [0, 1], ids=["", "after the log could not be read once"])
 async def test_the_times_of_old_steps_are_summed_up_while_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     monkeypatch.setattr(step_times, "EVERY", 5)
     monkeypatch.setattr(step_times, "KEPT", 3)
     async with serving(tmp_path) as served:
+        left, read = iter(range(failures)), served.store.step_times
+
+        def may_fail(after: int, until: int) -> ev.StepTimesSummed:
+            if next(left, None) is not None:
+                raise StoreError("the disk cannot be read")
+            return read(after, until)
+
+        monkeypatch.setattr(served.store, "step_times", may_fail)
         assert await train(served, served.node("a"), served.node("b")) == 0
         kept = [record.event for record in served.store.read()]
         summed = [event for event in kept if isinstance(event, ev.StepTimesSummed)]
