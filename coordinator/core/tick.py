@@ -135,7 +135,13 @@ def _apply(transition: Transition, rules: Iterable[Callable[[Transition], None]]
         act.carry_out(transition)
 
 
-_FIRST = (quarantine.part_with_quarantined, commits.commit_if_due, pause.end_pause, steering.stop_when_safe)
+_FIRST = (
+    quarantine.part_with_quarantined,
+    auditing.conclude,
+    commits.commit_if_due,
+    pause.end_pause,
+    steering.stop_when_safe,
+)
 _OF_PLANS = (replanning.replan, act.separate_or_quarantine, standby.arrange)
 _LAST = (snapshot.end_overdue, leaving.let_go, membership.admit_contenders)
 """The rules, in the order in which they apply. Those of plans depend on the ledger, the planner and the phase."""

@@ -11,7 +11,6 @@ from dtfm.coordinator.core.plan import drift, resumption, showing
 from dtfm.coordinator.core.step.announcing import announce
 from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
@@ -23,16 +22,9 @@ def commit_if_due(transition: Transition) -> None:
     """The rule: commits a step that all have voted for, once nobody is awaited who repeats work of it, and each stage's new state
     will be on two machines, or at ``commit_by`` (see `standby.commit_waits_for`)."""
     phase = transition.state.phase
-    if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None:
+    if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None or phase.audits:
         return
-    if (setback := auditing.conclude(transition)) is not None:
-        transition.find(setback)
-        return
-    phase = transition.state.phase
-    assert isinstance(phase, Stepping)
-    assert phase.commit_by is not None
-    is_due = transition.now >= phase.commit_by or not standby.commit_waits_for(transition.state)
-    if not phase.audits and is_due:
+    if transition.now >= phase.commit_by or not standby.commit_waits_for(transition.state):
         commit(transition, phase)
 
 

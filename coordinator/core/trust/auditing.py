@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.audits import COMPARED, Audit, Passed, Request
-from dtfm.coordinator.core.findings import Doubt, Doubted, Setback
+from dtfm.coordinator.core.findings import Doubt, Doubted
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import malformed, name_some
 from dtfm.coordinator.core.state import State
@@ -79,12 +79,13 @@ def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
     _set_audit(transition, phase, asked[0], replace(asked[0], answers={**asked[0].answers, node: answer}))
 
 
-def conclude(transition: Transition) -> Setback | None:
-    """Asks auditors, gives up on those that are overdue, and judges the audits that are answered. The phase has those that still
-    wait."""
-    _give_up_overdue(transition)
+def conclude(transition: Transition) -> None:
+    """The rule: once all have voted, asks auditors, gives up on those that are overdue, and judges the audits that are answered.
+    The phase has those that still wait."""
     phase = transition.state.phase
-    assert isinstance(phase, Stepping)
+    if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None:
+        return
+    phase = _give_up_overdue(transition, phase)
     for audit in phase.audits:
         if len(audit.answers) == len(audit.auditors):
             if more := referees(transition.state, audit):
@@ -93,9 +94,9 @@ def conclude(transition: Transition) -> Setback | None:
             phase = _set_audit(transition, phase, audit, None)
             if (setback := judged(transition, audit)) is not None:
                 _now_due(transition, {audit.order.node})
-                return setback
-    _ask(transition)
-    return None
+                transition.find(setback)
+                return
+    _ask(transition, phase)
 
 
 def interrupted(transition: Transition, phase: Stepping, ender: str) -> tuple[Doubt, ...]:
@@ -152,10 +153,9 @@ def _check(answer: wire.Audited, needed: Collection[str]) -> None:
         )
 
 
-def _ask(transition: Transition) -> None:
+def _ask(transition: Transition, phase: Stepping) -> None:
     """Sends the requests that are due. A node does one after the other."""
-    state, phase = transition.state, transition.state.phase
-    assert isinstance(phase, Stepping)
+    state = transition.state
     busy = {node for audit in phase.audits for node in audit.awaited}
     took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
     patience = step_patience(state.lease, took, usual=True, overdue=0)
@@ -179,9 +179,7 @@ def _ask(transition: Transition) -> None:
         transition.state = replace(transition.state, auditing=replace(state.auditing, number=number))
 
 
-def _give_up_overdue(transition: Transition) -> None:
-    phase = transition.state.phase
-    assert isinstance(phase, Stepping)
+def _give_up_overdue(transition: Transition, phase: Stepping) -> Stepping:
     for audit in phase.audits:
         late = [node for node, request in audit.awaited.items() if transition.now >= request.until]
         if not late:
@@ -190,6 +188,7 @@ def _give_up_overdue(transition: Transition) -> None:
         reason = f"it did not answer in time an audit of {audit.order.node} in step {phase.step}"
         transition.find(Doubted(tuple(Doubt(Charge.SILENT, (node,), reason) for node in late)))
         transition.log(f"{name_some(late)} did not say in time what came of an audit of {audit.order.node}")
+    return phase
 
 
 def _set_audit(transition: Transition, phase: Stepping, before: Audit, after: Audit | None) -> Stepping:
