@@ -16,7 +16,8 @@ from dtfm.coordinator.core.members.quarantine import clear, quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan import resumption
-from dtfm.coordinator.core.plan.adoption import again, go_back, newest_before, newest_snapshot, regroup
+from dtfm.coordinator.core.plan.adoption import again, regroup
+from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot, undo
 from dtfm.coordinator.core.plan.replanning import WaitReason, decide, is_waiting_for
 from dtfm.coordinator.core.reach import links
 from dtfm.coordinator.core.step import evaluation, pause
@@ -27,9 +28,6 @@ from dtfm.coordinator.core.trust.verdict import Guilty, Verdict, unseparable, ve
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import NODE_LEFT, OVERDUE, PEER_LOST, UNAUDITED
-
-MOST_UNDONE = 1000
-"""Steps by which the run may go back to undo what a liar did."""
 
 
 def carry_out(transition: Transition) -> None:
@@ -67,7 +65,7 @@ def _set_back(transition: Transition, setback: Setback) -> None:
     if transition.state.stopped:
         return
     if setback.since is not None and not (setback.unless_settled and guilty.guilty):
-        _undo(transition, setback.since, setback.reason)
+        undo(transition, setback.since, setback.reason)
     changed = guilty.guilty or guilty.apart or guilty.broken or setback.since is not None or setback.lost_state
     if changed or isinstance(transition.state.phase, Gathering):
         regroup(transition, setback.reason)
@@ -126,18 +124,6 @@ def _sentence(transition: Transition, found: Verdict) -> None:
     links.count_as_broken(transition, found.broken, found.reason)
 
 
-def _undo(transition: Transition, since: int, reason: str) -> None:
-    """What was done after step ``since`` is in doubt: the run goes back to a snapshot from before, if it is not too far."""
-    step = transition.state.ledger.training.step
-    if since >= step:
-        return
-    before = newest_before(transition.state, since + 1)
-    if step - before.step > MOST_UNDONE:
-        transition.log(f"what was done since step {since} stays, as undoing it would take {step - before.step} steps")
-        return
-    go_back(transition, before, f"what was done since step {since} is undone: {reason}")
-
-
 def _go_on_without(transition: Transition, node: str, reason: str) -> None:
     """A node of the plan has left. A step that all voted for counts, if no audit is open, and every stage's new state is still
     here."""
@@ -157,7 +143,7 @@ def _go_on_without(transition: Transition, node: str, reason: str) -> None:
     phase = transition.state.phase
     if isinstance(phase, Stepping):
         problem = UNAUDITED if phase.audits else NODE_LEFT
-        _set_back(transition, Setback(problem, node, cause, by_a_word=False))
+        _set_back(transition, Setback(problem, node, cause, by_a_word=False, lost_state=True))
     elif isinstance(phase, Switching) or not _last_checkpoint_comes(transition):
         regroup(transition, cause)  # otherwise the last checkpoint is under way: the others can finish it
 

@@ -40,7 +40,7 @@ class Setback:
     """The step, the beginning of a plan or the pause in hand is given up because of ``node``, for this ``reason``, and tried
     again. ``problem``: as in StepAborted, of a step. ``since``: what was done after this step is in doubt as well; None: nothing
     is. ``unless_settled``: that holds only if nobody turns out to be guilty. ``by_a_word``: nothing but what a member says
-    interrupts the step. ``lost_state``: the node does not hold what it should, so that the same plan cannot go on."""
+    interrupts the step. ``lost_state``: the node is gone, or does not hold what it should, so that the same plan cannot go on."""
 
     problem: str
     node: str

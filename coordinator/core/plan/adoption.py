@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import disks, snapshot, standby
-from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availability
 from dtfm.coordinator.core.ending import conclude
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.givers import givers, only_givers
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
+from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot
 from dtfm.coordinator.core.plan.resumption import counts_from
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import PlanChosen, State
@@ -150,27 +150,6 @@ def plan_overdue(transition: Transition, phase: Switching) -> None:
     transition.emit(ev.PlanFailed(ledger.training.generation, suspects[0], problem, silent=True))
     doubt = Doubt(Charge.STALLED, suspects, problem)
     transition.find(Setback(OVERDUE, suspects[0], problem, (doubt,), lost_state=True))
-
-
-def newest_before(state: State, step: int) -> ResumePoint:
-    """The newest snapshot of a step before ``step``, or the start."""
-    ledger = state.ledger
-    return newest_snapshot(replace(state, ledger=replace(ledger, copies=ledger.copies.back_to(step - 1))))
-
-
-def newest_snapshot(state: State) -> ResumePoint:
-    """The newest snapshot, or the start."""
-    return replace(availability(state), memory=()).resume_point()
-
-
-def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt: bool = True) -> None:
-    """Training goes back to a snapshot, or to the start. ``in_doubt``: what was trained since may be wrong."""
-    ledger = transition.state.ledger
-    origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
-    origin = f"from {origin} of step {point.step}" if point.step else "from the start"
-    sentence = f"{reason}; {ledger.training.step - point.step} steps are trained again {origin}"
-    transition.emit(ev.RolledBack(point.step, ledger.training.step, sentence))
-    snapshot.rolled_back(transition, ledger.copies.checkpoints if in_doubt else ())
 
 
 def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:

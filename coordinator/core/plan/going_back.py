@@ -1,0 +1,47 @@
+"""Training goes back to a snapshot, or to the start: as nobody holds all of the state any more, or as it is in doubt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtfm.coordinator.core.copies import snapshot
+from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availability
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.log import events as ev
+
+MOST_UNDONE = 1000
+"""Steps by which the run may go back to undo what a liar did."""
+
+
+def undo(transition: Transition, since: int, reason: str) -> None:
+    """What was done after step ``since`` is in doubt: the run goes back to a snapshot from before, if it is not too far."""
+    step = transition.state.ledger.training.step
+    if since >= step:
+        return
+    before = _newest_before(transition.state, since + 1)
+    if step - before.step > MOST_UNDONE:
+        transition.log(f"what was done since step {since} stays, as undoing it would take {step - before.step} steps")
+        return
+    go_back(transition, before, f"what was done since step {since} is undone: {reason}")
+
+
+def newest_snapshot(state: State) -> ResumePoint:
+    """The newest snapshot, or the start."""
+    return replace(availability(state), memory=()).resume_point()
+
+
+def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt: bool = True) -> None:
+    """Training goes back to a snapshot, or to the start. ``in_doubt``: what was trained since may be wrong."""
+    ledger = transition.state.ledger
+    origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
+    origin = f"from {origin} of step {point.step}" if point.step else "from the start"
+    sentence = f"{reason}; {ledger.training.step - point.step} steps are trained again {origin}"
+    transition.emit(ev.RolledBack(point.step, ledger.training.step, sentence))
+    snapshot.rolled_back(transition, ledger.copies.checkpoints if in_doubt else ())
+
+
+def _newest_before(state: State, step: int) -> ResumePoint:
+    """The newest snapshot of a step before ``step``, or the start."""
+    ledger = state.ledger
+    return newest_snapshot(replace(state, ledger=replace(ledger, copies=ledger.copies.back_to(step - 1))))
