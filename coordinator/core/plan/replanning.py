@@ -146,6 +146,11 @@ def drop_stale_choice(transition: Transition) -> None:
         transition.set_planner(replace(transition.state.planner, chosen=None))
 
 
+def switch_is_due(state: State) -> bool:
+    """Whether a plan is chosen, and its nodes have copied what they lack: it is adopted after the next commit."""
+    return state.planner.chosen is not None and not standby.still_copying(state)
+
+
 def leaver_is_stuck(state: State) -> bool:
     """Whether a node of the plan wants to leave and no plan is possible without it: then the next commit ends in a checkpoint."""
     if not state.ledger.leaver_at_work:
@@ -194,7 +199,7 @@ def _decide_to_change(state: State, asked_for: bool) -> Decision:
     if planner.asked is not None:
         return Wait(WaitReason.PLANNING, "the planner is at work already")
     question = question_of(state)
-    if planner.chosen is not None and not standby.still_copying(state):
+    if switch_is_due(state):
         return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
     if not question.nodes:
         return Wait(WaitReason.EVERYBODY_LEAVES, "every node wants to leave")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dtfm.coordinator.core.copies import snapshot, standby
+from dtfm.coordinator.core.copies import snapshot
 from dtfm.coordinator.core.phases import Pausing, Stepping
-from dtfm.coordinator.core.plan.replanning import leaver_is_stuck
+from dtfm.coordinator.core.plan.replanning import leaver_is_stuck, switch_is_due
 from dtfm.coordinator.core.step import evaluation, telling
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
@@ -25,7 +25,7 @@ def announce(transition: Transition, plan: Plan) -> None:
     ends = last or state.ledger.hold is not None
     closing = stuck or state.is_closing
     evaluate = last or _is_due(step, run.train.evaluate_every)
-    switch = state.planner.chosen is not None and not standby.still_copying(state)
+    switch = switch_is_due(state)
     commit = wire.Commit(
         generation=plan.generation,
         step=step,
