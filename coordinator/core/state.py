@@ -360,6 +360,15 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
+class Resuming:
+    """``goes_on``: the step that may go on from where it was interrupted. ``resumed``: the last that was committed which did
+    (plan/resumption.py)."""
+
+    goes_on: int | None = None
+    resumed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, by (" ", node) for devices
@@ -378,6 +387,7 @@ class State:
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
+    resuming: Resuming = field(default_factory=Resuming)
     disk_bytes: float = math.inf
     stopped: bool = False
 
@@ -391,6 +401,7 @@ class State:
             safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
             speeds={},
             auditing=Auditing(self.auditing.number),
+            resuming=Resuming(),
         )
 
     @property

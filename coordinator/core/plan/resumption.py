@@ -20,24 +20,23 @@ STEPS_BETWEEN = 10
 
 def interrupted(transition: Transition, phase: Stepping, *, by_a_word: bool) -> None:
     """Notes whether the step in hand may go on. ``by_a_word``: nothing but what a member says interrupts it."""
-    memory = transition.state.auditing
+    memory = transition.state.resuming
     undone = memory.resumed is not None and memory.resumed >= phase.step
     due = memory.resumed is None or undone or phase.step > memory.resumed + STEPS_BETWEEN
-    transition.state = replace(
-        transition.state, auditing=replace(memory, goes_on=phase.step if due and not by_a_word else None)
-    )
+    goes_on = phase.step if due and not by_a_word else None
+    transition.state = replace(transition.state, resuming=replace(memory, goes_on=goes_on))
 
 
 def committed(transition: Transition, phase: Stepping) -> None:
     if phase.resumed:
-        memory = transition.state.auditing
-        transition.state = replace(transition.state, auditing=replace(memory, resumed=phase.step))
+        memory = transition.state.resuming
+        transition.state = replace(transition.state, resuming=replace(memory, resumed=phase.step))
 
 
 def counts_from(state: State, generation: int) -> int:
     """Since which generation work on the next step counts under the plan that gets this ``generation``."""
     ledger = state.ledger
-    goes_on = not state.run.trust.audits or state.auditing.goes_on == ledger.training.step + 1
+    goes_on = not state.run.trust.audits or state.resuming.goes_on == ledger.training.step + 1
     return ledger.training.counts_from if goes_on else generation
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.plan.resumption import STEPS_BETWEEN
+from dtfm.coordinator.core.state import Resuming
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import micro_batches_of
@@ -107,6 +108,5 @@ def test_a_step_past_its_deadline_goes_on_so_that_it_shows_at_whom_it_stood() ->
 
 def test_a_step_that_was_undone_does_not_keep_others_from_going_on() -> None:
     world = auditing("a", "b", "c")
-    later = replace(world.state.auditing, resumed=500)
-    world.state = replace(world.state, auditing=later)
+    world.state = replace(world.state, resuming=Resuming(resumed=500))
     assert is_resumed(interrupted(world))
