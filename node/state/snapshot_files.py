@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.storage import read_pieces, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
-from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, MOST_HEADER_BYTES, layout_digest
+from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, layout_digest
 from dtfm.protos.checkpoint_names import MANIFEST as MANIFEST, bucket_of
 
 FORMAT = 1
@@ -66,9 +65,9 @@ def file_layout(spec: BucketSpec, dtype: torch.dtype) -> bytes:
     return layout_digest((name, _DTYPES[dtype], shape) for name, shape in _tensors(spec).items())
 
 
-def most_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
-    """An upper bound on the size of the bucket's file."""
-    return bucket_bytes(spec, dtype) + MOST_HEADER_BYTES
+def file_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
+    """The size of the bucket's file."""
+    return len(file_header(spec, dtype)) + bucket_bytes(spec, dtype)
 
 
 class Loading:
@@ -80,102 +79,32 @@ class Loading:
 
     def __init__(self, bucket: Bucket, where: str) -> None:
         """What `finish` raises begins with ``where``."""
-        self._bucket = bucket
-        self._where = where
-        self._header: bytearray | None = bytearray()  # None once it is read
-        self._places: list[tuple[int, int, int]] = []  # begin and end after the header, and where that is in the state
-        self._at = 0  # bytes that have come after the header
-        self._problem = ""
+        self._bucket, self._where = bucket, where
+        self._header = file_header(bucket.spec, bucket.parameters.dtype)
+        self._size = file_bytes(bucket.spec, bucket.parameters.dtype)
+        self._at = 0  # bytes that have come
+        self._sound = True
 
     def take(self, piece: bytes | memoryview) -> None:
         """The next piece."""
-        piece = memoryview(piece)
-        if self._problem:
-            return
-        if self._header is not None:
-            piece = self._take_header(self._header, piece)
-        while len(piece) and not self._problem:
-            if not self._places:
-                self._problem = "it is longer than its header says"
-                return
-            begin, end, start = self._places[0]
-            fits = piece[: end - self._at]
-            self._bucket.load(fits, start + self._at - begin)
-            self._at += len(fits)
-            piece = piece[len(fits) :]
-            if self._at == end:
-                self._places.pop(0)
+        header = self._header[self._at : self._at + len(piece)]
+        begin, self._at = self._at + len(header), self._at + len(piece)
+        self._sound = self._sound and self._at <= self._size and piece[: len(header)] == header
+        if self._sound and begin < self._at:
+            self._bucket.load(memoryview(piece)[len(header) :], begin - len(self._header))
 
     def finish(self) -> None:
         """To be called after the last piece.
 
         Raises:
-            ValueError: it is not a bucket's file, or of another model or precision.
+            ValueError: it is another file than this bucket has in a run of this model and precision.
         """
-        if not self._problem and (self._header is not None or self._places):
-            self._problem = f"it ends after {self._at} bytes of the state"
-        if self._problem:
-            raise ValueError(f"{self._where}: {self._problem}")
-
-    def _take_header(self, header: bytearray, piece: memoryview) -> memoryview:
-        """Returns what follows the header in ``piece``."""
-        before = len(header)
-        header += piece[: LENGTH_BYTES + MOST_HEADER_BYTES - before]
-        if len(header) < LENGTH_BYTES:
-            return memoryview(b"")
-        length = LENGTH_BYTES + int.from_bytes(header[:LENGTH_BYTES], "little")
-        if length > LENGTH_BYTES + MOST_HEADER_BYTES:
-            self._problem = "it is no safetensors file"
-        elif len(header) >= length:
-            try:
-                self._places = _places(header[LENGTH_BYTES:length], self._bucket)
-            except ValueError as problem:
-                self._problem = str(problem)
-            self._header = None
-            return piece[length - before :]
-        return memoryview(b"")
-
-
-def _places(header: bytes | bytearray, bucket: Bucket) -> list[tuple[int, int, int]]:
-    """Where each tensor begins and ends in the file, after its header, and where it begins in the bucket's state; in the file's
-    order. Raises ValueError."""
-    try:
-        found = json.loads(header)
-        found.pop("__metadata__", None)
-        shapes = {name: tuple(entry["shape"]) for name, entry in found.items()}
-        dtypes = {name: str(entry["dtype"]) for name, entry in found.items()}
-        ranges = {
-            name: (operator.index(begin), operator.index(end))
-            for name, entry in found.items()
-            for begin, end in [entry["data_offsets"]]
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ValueError("it is no safetensors file") from None
-    expected, dtype = _tensors(bucket.spec), bucket.parameters.dtype
-    if shapes != expected:
-        name = next(name for name in (*expected, *shapes) if shapes.get(name) != expected.get(name))
-        raise ValueError(
-            f"{name:.200} has shape {shapes.get(name, 'missing')}, but the run's model says "
-            f"{expected.get(name, 'no such parameter')}; resume with the model that the checkpoint was made with"
-        )
-    if other := next(((name, kind) for name, kind in dtypes.items() if kind != _DTYPES[dtype]), None):
-        known = {name: str(kind) for kind, name in _DTYPES.items()}
-        raise ValueError(
-            f"{other[0]} is {known.get(other[1], other[1]):.50}, but the run computes in {dtype}; resume with the "
-            "train.precision that the checkpoint was made with"
-        )
-    places, start = [], 0
-    for name, shape in expected.items():
-        size = math.prod(shape) * dtype.itemsize
-        places.append((*ranges[name], start))
-        start += size
-        if ranges[name][1] - ranges[name][0] != size:
-            raise ValueError(f"its header gives {name} {ranges[name][1] - ranges[name][0]} bytes instead of {size}")
-    places.sort()
-    ends = [0, *(end for _, end, _ in places)]
-    if [begin for begin, _, _ in places] != ends[:-1]:
-        raise ValueError("the tensors that its header names do not follow one another")
-    return [place for place in places if place[0] < place[1]]
+        if not self._sound or self._at < self._size:
+            raise ValueError(
+                f"{self._where}: its {self._at} bytes are not what a bucket of the run's model has in "
+                f"{self._bucket.parameters.dtype}, which are {self._size}; resume with the model and the train.precision that it "
+                "was made with"
+            )
 
 
 def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype = torch.float32) -> None:
@@ -204,7 +133,7 @@ def read_bucket(folder: str, bucket: Bucket, manifest: bytes = b"") -> None:
     where = f"checkpoint {folder}, bucket {index}"
     entry = _manifest_entry(folder, index, manifest)
     loading, digest, size = Loading(bucket, where), blake3(), 0
-    for piece in _bounded(folder, entry["file"], most_bytes(bucket.spec, bucket.parameters.dtype)):
+    for piece in _bounded(folder, entry["file"], file_bytes(bucket.spec, bucket.parameters.dtype)):
         digest.update(piece)
         size += len(piece)
         loading.take(piece)
@@ -251,7 +180,10 @@ def _bounded(folder: str, name: str, most: int) -> Iterator[bytes]:
     for piece in read_pieces(folder, name):
         most -= len(piece)
         if most < 0:
-            raise ValueError(f"checkpoint {folder}: {name} is longer than the bucket can need")
+            raise ValueError(
+                f"checkpoint {folder}: {name} is longer than one of the run's model and precision; resume with those that it was "
+                "made with"
+            )
         yield piece
 
 

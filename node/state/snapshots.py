@@ -18,7 +18,7 @@ from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.incoming_file import IncomingFile
-from dtfm.node.state.snapshot_files import Loading, in_one_sentence, most_bytes
+from dtfm.node.state.snapshot_files import Loading, file_bytes, in_one_sentence
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.transfer import Wanted, fetch
 from dtfm.node.state.uploads import Uploads
@@ -181,7 +181,7 @@ class Snapshots:
         """
         assert self._loaded is not None  # the coordinator names parts only to a node that has loaded the run
         run, dialler = self._loaded.run, self._loaded.dialler
-        most = {spec.index: most_bytes(spec, run_dtype(run)) for spec in self._loaded.model.buckets}
+        most = {spec.index: file_bytes(spec, run_dtype(run)) for spec in self._loaded.model.buckets}
         by_name = {peer.node: peer for peer in peers}
         with ExitStack() as stack:
             wanted = []
