@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.pieces import pieces
 from dtfm.scheduler.model.chains import chains, held_out_chains
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
@@ -27,6 +28,15 @@ class Group:
     counted_by: tuple[str, ...]
     stages: tuple[int, ...]
     loads: tuple[int, ...]
+
+    def piece(self, elements: int, number: int) -> tuple[int, int]:
+        """The half-open range of a piece of the bucket, which has so many ``elements``; empty if it has no such piece."""
+        ranges = pieces(elements, len(self.members))
+        return ranges[number] if number < len(ranges) else (0, 0)
+
+    def owner(self, number: int) -> str:
+        """The member that adds up the piece."""
+        return self.members[number % len(self.members)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from functools import partial
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, codec_named, decode, encode
-from dtfm.node.model.pieces import pieces
 from dtfm.node.training.compression import GENTLEST_FIRST
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.pipeline import Compute
@@ -177,26 +176,23 @@ class _Again:
         return came.pop().view(compute.input_shape).requires_grad_(), given
 
     def _piece(self, bucket: int, piece: Audit.Piece, total: torch.Tensor) -> None:
-        members = self.generation.placement.groups[bucket].members
-        ranges = pieces(total.numel(), len(members))
-        start, stop = ranges[piece.piece] if piece.piece < len(ranges) else (0, 0)
-        if stop == start or members[piece.piece % len(members)] == self.audit.node:
+        group = self.generation.placement.groups[bucket]
+        start, stop = group.piece(total.numel(), piece.piece)
+        if stop == start or group.owner(piece.piece) == self.audit.node:
             raise Unusable(f"piece {piece.piece} of bucket {bucket} is not sent by {self.audit.node}")
         self._compare(Kind.REDUCE, bucket, piece.piece, total[start:stop], piece.digest)
 
     def _sum(self, bucket: int, wanted: Audit.Sum, total: torch.Tensor) -> None:
         """Adds up a piece as its owner, which is audited, should have: in the group's order, with its own share out of ``total``.
         This node has what the owner sent: it is what its gradients were replaced by."""
-        members, own = self.generation.placement.groups[bucket].members, self.generation.stage.buckets[bucket].gradients
-        ranges = pieces(total.numel(), len(members))
-        start, stop = ranges[wanted.piece] if wanted.piece < len(ranges) else (0, 0)
+        group, own = self.generation.placement.groups[bucket], self.generation.stage.buckets[bucket].gradients
+        start, stop = group.piece(total.numel(), wanted.piece)
         digests = {addend.node: addend.digest for addend in wanted.addends}
-        if members[wanted.piece % len(members)] != self.audit.node or digests.keys() != set(members) - {
-            self.audit.node
-        }:
+        others = set(group.members) - {self.audit.node}
+        if group.owner(wanted.piece) != self.audit.node or digests.keys() != others:
             raise Unusable(f"{self.audit.node} does not add up piece {wanted.piece} of bucket {bucket} of these nodes'")
         mine = torch.zeros_like(own[start:stop])
-        for member in members:
+        for member in group.members:
             if member == self.audit.node:
                 mine.add_(total[start:stop])
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
-from dtfm.node.model.pieces import pieces
 from dtfm.node.model.placement import Placement
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.frame_validation import TensorSizes
@@ -62,14 +61,9 @@ class KeptWork:
             raise LookupError(
                 f"SPARSE: under {self.reduction.name.lower()} a message depends on earlier ones, which are gone"
             )
-        mine, group = self.progress.unreduced.get(bucket), self.placement.groups.get(bucket)
-        ranges = pieces(mine.numel(), len(group.members)) if mine is not None and group is not None else ()
-        start, stop = ranges[part] if part < len(ranges) else (0, 0)
-        if (
-            mine is None
-            or group is None
-            or stop == start
-            or group.members[part % len(group.members)] == self.placement.node
-        ):
-            raise LookupError(f"NOT_KEPT: piece {part} of bucket {bucket} was not sent from here, or is not kept")
-        return encode(self.reduction, mine[start:stop]), stop - start
+        if (mine := self.progress.unreduced.get(bucket)) is not None:
+            group = self.placement.groups[bucket]
+            start, stop = group.piece(mine.numel(), part)
+            if stop > start and group.owner(part) != self.placement.node:
+                return encode(self.reduction, mine[start:stop]), stop - start
+        raise LookupError(f"NOT_KEPT: piece {part} of bucket {bucket} was not sent from here, or is not kept")

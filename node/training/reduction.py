@@ -72,14 +72,11 @@ class _Bucket:
 
     def range(self, number: int) -> tuple[int, int]:
         """The half-open range of a piece's elements."""
-        return pieces(self.gradients.numel(), len(self.members))[number]
+        return self.group.piece(self.gradients.numel(), number)
 
     def piece(self, number: int) -> torch.Tensor:
         start, stop = self.range(number)
         return self.gradients[start:stop]
-
-    def owner(self, piece: int) -> int:
-        return piece % len(self.members)
 
     def summable(self, piece: int) -> bool:
         return self.final and piece in self.missing and len(self.addends.get(piece, ())) == len(self.members) - 1
@@ -264,7 +261,7 @@ class _Reduction:
         while self._unsent and self._unsent[0].final:
             first = self._unsent.pop(0)
             for number in sorted(first.missing):
-                if first.owner(number) != first.rank:
+                if first.group.owner(number) != self._placement.node:
                     self._submit(self._send_addend, first, number)
         for number in sorted(bucket.addends):
             if bucket.summable(number):
@@ -288,7 +285,7 @@ class _Reduction:
 
     def _send_addend(self, bucket: _Bucket, number: int) -> None:
         message, mine = self._encode(bucket, number), bucket.piece(number)
-        self._send(Kind.REDUCE, bucket.members[bucket.owner(number)], bucket, number, message, mine)
+        self._send(Kind.REDUCE, bucket.group.owner(number), bucket, number, message, mine)
 
     def _send_sum(self, bucket: _Bucket, number: int) -> None:
         message, own = self._encode(bucket, number), bucket.piece(number)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, encoded_bytes
-from dtfm.node.model.pieces import pieces
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.stage import Stage
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind
@@ -95,16 +94,14 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
     """The nodes that may send the tensor that the header names, none if the plan has no such tensor; and its elements."""
     placement, sizes = expect.placement, expect.sizes
     if header.kind in (Kind.REDUCE, Kind.GATHER):
-        group = placement.groups.get(header.index)
-        ranges = pieces(sizes.buckets[header.index], len(group.members)) if group is not None else ()
-        if group is None or header.part >= len(ranges):
+        if (group := placement.groups.get(header.index)) is None:
             return (), 0
-        start, stop = ranges[header.part]
-        owner = group.members[header.part % len(group.members)]
-        others = tuple(n for n in group.members if n != owner)
-        if header.kind is Kind.REDUCE:
-            return others if owner == placement.node else (), stop - start
-        return () if owner == placement.node else (owner,), stop - start
+        start, stop = group.piece(sizes.buckets[header.index], header.part)
+        owner = group.owner(header.part)
+        is_mine = owner == placement.node
+        if stop == start or is_mine != (header.kind is Kind.REDUCE):
+            return (), 0
+        return tuple(n for n in group.members if n != owner) if is_mine else (owner,), stop - start
     match header.kind:
         case Kind.ACTIVATION:
             sender, elements = placement.previous.get(header.index), sizes.input
