@@ -99,7 +99,7 @@ class Generation:
         is_open = loaded.run.trust.mode == Run.Trust.OPEN
         bound = inherited.bound or ContributionBound() if is_open else None
         self.reducer = Reducer(
-            placement, self._send_reduced, self.receiver.let_go, inherited.residuals, bound=bound, came=self._came
+            placement, self._send, self.receiver.let_go, inherited.residuals, bound=bound, came=self._came
         )
         self.commitments: Commitments | None = None
         """Of the step last trained, where work is audited and this step began here."""
@@ -198,9 +198,8 @@ class Generation:
         """After ``step``, and before the next one: see `pipeline.evaluate`. Raises Closed."""
 
         def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-            what = What(kind, self.number, step, number)
-            encoded = self._sender.encode(what, tensor, self.codecs.of(kind, destination))
-            self._sender.send(destination, what, encoded, tensor.numel(), tensor.dtype)
+            what = What(kind, self.number, step, number, 0, tensor.numel(), tensor.dtype)
+            self._sender.send(destination, what, self._sender.encode(what, tensor, self.codecs.of(kind, destination)))
 
         neighbours = Neighbours(self._queue, send)
         return pipeline.evaluate(self.placement, step, self._compute(self._evaluation_batch), neighbours)
@@ -357,30 +356,28 @@ class Generation:
         if self.commitments is not None:
             self.commitments.came(arrival)
 
-    def _send_reduced(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
-        if self.commitments is not None:
-            self.commitments.sent(destination, what, encoded)
-        self._sender.send_encoded(destination, what, encoded, elements, dtype)
-
     def _send_again(self) -> None:
         """Sends what was computed here in an earlier generation and the neighbours lack."""
         progress, placement = self.progress, self.placement
         for (kind, number), encoded in sorted(progress.sent.items(), key=lambda item: item[0]):
             destination = (placement.next if kind is Kind.ACTIVATION else placement.previous).get(number)
             if destination is not None and number not in self._neighbours_have.get(kind, ()):
-                self._send(What(kind, self.number, progress.step, number), destination, encoded)
+                self._send(destination, self._what(kind, number), encoded)
 
     def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         """Keeps a tensor for another attempt, and sends it unless the neighbour has it."""
-        codec, what = self.codecs.of(kind, destination), What(kind, self.number, self.progress.step, number)
+        codec, what = self.codecs.of(kind, destination), self._what(kind, number)
         encoded = self._sender.encode(what, tensor, codec)
         # First, as sending may be called off.
         self.progress.keep(kind, number, encoded, encoded_bytes(codec, tensor.numel(), tensor.dtype))
         if number not in self._neighbours_have.get(kind, ()):
-            self._send(what, destination, encoded)
+            self._send(destination, what, encoded)
 
-    def _send(self, what: What, destination: str, encoded: Future[Encoded]) -> None:
-        elements = self.sizes.input if what.kind is Kind.GRADIENT else self.sizes.output
-        self._sender.send(destination, what, encoded, elements, self.stage.dtype)
+    def _what(self, kind: Kind, number: int) -> What:
+        elements = self.sizes.input if kind is Kind.GRADIENT else self.sizes.output
+        return What(kind, self.number, self.progress.step, number, 0, elements, self.stage.dtype)
+
+    def _send(self, destination: str, what: What, encoded: Future[Encoded]) -> None:
         if self.commitments is not None:
             self.commitments.sends(destination, what, encoded)
+        self._sender.send(destination, what, encoded)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
+from dtfm.kernels.codec import Codec, Encoded, encode
 from dtfm.node.model.placement import Placement
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.node.transport.kept import Tensor
-from dtfm.protos.frame import Header, Kind
+from dtfm.node.transport.sender import What
+from dtfm.protos.frame import Kind
 from dtfm.protos.peer_pb2 import KeptRequest
 
 
@@ -34,20 +35,8 @@ class KeptWork:
                 dtype = self.sizes.reduced
             case _:
                 raise LookupError(f"NOT_KEPT: tensors of kind {request.kind} are not kept")
-        return (
-            Header(
-                Kind(request.kind),
-                encoded.codec,
-                DTYPE_NUMBERS[dtype],
-                request.generation,
-                request.step,
-                request.index,
-                request.part,
-                elements,
-                len(encoded.data),
-            ),
-            encoded.data,
-        )
+        at = (request.generation, request.step, request.index, request.part)
+        return What(Kind(request.kind), *at, elements, dtype).header(encoded), encoded.data
 
     def _encoded(self, kind: Kind, number: int) -> Encoded:
         sent = self.progress.sent.get((kind, number))

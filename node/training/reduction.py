@@ -30,12 +30,12 @@ from dtfm.node.model.placement import Group, Placement
 from dtfm.node.training.contribution_bound import Clipped, ContributionBound, Place
 from dtfm.node.training.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.sender import What
+from dtfm.node.transport.sender import What, ready
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.frame import Kind
 
-#: The signature of Sender.send_encoded.
-Send = Callable[[str, What, Encoded, int, torch.dtype], None]
+#: The signature of Sender.send.
+Send = Callable[[str, What, Future[Encoded]], None]
 
 #: By bucket, what this node's messages have left out so far: 1-D float32 of the bucket's elements. In a step a node sends one
 #: message about each piece: the sum if it owns the piece, else its addend. So residuals count under any division into pieces.
@@ -298,8 +298,9 @@ class _Reduction:
     def _send(
         self, kind: Kind, destination: str, bucket: _Bucket, number: int, message: Encoded, piece: torch.Tensor
     ) -> None:
-        what = What(kind, self._placement.generation, self._step, bucket.index, number)
-        self._reducer.send(destination, what, message, piece.numel(), piece.dtype)
+        generation = self._placement.generation
+        what = What(kind, generation, self._step, bucket.index, number, piece.numel(), piece.dtype)
+        self._reducer.send(destination, what, ready(message))
 
     def _encode(self, bucket: _Bucket, number: int) -> Encoded:
         index, (start, stop), piece = bucket.index, bucket.range(number), bucket.piece(number)

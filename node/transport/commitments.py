@@ -37,20 +37,14 @@ class Commitments:
         self._taken: dict[tuple[Kind, int, int], Future[bytes]] = {}
 
     def sends(self, peer: str, what: What, encoded: Future[Encoded]) -> None:
-        """To be called when a tensor begins to be sent: its digest is taken as soon as it is encoded. What several peers get is
-        the same, so that it is done once."""
+        """To be called before a tensor is sent: its digest is taken as soon as it is encoded, or at once. What several
+        peers get is the same, so that it is done once."""
         key, digest = (what.kind, what.index, what.part), Future[bytes]()
         with self._lock:
             known = self._taken.setdefault(key, digest)
             self._sent[peer, what.kind][what.index, what.part] = known
         if known is digest:
             encoded.add_done_callback(lambda done: _settle(digest, done))
-
-    def sent(self, peer: str, what: What, encoded: Encoded) -> None:
-        """As ``sends``, of a tensor that is encoded already. Call it before the memory of ``encoded`` changes."""
-        done = Future[Encoded]()
-        done.set_result(encoded)
-        self.sends(peer, what, done)
 
     def came(self, arrival: Arrival) -> None:
         """To be called before the memory of ``arrival`` changes."""

@@ -76,18 +76,23 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
             f"{header.kind.name} {header.index} has {elements} elements of {dtype}, not {header.elements} of "
             f"{DTYPES.get(header.dtype, header.dtype)}",
         )
-    try:
-        codec = Codec(header.codec)
-    except ValueError:
-        raise FrameError(FrameProblem.MALFORMED, f"codec {header.codec} does not exist") from None
+    codec = encoded_with(header, elements, dtype)
     if codec.sparse and header.kind not in (Kind.REDUCE, Kind.GATHER):
         raise FrameError(
             FrameProblem.UNEXPECTED,
             f"{header.kind.name} {header.index} under {codec.name.lower()}, which is only for gradients between replicas",
         )
-    total = encoded_bytes(codec, elements, dtype)
-    if header.total != total:
+
+
+def encoded_with(header: Header, elements: int, dtype: torch.dtype) -> Codec:
+    """The codec of a tensor with so many ``elements``. Raises FrameError for none, or another total than it makes of them."""
+    try:
+        codec = Codec(header.codec)
+    except ValueError:
+        raise FrameError(FrameProblem.MALFORMED, f"codec {header.codec} does not exist") from None
+    if header.total != (total := encoded_bytes(codec, elements, dtype)):
         raise FrameError(FrameProblem.MALFORMED, f"{header.total} bytes encoded; codec and elements make {total}")
+    return codec
 
 
 def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int]:

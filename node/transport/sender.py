@@ -54,13 +54,28 @@ _RANKS = {
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """Which tensor is sent; ``index`` and ``part`` as in frame.Kind."""
+    """Which tensor is sent: ``index`` and ``part`` as in frame.Kind, and what it holds before it is encoded."""
 
     kind: Kind
     generation: int
     step: int
     index: int
-    part: int = 0
+    part: int
+    elements: int
+    dtype: torch.dtype
+
+    def header(self, encoded: Encoded) -> Header:
+        """Of its frames."""
+        dtype = DTYPE_NUMBERS[self.dtype]
+        named = (self.generation, self.step, self.index, self.part, self.elements)
+        return Header(self.kind, encoded.codec, dtype, *named, len(encoded.data))
+
+
+def ready(encoded: Encoded) -> Future[Encoded]:
+    """What is encoded already, as `Sender.send` takes it."""
+    future = Future[Encoded]()
+    future.set_result(encoded)
+    return future
 
 
 #: A tensor's header and its encoded bytes.
@@ -218,46 +233,27 @@ class Sender:
 
         return self._encoder.submit(encode_it)
 
-    def send(self, destination: str, what: What, encoded: Future[Encoded], elements: int, dtype: torch.dtype) -> None:
-        """Queues what `encode` returns. From any thread. Waits while the lane is full. Raises Closed."""
+    def send(self, destination: str, what: What, encoded: Future[Encoded]) -> None:
+        """Queues what `encode` returns, or what is `ready`. From any thread. Waits while the lane is full. Raises Closed."""
         lane = self._lanes[destination, _RANKS[what.kind]]
-        size = elements * dtype.itemsize
+        size = what.elements * what.dtype.itemsize
         lane.reserve(size, lambda: self._closed)
 
         def queue(done: Future[Encoded]) -> None:
             if done.cancelled() or done.exception() is not None:
                 lane.release(size)
                 return
-            lane.release(size - len(done.result().data))  # the lane's room is of bytes that wait for the link
-            self._queue(lane, what, done.result(), elements, dtype)
+            tensor = done.result()
+            lane.release(size - len(tensor.data))  # the lane's room is of bytes that wait for the link
+            self._loop.call_soon_threadsafe(lane.put, (what.header(tensor), tensor.data))
 
         encoded.add_done_callback(queue)
-
-    def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
-        """As `send`, of bytes that are encoded already, so that several peers get the same ones."""
-        lane = self._lanes[destination, _RANKS[what.kind]]
-        lane.reserve(len(encoded.data), lambda: self._closed)
-        self._queue(lane, what, encoded, elements, dtype)
 
     async def close(self) -> None:
         self.interrupt("the node is stopping")
         for node in list(self._channels):
             await self._disconnect(node)
         self._encoder.shutdown()
-
-    def _queue(self, lane: _Lane, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
-        header = Header(
-            what.kind,
-            encoded.codec,
-            DTYPE_NUMBERS[dtype],
-            what.generation,
-            what.step,
-            what.index,
-            what.part,
-            elements,
-            len(encoded.data),
-        )
-        self._loop.call_soon_threadsafe(lane.put, (header, encoded.data))
 
     async def _warm_up(self, node: str, size: int, lease: float) -> None:
         channel = self._channels[node]

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -22,7 +23,7 @@ import grpc.aio
 import torch
 
 from dtfm.coordinator.core.audits import COMPARED
-from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
+from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node import cli
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loss import Scored
@@ -430,7 +431,7 @@ FORGED = "of a forged frame it was said: "
 def forging() -> Iterator[None]:
     """Inside, this process sends its neighbours two more frames for each tensor, on streams of their own: one as if it were of
     the stage on their other side, and one under another node's name."""
-    queue, turn = Sender._queue, asyncio.Lock()
+    given, turn = Sender.send, asyncio.Lock()
     turned = {Kind.ACTIVATION: Kind.GRADIENT, Kind.GRADIENT: Kind.ACTIVATION}
 
     async def send(sender: Sender, peer: str, name: str, header: Header, data: memoryview) -> None:
@@ -441,18 +442,18 @@ def forging() -> Iterator[None]:
                 await call.done_writing()
             print(FORGED + (await call).decode(), file=sys.stderr, flush=True)
 
-    def forge(self: Sender, lane: Any, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
-        queue(self, lane, what, encoded, elements, dtype)
-        if what.kind not in turned:
-            return
-        number, size, data = DTYPE_NUMBERS[dtype], len(encoded.data), memoryview(bytes(encoded.data))
-        for kind, name in ((turned[what.kind], self._node), (what.kind, "another")):
-            header = Header(
-                kind, encoded.codec, number, what.generation, what.step, what.index, what.part, elements, size
-            )
-            asyncio.run_coroutine_threadsafe(send(self, lane._node, name, header, data), self._loop)
+    def forge(self: Sender, destination: str, what: What, encoded: Future[Encoded]) -> None:
+        given(self, destination, what, encoded)
+        if what.kind in turned:
+            encoded.add_done_callback(partial(also, self, destination, what))
 
-    with mock.patch.object(Sender, "_queue", forge):
+    def also(sender: Sender, destination: str, what: What, encoded: Future[Encoded]) -> None:
+        data = memoryview(bytes(encoded.result().data))
+        for kind, name in ((turned[what.kind], sender._node), (what.kind, "another")):
+            header = replace(what, kind=kind).header(encoded.result())
+            asyncio.run_coroutine_threadsafe(send(sender, destination, name, header, data), sender._loop)
+
+    with mock.patch.object(Sender, "send", forge):
         yield
 
 

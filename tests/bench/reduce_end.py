@@ -70,7 +70,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     assert placement is not None
     sizes = TensorSizes(0, 0, dict.fromkeys(range(BUCKETS), BUCKET_ELEMENTS), torch.float32, torch.float32)
     sender = Sender(names[rank], lambda peer, _, why: reducer.queue.close(f"{peer}: {why}"))
-    reducer = Reducer(placement, sender.send_encoded)
+    reducer = Reducer(placement, sender.send)
     receiver = Receiver(
         Expectations(placement, sizes), 0, lambda arrival: reducer.queue.put(arrival.header.step, arrival)
     )

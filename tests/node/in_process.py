@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import torch
 
 from dtfm.coordinator.core.step.learning_rate import learning_rate
-from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
+from dtfm.kernels.codec import Codec, Encoded, encode
 from dtfm.node.data.dataset import Data
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
@@ -24,10 +24,10 @@ from dtfm.node.training.generation import Generation, Inherited, Speed
 from dtfm.node.training.generation_setup import inherit
 from dtfm.node.training.pipeline import Outcome
 from dtfm.node.transport.receiver import Receiver
-from dtfm.node.transport.sender import Sender, What
+from dtfm.node.transport.sender import Sender, What, ready
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Commit, Device
-from dtfm.protos.frame import Header, frames
+from dtfm.protos.frame import frames
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model import plan as plans
 from dtfm.scheduler.model.memory import Keeping
@@ -48,21 +48,12 @@ class DirectSender:
         self.on_sent: Callable[[], None] = lambda: None
 
     def encode(self, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
-        encoded = Future[Encoded]()
-        encoded.set_result(encode(codec, tensor))
-        return encoded
+        return ready(encode(codec, tensor))
 
-    def send(self, destination: str, what: What, encoded: Future[Encoded], elements: int, dtype: torch.dtype) -> None:
-        self.send_encoded(destination, what, encoded.result(), elements, dtype)
-
-    def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
-        size = len(encoded.data)
-        number = DTYPE_NUMBERS[dtype]
-        header = Header(
-            what.kind, encoded.codec, number, what.generation, what.step, what.index, what.part, elements, size
-        )
-        self.sent_bytes += size
-        for frame in frames(header, encoded.data):
+    def send(self, destination: str, what: What, encoded: Future[Encoded]) -> None:
+        data = encoded.result().data
+        self.sent_bytes += len(data)
+        for frame in frames(what.header(encoded.result()), data):
             self._receivers[destination].take(self._node, frame)
         self.on_sent()
 

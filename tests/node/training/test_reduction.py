@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
+from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node.model import pieces as pieces_module
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.pieces import pieces, shards
@@ -24,7 +24,7 @@ from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import What
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.frame import Header, frames
+from dtfm.protos.frame import frames
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.node.allocated import most_allocated
 
@@ -62,12 +62,10 @@ def reduce_together(
     """Runs every member's reduction in a thread; what one sends is in the other's queue at once. Returns the residuals."""
     reducers: dict[str, Reducer] = {}
 
-    def sender(node: str) -> Callable[[str, What, Encoded, int, torch.dtype], None]:
-        def send(to: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
-            data = memoryview(bytearray(encoded.data))
-            number = DTYPE_NUMBERS[dtype]
-            header = Header(what.kind, encoded.codec, number, 1, STEP, what.index, what.part, elements, len(data))
-            reducers[to].queue.put(STEP, Arrival(node, header, data))
+    def sender(node: str) -> Callable[[str, What, Future[Encoded]], None]:
+        def send(to: str, what: What, encoded: Future[Encoded]) -> None:
+            data = memoryview(bytearray(encoded.result().data))
+            reducers[to].queue.put(STEP, Arrival(node, what.header(encoded.result()), data))
 
         return send
 
@@ -251,10 +249,8 @@ class Streams:
         for reducer in self.reducers.values():
             reducer.close()
 
-    def _send(self, source: str, to: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
-        number, size = DTYPE_NUMBERS[dtype], len(encoded.data)
-        header = Header(what.kind, encoded.codec, number, 1, STEP, what.index, what.part, elements, size)
-        for frame in frames(header, encoded.data):
+    def _send(self, source: str, to: str, what: What, encoded: Future[Encoded]) -> None:
+        for frame in frames(what.header(encoded.result()), encoded.result().data):
             asyncio.run_coroutine_threadsafe(self._queue(source, to).put(frame), self._loop).result(30)
 
     def _let_go(self, node: str, arrival: Arrival) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given, settings, strategies as st
 from dtfm.node.network.bandwidth_probe import MOST_BYTES, receive_probe
 from dtfm.node.transport.frame_validation import Expectations
 from dtfm.node.transport.receiver import Arrival, Receiver
-from dtfm.node.transport.sender import Sender, What
+from dtfm.node.transport.sender import Sender
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import peer_credentials
@@ -28,7 +28,7 @@ from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kin
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import SERVICE, method
 from tests.node.dialling import dialler
-from tests.node.sending import send
+from tests.node.sending import activation, send
 from tests.node.transport.test_peer_server import ELEMENTS, GENERATION, STEP, Node, channel_to, named, tensor_frames
 from tests.protos.members import member
 
@@ -283,12 +283,12 @@ async def test_a_peer_that_stops_reading_holds_back_who_sends_to_it_and_nobody_e
     def pour() -> None:
         nonlocal sent
         while True:
-            send(sender, "deaf", What(Kind.ACTIVATION, GENERATION, STEP, sent), large)
+            send(sender, "deaf", activation(GENERATION, STEP, sent), large)
             sent += 1
 
     pouring = asyncio.ensure_future(asyncio.to_thread(pour))
     await asyncio.wait_for(stuck.wait(), PATIENCE_SECONDS)
-    send(sender, "me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS))
+    send(sender, "me", activation(GENERATION, STEP, 0), torch.zeros(ELEMENTS))
     assert (await asyncio.wait_for(node.arrived.get(), PATIENCE_SECONDS)).header.index == 0
     sender.interrupt("the step is over")
     with pytest.raises(Exception, match="the step is over"):

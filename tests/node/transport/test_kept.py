@@ -19,7 +19,7 @@ from dtfm.node.transport.commitments import Commitments, commitment
 from dtfm.node.transport.kept import Kept, Offer, Tensor, Wanted, Withheld, Witnesses
 from dtfm.node.transport.peer_server import MOST_KEPT_CALLS, PeerServer
 from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.sender import What
+from dtfm.node.transport.sender import What, ready
 from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import to_peer
@@ -200,9 +200,10 @@ async def test_who_is_not_around_is_not_asked(node: Node) -> None:
 
 def test_a_node_commits_to_what_it_sends_and_gets_tensor_by_tensor() -> None:
     commitments, encoded = Commitments(), Encoded(Codec.OFF, memoryview(bytearray(b"sum")))
+    what = What(Kind.GATHER, GENERATION, STEP, 3, 1, 3, torch.float32)
     for peer in ("b", "a"):
-        commitments.sent(peer, What(Kind.GATHER, GENERATION, STEP, 3, 1), encoded)
-    commitments.sent("a", What(Kind.GATHER, GENERATION, STEP, 3, 0), Encoded(Codec.RAW16, encoded.data))
+        commitments.sends(peer, what, ready(encoded))
+    commitments.sends("a", replace(what, part=0), ready(Encoded(Codec.RAW16, encoded.data)))
     commitments.came(Arrival("b", replace(HEADER, kind=Kind.GRADIENT), DATA))
     encoded.data[:] = b"new"  # once it is noted, its memory may change
     sent, received = commitments.report()

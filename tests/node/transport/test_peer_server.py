@@ -25,7 +25,7 @@ from dtfm.node.state.state_store import HeldState, StateStore
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.peer_server import MOST_CALLS, MOST_PING_BYTES, PeerServer
 from dtfm.node.transport.receiver import Arrival, Receiver
-from dtfm.node.transport.sender import Sender, What
+from dtfm.node.transport.sender import Sender
 from dtfm.protos.connection import REFUSED_BY_NAME_BYTES, open_channel, server_options
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
@@ -34,7 +34,7 @@ from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, handlers, method
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.node.dialling import dialler
-from tests.node.sending import send
+from tests.node.sending import activation, send
 from tests.protos.members import DAY, NOW, member
 
 GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
@@ -126,7 +126,7 @@ async def test_a_bad_frame_ends_its_own_stream_only_and_is_named(node: Node, sen
     sender = Sender("b", lambda peer, generation, why: lost.append(why))
     await sender.connect(GENERATION, dialler("b"), {"me": node.address}, 20, 10)
     tensor = torch.randn(ELEMENTS)
-    send(sender, "me", What(Kind.ACTIVATION, GENERATION, STEP, 1), tensor)
+    send(sender, "me", activation(GENERATION, STEP, 1), tensor)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
     await sender.close()
     assert (arrival.source, arrival.header.index) == ("b", 1)
@@ -173,7 +173,7 @@ async def test_a_member_of_another_run_gets_no_answer(node: Node) -> None:
 async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authority(node: Node) -> None:
     async def send_as(sender: Sender, identity: Identity, index: int) -> int:
         await sender.connect(GENERATION, Dialler(identity), {"me": node.address}, 20, 10)
-        send(sender, "me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS))
+        send(sender, "me", activation(GENERATION, STEP, index), torch.zeros(ELEMENTS))
         return (await asyncio.wait_for(node.arrived.get(), 20)).header.index
 
     sender = Sender("a", lambda peer, generation, why: None)
@@ -188,7 +188,7 @@ async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
     lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     sender = Sender("stranger", lambda peer, generation, why: lost.put_nowait((peer, why)))
     await sender.connect(GENERATION, dialler("stranger"), {"me": node.address}, 20, 10)
-    send(sender, "me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS))
+    send(sender, "me", activation(GENERATION, STEP, 0), torch.zeros(ELEMENTS))
     peer, why = await asyncio.wait_for(lost.get(), 20)
     await sender.close()
     assert peer == "me"
@@ -200,10 +200,10 @@ async def test_what_is_sent_after_a_stream_broke_arrives(node: Node) -> None:
     lost: asyncio.Queue[str] = asyncio.Queue()
     sender = Sender("a", lambda peer, generation, why: lost.put_nowait(why))
     await sender.connect(GENERATION, dialler("a"), {"me": node.address}, 20, 10)
-    send(sender, "me", What(Kind.ACTIVATION, GENERATION, STEP, 3), torch.zeros(ELEMENTS))  # b's to send
+    send(sender, "me", activation(GENERATION, STEP, 3), torch.zeros(ELEMENTS))  # b's to send
     assert "UNEXPECTED" in await asyncio.wait_for(lost.get(), 20)
     for index in (0, 2):
-        send(sender, "me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS))
+        send(sender, "me", activation(GENERATION, STEP, index), torch.zeros(ELEMENTS))
     arrived = [(await asyncio.wait_for(node.arrived.get(), 20)).header.index for _ in range(2)]
     await sender.close()
     assert arrived == [0, 2]
@@ -213,11 +213,11 @@ async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_thi
     lost: list[str] = []
     sender = Sender("a", lambda peer, generation, why: lost.append(why))
     await sender.connect(GENERATION + 1, dialler("a"), {"me": node.address}, 20, 10)
-    send(sender, "me", What(Kind.ACTIVATION, GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS))
+    send(sender, "me", activation(GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS))
     await sender.connect(
         GENERATION, dialler("a"), {"me": node.address}, 20, 10
     )  # the queued tensor is of another generation
-    send(sender, "me", What(Kind.ACTIVATION, GENERATION, STEP, 2), torch.zeros(ELEMENTS))
+    send(sender, "me", activation(GENERATION, STEP, 2), torch.zeros(ELEMENTS))
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
     await sender.close()
     assert (arrival.header.index, lost) == (2, [])
@@ -440,7 +440,7 @@ async def test_a_renewed_certificate_ends_nothing_and_channels_move_to_it_only_w
 ) -> None:
     async def send_as(sender: Sender, identity: Identity, index: int) -> None:
         await sender.connect(GENERATION, Dialler(identity), {"me": node.address}, 20, 10)
-        send(sender, "me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS))
+        send(sender, "me", activation(GENERATION, STEP, index), torch.zeros(ELEMENTS))
         await asyncio.wait_for(node.arrived.get(), 20)
 
     lost: list[str] = []

@@ -23,7 +23,7 @@ from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.send_priority import Rank
-from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, QUEUE_BYTES, WARM_UP, Sender, What
+from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, QUEUE_BYTES, WARM_UP, Sender, What, ready
 from dtfm.protos.connection import server_options
 from dtfm.protos.control_pb2 import StepProblem
 from dtfm.protos.credentials import peer_credentials
@@ -31,7 +31,7 @@ from dtfm.protos.frame import CHUNK_BYTES, Kind
 from dtfm.protos.streams import SERVICE
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.node.dialling import dialler
-from tests.node.sending import send
+from tests.node.sending import activation, send
 from tests.node.transport.test_peer_server import at_once
 from tests.protos.members import member
 
@@ -124,11 +124,10 @@ async def test_an_activation_overtakes_what_waits_for_the_same_peer() -> None:
     queue = sender._lanes["z", Rank.REDUCTION].queue
     piece = encode(Codec.OFF, torch.zeros(PIECE))
     for index in range(PIECES):
-        sender.send_encoded("z", What(Kind.REDUCE, GENERATION, STEP, index, 1), piece, PIECE, torch.float32)
+        sender.send("z", What(Kind.REDUCE, GENERATION, STEP, index, 1, PIECE, torch.float32), ready(piece))
     await asyncio.wait_for(end.some.wait(), PATIENCE_SECONDS)
     before = queue.qsize()
-    activation = torch.zeros(ACTIVATION_FRAMES * PIECE)
-    send(sender, "z", What(Kind.ACTIVATION, GENERATION, STEP, 0), activation)
+    send(sender, "z", activation(GENERATION, STEP, 0), torch.zeros(ACTIVATION_FRAMES * PIECE))
     await asyncio.wait_for(end.activation.wait(), PATIENCE_SECONDS)
     overtaken = queue.qsize()
     await asyncio.wait_for(end.all.wait(), PATIENCE_SECONDS)
@@ -153,7 +152,7 @@ async def test_a_tensor_that_cannot_be_encoded_is_this_nodes_failure_and_not_the
     await sender.connect(GENERATION, dialler("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
     large = torch.zeros(QUEUE_BYTES // 4)
     for index in range(2):  # the room of the first is free again
-        await asyncio.to_thread(send, sender, "z", What(Kind.ACTIVATION, GENERATION, STEP, index), large)
+        await asyncio.to_thread(send, sender, "z", activation(GENERATION, STEP, index), large)
         generation, error = await asyncio.wait_for(failed.get(), PATIENCE_SECONDS)
         assert (generation, problem_of(error)) == (GENERATION, StepProblem.OUT_OF_MEMORY)
     await sender.close()

@@ -15,13 +15,12 @@ from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.lent_connections import Holder
 from dtfm.node.transport.peer_server import PeerServer
-from dtfm.node.transport.sender import Sender, What
+from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
 from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
 from dtfm.protos.credentials import make_authority, make_key
-from dtfm.protos.frame import Kind
 from dtfm.protos.streams import method
-from tests.node.sending import send
+from tests.node.sending import activation, send
 from tests.protos.members import DAY, NOW, member
 
 LEASE = 4.0
@@ -159,7 +158,7 @@ async def test_what_went_over_a_relay_that_is_replaced_breaks_at_once(start: Sta
     targets = {"b": a.dialler.target(b.hidden)}
     await sender.connect(1, a.dialler, targets, LEASE, 1000 * LEASE)
     b.server.deliver_to(Deaf())  # type: ignore[arg-type]
-    send(sender, "b", What(Kind.ACTIVATION, 1, 1, 0), torch.zeros(8))
+    send(sender, "b", activation(1, 1, 0), torch.zeros(8))
     await asyncio.wait_for(Deaf.heard.wait(), LEASE)
     a.told(relayed=("b", second))
     b.told(lends_to=second)
