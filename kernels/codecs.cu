@@ -1,4 +1,4 @@
-// The codecs as layout.py describes them, on a GPU: one pass over memory per kernel, equal to reference.py bit for bit.
+// The codecs as layout.py describes them, on a GPU: one pass over memory per kernel, equal to tests/kernels/reference.py bit for bit.
 //
 // A warp has a tile of 256 elements: one to four blocks. Each of its lanes has eight elements of one block, four in each half of
 // the block, so that neighbouring lanes read and write neighbouring memory. Every kernel is launched with 256 threads per thread

@@ -1,4 +1,4 @@
-"""The codecs on a CPU: one pass over memory per call, compiled by Numba, equal to reference.py bit for bit.
+"""The codecs on a CPU: one pass over memory per call, compiled by Numba, equal to tests/kernels/reference.py bit for bit.
 
 The compiled code is kept beside this file, or elsewhere (dtfm/compiled_code.py), so only a machine's first import compiles, for
 a few seconds. The cache contains layout.py's numbers: touch this file after changing them. The loops release the GIL, write into

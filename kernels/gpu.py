@@ -1,4 +1,4 @@
-"""The codecs on a GPU: codecs.cu, compiled and cached by CuPy on first use, equal to reference.py bit for bit.
+"""The codecs on a GPU: codecs.cu, compiled and cached by CuPy on first use, equal to tests/kernels/reference.py bit for bit.
 
 Memory is torch's: CuPy allocates nothing, and torch's allocator hands out again what was freed. Everything runs on torch's
 current stream. Only ``encode`` waits, for its own bytes to be on the host.

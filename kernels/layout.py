@@ -117,27 +117,21 @@ def check(codec: Codec, encoded: NDArray[np.uint8], elements: int) -> None:
     if blocks is None:
         return
     count = blocks.count(elements)
-    places, scales = np.split(encoded, [count * blocks.value_bytes])
-    check_scales(scales.view(np.uint16), blocks)
-    if blocks.kept is not None:
-        check_places(places[count * blocks.kept :].reshape(count, blocks.kept))
-
-
-def check_scales(scales: NDArray[np.uint16], blocks: Blocks) -> None:
-    """Raises ValueError for a scale that no encoder writes: NaN, negative, too large, or so small that devices would differ."""
+    values, last = np.split(encoded, [count * blocks.value_bytes])
+    scales = last.view(np.uint16)
+    # A NaN, negative, too large, or so small that devices would differ.
     wrong = scales[(scales >= blocks.ceiling) | ((scales != 0) & (scales < blocks.floor >> 16))]
     if wrong.size:
         raise ValueError(
             f"{wrong.size} of {scales.size} blocks have a scale that no encoder writes, the first with bits "
             f"{int(wrong[0]):#06x}: the sender does not follow this version's layout"
         )
-
-
-def check_places(places: NDArray[np.uint8]) -> None:
-    """Raises ValueError unless each row of ``places`` [blocks, kept] increases: otherwise an element would have two values."""
-    wrong = np.flatnonzero(np.any(places[:, 1:] <= places[:, :-1], axis=1))
-    if wrong.size:
-        raise ValueError(
-            f"{wrong.size} of {len(places)} blocks have places that do not increase, the first {places[wrong[0]].tolist()}: "
-            "the sender does not follow this version's layout"
-        )
+    if blocks.kept is not None:
+        places = values[count * blocks.kept :].reshape(count, blocks.kept)
+        # They increase: otherwise an element would have two values.
+        unordered = np.flatnonzero(np.any(places[:, 1:] <= places[:, :-1], axis=1))
+        if unordered.size:
+            raise ValueError(
+                f"{unordered.size} of {count} blocks have places that do not increase, the first "
+                f"{places[unordered[0]].tolist()}: the sender does not follow this version's layout"
+            )

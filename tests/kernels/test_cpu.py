@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.kernels import cpu, reference
+from dtfm.kernels import cpu
 from dtfm.kernels.codec import encoded_bytes
 from dtfm.kernels.layout import BLOCKS, SIGNS, Codec
+from tests.kernels import reference
 from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
 
 CODECS = [c for c in Codec if c is not Codec.OFF]

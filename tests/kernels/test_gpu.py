@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.kernels import reference
 from dtfm.kernels.codec import DTYPES, Codec, decode, encode, encoded_bytes
 from dtfm.kernels.digest import digest
 from dtfm.kernels.feedback import encode_with_feedback
+from tests.kernels import reference
 from tests.kernels.arrays import FINITE, NOT_FINITE, float32
 
 pytestmark = [

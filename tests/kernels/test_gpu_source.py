@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.kernels import reference
 from dtfm.kernels.codec import encoded_bytes
 from dtfm.kernels.layout import BLOCKS, SIGNS, Codec
+from tests.kernels import reference
 from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
 from tests.kernels.cuda_on_cpu import cupy_without_gpu
 from tests.kernels.gpu_module import gpu_with

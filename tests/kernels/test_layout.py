@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import hadamard
 
-from dtfm.kernels import reference
 from dtfm.kernels.layout import SIGNS, Codec
+from tests.kernels import reference
 
 QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64, Codec.TOPK]
 

@@ -1,11 +1,11 @@
-"""The codecs exactly as layout.py describes them, in plain NumPy. The fast implementations must equal them bit for bit."""
+"""The codecs exactly as kernels/layout.py describes them, in plain NumPy. The product's must equal them bit for bit."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.kernels.layout import BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check_places, check_scales
+from dtfm.kernels.layout import BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check
 
 Floats = NDArray[np.float32]
 
@@ -50,15 +50,14 @@ def decode(codec: Codec, encoded: bytes, elements: int) -> Floats:
         return np.frombuffer(encoded, np.float32, elements)
     if codec is Codec.RAW16:
         return _from_bf16(np.frombuffer(encoded, "<u2", elements))
+    check(codec, np.frombuffer(encoded, np.uint8), elements)
     layout = BLOCKS[codec]
     count = layout.count(elements)
     packed = np.frombuffer(encoded, np.uint8, count * layout.value_bytes).reshape(count, layout.value_bytes)
     scales = np.frombuffer(encoded, "<u2", count, packed.size)
-    check_scales(scales, layout)
     places = None
     if layout.kept is not None:
         packed, places = packed.reshape(2, count, layout.kept)
-        check_places(places)
     step = _from_bf16(scales) / np.float32(layout.levels)
     with np.errstate(over="ignore", invalid="ignore"):
         y = _unpack(packed, layout).astype(np.float32) * step[:, None]
