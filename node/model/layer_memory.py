@@ -24,9 +24,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtfm.node.model.fakes import fake_parameters
 from dtfm.node.model.loss import loss_of_part
-from dtfm.node.model.model import Model, Part
+from dtfm.node.model.model import Model, Part, fake_parameters
 
 log = logging.getLogger(__name__)
 

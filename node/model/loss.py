@@ -17,7 +17,6 @@ import torch
 from torch.nn import functional
 
 from dtfm.node.data.samples import NOT_LEARNT
-from dtfm.node.model.label_weights import label_weights
 from dtfm.node.model.model import Forward, Part
 
 MOST_LOGITS_BYTES = 64 << 20
@@ -35,6 +34,19 @@ class Scored:
 
     mean: torch.Tensor
     weighted: torch.Tensor
+
+
+def label_weights(labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weight of each label in a micro-batch's mean loss, of the shape of ``labels`` ([b, ...]).
+
+    The loss of a sample is the mean over its learnt labels, and that of a micro-batch, or of a step, the mean over its samples.
+    So the weights of a sample's learnt labels are equal, and 1 / b together; a label that is not learnt has weight 0, and so has
+    all of a sample with nothing to learn. A function of each sample alone: it does not matter where the others are computed.
+    """
+    learnt = (labels != NOT_LEARNT).to(dtype)
+    each = learnt.flatten(1).sum(1) if labels.ndim > 1 else learnt
+    share = 1 / (len(labels) * each.clamp(min=1))
+    return learnt * share.view(-1, *[1] * (labels.ndim - 1))
 
 
 def score(logits: torch.Tensor, labels: torch.Tensor, weight: float = 1.0) -> Scored:

@@ -121,6 +121,17 @@ def parameters_on_meta() -> Iterator[None]:
         handle.remove()
 
 
+def fake_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Under a FakeTensorMode: replaces parameters by ones with a device and a shape but no memory, of ``dtype`` or their own."""
+    fakes: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is not None:
+                if old not in fakes:
+                    fakes[old] = nn.Parameter(torch.empty(old.shape, dtype=dtype or old.dtype))
+                part._parameters[name] = fakes[old]
+
+
 def computed_again(layer: Callable[..., Any]) -> Callable[..., Any]:
     """``layer``, which keeps its input alone for the backward pass, and computes the rest again there. Nothing in a layer is
     random (dropout is off), so that no state of random numbers is kept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
@@ -11,6 +12,8 @@ from functools import partial
 
 import torch
 
+from dtfm.compiled_code import compile_apart
+from dtfm.kernels.codec import prepare as prepare_codecs, runs_on
 from dtfm.kernels.digest import prepare as prepare_digests
 from dtfm.node.data.allowed import check_places
 from dtfm.node.data.dataset import Agreed, is_text, load_data, text_sample
@@ -24,7 +27,6 @@ from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
-from dtfm.node.training.compiling import compile_codecs
 from dtfm.node.training.compression import compresses
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.transport.topic_queue import Closed
@@ -131,3 +133,12 @@ class Preparation:
             raise Closed("the node is stopping") from None
         finally:
             self._compiling = None
+
+
+async def compile_codecs(device: torch.device) -> None:
+    """Returns when nothing is left to compile for tensors on ``device``: nobody is to wait for it at the first plan that
+    compresses. That takes half a second, or some seconds on a machine's first start."""
+    on_gpu = await asyncio.to_thread(runs_on, device)
+    if not on_gpu and "dtfm.kernels.cpu" not in sys.modules:
+        await compile_apart("dtfm.kernels.cpu")
+    await asyncio.to_thread(prepare_codecs, device)

@@ -25,8 +25,7 @@ from dtfm.kernels.codec import DTYPES, Codec, Encoded, decode, encode
 from dtfm.kernels.feedback import encode_with_feedback
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.pieces import pieces
-from dtfm.node.model.placement import Group, Placement
+from dtfm.node.model.placement import Group, Placement, pieces
 from dtfm.node.training.contribution_bound import Clipped, ContributionBound, Place
 from dtfm.node.training.pipeline import NonFinite, is_finite
 from dtfm.node.transport.receiver import Arrival

@@ -30,7 +30,7 @@ from dtfm.node.data.samples import training_samples
 from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
 from dtfm.node.model.optimizer import adamw, squared_norm
-from dtfm.node.model.pieces import pieces
+from dtfm.node.model.placement import pieces
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.audit import relative_error

@@ -27,7 +27,7 @@ MOST_PASSED = 100_000
 
 PIECE_BYTES = 1 << 21
 """The least size of a piece, in bytes of parameters, but for the last one of a shard: it has as many elements
-(node/model/pieces.py), of at least one byte."""
+(node/model/placement.py), of at least one byte."""
 
 
 def read_passed(vote: wire.StepReady, plan: Plan, node: str, described: Described) -> Passed:

@@ -16,8 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.fakes import fake_parameters
-from dtfm.node.model.model import Layer
+from dtfm.node.model.model import Layer, fake_parameters
 
 _BATCH = 2
 

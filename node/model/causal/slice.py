@@ -21,8 +21,7 @@ from transformers import PreTrainedModel, masking_utils
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.causal.anatomy import Anatomy, hidden_of
-from dtfm.node.model.fakes import fake_parameters
-from dtfm.node.model.model import computed_again, weakly
+from dtfm.node.model.model import computed_again, fake_parameters, weakly
 
 
 class Slice:

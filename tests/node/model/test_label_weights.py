@@ -8,8 +8,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional
 
 from dtfm.node.data.samples import NOT_LEARNT
-from dtfm.node.model.label_weights import label_weights
-from dtfm.node.model.loss import score
+from dtfm.node.model.loss import label_weights, score
 
 
 @st.composite

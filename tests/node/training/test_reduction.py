@@ -15,10 +15,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dtfm.kernels.codec import Codec, Encoded
-from dtfm.node.model import pieces as pieces_module
+from dtfm.node.model import placement as placement_module
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.pieces import pieces, shards
-from dtfm.node.model.placement import Group, Placement, placement_of
+from dtfm.node.model.placement import Group, Placement, pieces, placement_of, shards
 from dtfm.node.training.reduction import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.receiver import Arrival, Receiver
@@ -35,7 +34,7 @@ PIECE = 512
 @pytest.fixture(autouse=True, scope="module")
 def _small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces_module, "PIECE_ELEMENTS", PIECE)
+        patch.setattr(placement_module, "PIECE_ELEMENTS", PIECE)
         pieces.cache_clear()
         yield
     pieces.cache_clear()

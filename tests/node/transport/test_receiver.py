@@ -10,8 +10,7 @@ import torch
 
 from dtfm.kernels.codec import Codec, encoded_bytes
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.pieces import shards
-from dtfm.node.model.placement import placement_of
+from dtfm.node.model.placement import placement_of, shards
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames
