@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from dtfm.node.transport.lent_connections import NotLent
-from dtfm.node.transport.pipes import PIECE, Pipe, SocketPipe, join
+from dtfm.node.transport.pipes import PIECE, Pipe, join, socket_pipe
 from dtfm.protos.credentials import CERTIFIED_SUFFIX
 
 MOST_HEAD_BYTES = 8 << 10
@@ -48,7 +48,7 @@ class ConnectProxy:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        pipe = SocketPipe(reader, writer)
+        pipe = socket_pipe(reader, writer)
         try:
             if self._places.locked():
                 return

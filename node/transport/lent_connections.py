@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack
 import grpc
 import grpc.aio
 
-from dtfm.node.transport.pipes import PIECE, CallPipe, Pipe, PipeBroken, ServedPipe, SocketPipe, join
+from dtfm.node.transport.pipes import PIECE, Pipe, call_pipe, join, served_pipe, socket_pipe
 from dtfm.protos.connection import read_address
 from dtfm.protos.streams import LENDER_METADATA, NODE_METADATA, method
 
@@ -49,12 +49,12 @@ class Holder:
 
     def __init__(self, relay: bool = False) -> None:
         self.relay = relay
-        self._waiting: dict[str, deque[ServedPipe]] = {}
+        self._waiting: dict[str, deque[Pipe]] = {}
         self._arrived = asyncio.Condition()
 
     async def serve_lender(self, node: str, requests: AsyncIterator[bytes], context: Context) -> None:
         """Holds a connection that ``node`` lends, until it is used up."""
-        pipe = ServedPipe(requests, context)
+        pipe, closed = served_pipe(requests, context)
         waiting = self._waiting.setdefault(node, deque())
         waiting.append(pipe)
         if len(waiting) > SPARE:  # the oldest may be of a process that has vanished without a word
@@ -62,7 +62,7 @@ class Holder:
         async with self._arrived:
             self._arrived.notify_all()
         try:
-            await pipe.closed.wait()
+            await closed.wait()
         finally:
             with contextlib.suppress(ValueError):
                 waiting.remove(pipe)
@@ -75,7 +75,7 @@ class Holder:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "NOT_A_RELAY: this node is none; see join --relay")
         lender = _metadata(context, LENDER_METADATA)
         try:
-            borrowed = ServedPipe(requests, context)
+            borrowed, _ = served_pipe(requests, context)
             lent = await self.take(lender, BORROWING_SECONDS)
             await join(borrowed, lent)
         except NotLent as why:
@@ -133,13 +133,14 @@ class Lender:
                 stack.callback(places.release)
                 channel = self._dial(holder)
                 stack.push_async_callback(channel.close)
-                pipe = CallPipe(method(channel, "Lend")(metadata=((NODE_METADATA, self._node),)))
+                pipe = call_pipe(method(channel, "Lend")(metadata=((NODE_METADATA, self._node),)))
                 stack.callback(pipe.close)
                 try:
                     first = await pipe.read()  # the side that dials speaks first, in TLS
-                except PipeBroken as why:
+                except grpc.aio.AioRpcError as error:
                     first = b""
                     if pause == FIRST_PAUSE_SECONDS:  # once per outage
+                        why = f"{error.code().name}: {error.details()}"
                         log.info("cannot lend a connection to %s: %s", holder, why)
                 if first:
                     use = asyncio.create_task(self._use(pipe, first, stack.pop_all()))
@@ -150,13 +151,13 @@ class Lender:
             await asyncio.sleep(0 if this.cancelling() else pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    async def _use(self, pipe: CallPipe, first: bytes, stack: AsyncExitStack) -> None:
+    async def _use(self, pipe: Pipe, first: bytes, stack: AsyncExitStack) -> None:
         """Joins a connection that was taken with this node's own port."""
         async with stack:
             try:
-                own = SocketPipe(*await asyncio.open_connection(*self._listening, limit=PIECE))
+                own = socket_pipe(*await asyncio.open_connection(*self._listening, limit=PIECE))
                 await own.write(first)
-            except (OSError, PipeBroken) as error:
+            except OSError as error:
                 log.warning("a lent connection does not reach this node's own port: %s", error)
                 return
             await join(pipe, own)
@@ -165,7 +166,7 @@ class Lender:
 def borrow(channel: grpc.aio.Channel, node: str, lender: str) -> Pipe:
     """A connection to ``lender`` that the relay at the other end of ``channel`` holds, which is closed with it. ``node``: who
     asks. A refusal shows when it is read."""
-    return CallPipe(method(channel, "Borrow")(metadata=((NODE_METADATA, node), (LENDER_METADATA, lender))), channel)
+    return call_pipe(method(channel, "Borrow")(metadata=((NODE_METADATA, node), (LENDER_METADATA, lender))), channel)
 
 
 def _metadata(context: Context, key: str) -> str:

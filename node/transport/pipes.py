@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 
@@ -14,101 +15,59 @@ PIECE = 256 << 10
 hold."""
 
 
-class PipeBroken(Exception):
-    """The other side is gone, for the reason in the text."""
+@dataclass(frozen=True, eq=False)
+class Pipe:
+    """``read`` returns some bytes, and none at the end; ``write`` returns when there is room for more. Both raise an exception of
+    the socket's or of gRPC's when the other side is gone."""
+
+    read: Callable[[], Awaitable[bytes]]
+    write: Callable[[bytes], Awaitable[object]]
+    close: Callable[[], object]
 
 
-class Pipe(Protocol):
-    async def read(self) -> bytes:
-        """Some bytes; none at the end. Raises PipeBroken."""
-        ...
+def socket_pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Pipe:
+    """``reader`` should be made with the limit PIECE."""
 
-    async def write(self, data: bytes) -> None:
-        """Returns when there is room for more. Raises PipeBroken."""
-        ...
+    async def write(data: bytes) -> None:
+        writer.write(data)
+        await writer.drain()
 
-    def close(self) -> None: ...
+    return Pipe(lambda: reader.read(PIECE), write, writer.close)
 
 
-class SocketPipe:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """``reader`` should be made with the limit PIECE."""
-        self._reader = reader
-        self._writer = writer
-
-    async def read(self) -> bytes:
-        try:
-            return await self._reader.read(PIECE)
-        except OSError as error:
-            raise PipeBroken(str(error)) from error
-
-    async def write(self, data: bytes) -> None:
-        try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except OSError as error:
-            raise PipeBroken(str(error)) from error
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class CallPipe:
+def call_pipe(call: Any, channel: grpc.aio.Channel | None = None) -> Pipe:
     """The calling side of a stream of bytes both ways. ``channel`` is closed with it."""
+    closing: list[asyncio.Task[None]] = []
 
-    def __init__(self, call: Any, channel: grpc.aio.Channel | None = None) -> None:
-        self._call = call
-        self._channel = channel
-        self._closing: asyncio.Task[None] | None = None
-
-    async def read(self) -> bytes:
-        try:
-            piece = await self._call.read()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise _broken(error) from error
+    async def read() -> bytes:
+        piece = await call.read()
         return b"" if piece is grpc.aio.EOF else bytes(piece)
 
-    async def write(self, data: bytes) -> None:
-        try:
-            await self._call.write(data)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise _broken(error) from error
+    def close() -> None:
+        call.cancel()
+        if channel is not None and not closing:
+            closing.append(asyncio.create_task(channel.close()))
 
-    def close(self) -> None:
-        self._call.cancel()
-        if self._channel is not None and self._closing is None:
-            self._closing = asyncio.create_task(self._channel.close())
+    return Pipe(read, call.write, close)
 
 
-class ServedPipe:
-    """The called side of a stream of bytes both ways. ``closed`` is set when its user has closed it; the call may end then."""
+def served_pipe(
+    requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+) -> tuple[Pipe, asyncio.Event]:
+    """The called side of a stream of bytes both ways, and what is set when its user has closed it; the call may end then."""
+    closed = asyncio.Event()
 
-    def __init__(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        self._requests = requests
-        self._context = context
-        self.closed = asyncio.Event()
+    async def read() -> bytes:
+        return await anext(requests, b"")
 
-    async def read(self) -> bytes:
-        try:
-            return await anext(self._requests, b"")
-        except Exception as error:  # gRPC does not say which ones come once a call has ended
-            raise _broken(error) from error
-
-    async def write(self, data: bytes) -> None:
-        try:
-            await self._context.write(data)
-        except Exception as error:
-            raise _broken(error) from error
-
-    def close(self) -> None:
-        self.closed.set()
+    return Pipe(read, lambda data: context.write(data), closed.set), closed
 
 
 async def join(one: Pipe, other: Pipe) -> None:
     """Passes on what either says to the other until one of them ends, then closes both."""
 
     async def pass_on(source: Pipe, destination: Pipe) -> None:
-        with contextlib.suppress(PipeBroken):
+        with contextlib.suppress(Exception):  # gRPC does not say which ones come once a call has ended
             while data := await source.read():
                 await destination.write(data)
 
@@ -121,9 +80,3 @@ async def join(one: Pipe, other: Pipe) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _broken(error: BaseException) -> PipeBroken:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return PipeBroken(f"{error.code().name}: {error.details()}")
-    return PipeBroken(str(error) or type(error).__name__)

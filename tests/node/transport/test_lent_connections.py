@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 import grpc
@@ -113,14 +114,12 @@ async def test_a_third_node_relays_what_it_cannot_read() -> None:
 
         async def taken(lender: str, patience: float) -> Pipe:
             pipe = await take(lender, patience)
-            write = pipe.write
 
             async def record(data: bytes) -> None:
                 seen.extend(data)
-                await write(data)
+                await pipe.write(data)
 
-            pipe.write = record  # type: ignore[method-assign]
-            return pipe
+            return replace(pipe, write=record)
 
         relay.holder.take = taken  # type: ignore[method-assign]
         to_b = a.to("b")
