@@ -177,7 +177,7 @@ class Session:
             self._candidates()  # an address that cannot be is to be known now
             if self._settings.open_port:  # while this node enrols
                 self._opening = asyncio.create_task(self._router.open(self._port))
-            await self._ways.start(reached_here(self._settings.listen, self._port))
+            self._ways.start(reached_here(self._settings.listen, self._port))
             if self._settings.leave_on_preemption:
                 self._start(self._leave_on_preemption())
             await self._stay_connected()

@@ -97,21 +97,16 @@ DEFAULT_LEASE = 10.0
 """Seconds. The default lease of a run file, which a node uses until it knows its run's."""
 
 
-def open_channel(
-    address: str, way: Way, lease: float = DEFAULT_LEASE, apart: bool = False, proxy: str = ""
-) -> grpc.aio.Channel:
-    """An encrypted channel to HOST:PORT, which accepts only the other side that ``way`` names.
+def open_channel(address: str, way: Way, lease: float = DEFAULT_LEASE, apart: bool = False) -> grpc.aio.Channel:
+    """An encrypted channel to HOST:PORT, or what else gRPC dials, which accepts only the other side that ``way`` names.
 
     Connects at the first call; close it with ``await channel.close()``. With ``apart`` it shares its TCP connection
-    with no other channel. ``proxy``: the URL of an HTTP proxy that is asked to CONNECT to the address.
+    with no other channel.
     """
     credentials, named = way
     # Peers are named by address: no proxy of the environment's is meant for them.
-    through: tuple[tuple[str, str | int], ...] = (("grpc.enable_http_proxy", 0),)
-    if proxy:
-        through = (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy))
-    own = (("grpc.use_local_subchannel_pool", int(apart)),)
-    return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named, *through, *own))
+    own = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", int(apart)))
+    return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named, *own))
 
 
 _MOST_SHOWN = 24  # the secret begins after 64 characters of an invitation

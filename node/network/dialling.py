@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -22,10 +22,11 @@ candidates needs many all the time."""
 @dataclass(slots=True, eq=False)
 class Dialler:
     """Opens channels as ``identity``, which is replaced when its certificate is renewed. ``indirect`` are the nodes that are
-    reached through ``proxy`` (node/transport/ways.py); ``loopback``: whether peers may be on this machine."""
+    reached over lent connections, for which gRPC dials their ``door`` (node/transport/doors.py). ``loopback``: whether peers may
+    be on this machine."""
 
     identity: Identity
-    proxy: str = ""
+    door: Callable[[str], str] = lambda node: f"{certified_name(node)}:443"
     indirect: Collection[str] = ()
     loopback: bool = True
     budget: TokenBucket = field(default_factory=lambda: TokenBucket(MOST_PER_SECOND, MOST_AT_ONCE))
@@ -37,12 +38,11 @@ class Dialler:
         return f"{certified_name(peer.node)}:443"
 
     def open(self, node: str, target: str, lease: float = DEFAULT_LEASE, apart: bool = False) -> grpc.aio.Channel:
-        """A channel to ``node``; see `connection.open_channel`. If this process dials too much, it goes through the proxy, where
-        only lent connections are found."""
-        way = to_peer(self.identity, node)
+        """A channel to ``node``; see `connection.open_channel`. If this process dials too much, it leads to the door, where only
+        lent connections are found."""
         if target.endswith(f"{CERTIFIED_SUFFIX}:443") or not self.budget.take(time.monotonic(), 1 + target.count(",")):
-            return open_channel(f"{certified_name(node)}:443", way, lease, apart, self.proxy)
-        return open_channel(target, way, lease, apart)
+            target = self.door(node)
+        return open_channel(target, to_peer(self.identity, node), lease, apart)
 
     def way(self, node: str, seen: str) -> str:
         """What the direct way to ``node`` is called, as which it saw this node come (what gRPC calls a call's peer); empty if

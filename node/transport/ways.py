@@ -9,12 +9,12 @@ from weakref import WeakSet
 import grpc.aio
 
 from dtfm.node.network.dialling import Dialler
-from dtfm.node.transport.connect_proxy import ConnectProxy
+from dtfm.node.transport.doors import Doors
 from dtfm.node.transport.lent_connections import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
-from dtfm.protos.credentials import Identity, certified_name, nobody
+from dtfm.protos.credentials import Identity, nobody
 
 log = logging.getLogger(__name__)
 
@@ -26,23 +26,21 @@ class Ways:
         """``loopback``: whether peers may be on this machine. ``dialler`` opens channels to them."""
         self._node = node
         self._holder = holder
-        self._proxy = ConnectProxy(self._reach)
+        self._doors = Doors(self._reach)
         self._lender = Lender(node, self._dial)
         self._relays: dict[str, Peer | None] = {}  # of nodes that are not dialled; None: they lend to this one
         self._holders: dict[str, Peer] = {}
         self._used: dict[str, WeakSet[Pipe]] = {}  # by node, the connections to it
         self._lease = DEFAULT_LEASE
-        self.dialler = Dialler(nobody(datetime.now(UTC)), indirect=self._relays.keys(), loopback=loopback)
+        self.dialler = Dialler(nobody(datetime.now(UTC)), self._doors.to, self._relays.keys(), loopback)
 
-    async def start(self, listening: str) -> None:
+    def start(self, listening: str) -> None:
         """``listening``: HOST:PORT of this node, to be reached from this machine."""
         self._lender.listens_at(listening)
-        self.dialler.proxy = await self._proxy.start()
 
     async def stop(self) -> None:
         await self._lender.close()
-        if self.dialler.proxy:
-            await self._proxy.stop()
+        await self._doors.stop()
 
     def become(self, identity: Identity, lease: float) -> None:
         """Opens channels to peers as this one from now on."""
@@ -65,10 +63,9 @@ class Ways:
         self._holders = {peer.node: peer for peer in message.holders}
         self._lender.lend_to(self._holders)
 
-    async def _reach(self, certified: str) -> Pipe:
+    async def _reach(self, node: str) -> Pipe:
         """Raises NotLent."""
-        node = next((name for name in self._relays if certified_name(name) == certified), None)
-        if node is None:
+        if node not in self._relays:
             raise NotLent("the coordinator has named no way to it but dialling")
         if (relay := self._relays[node]) is None:
             pipe = await self._holder.take(node, self._lease / 2)

@@ -22,12 +22,12 @@ import grpc.aio
 from dtfm.node.host.device import keep_freed_memory
 from dtfm.node.host.rows import Row, show
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.transport.connect_proxy import ConnectProxy
+from dtfm.node.transport.doors import Doors
 from dtfm.node.transport.lent_connections import Holder, Lender, borrow
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel
-from dtfm.protos.credentials import Identity, certified_name, to_peer
+from dtfm.protos.credentials import Identity, to_peer
 from tests.bench.stream_end import RECEIVER, TENSOR_BYTES, Receiver, Sender, identity_line
 from tests.cluster.launch import ROOT
 from tests.protos.members import member
@@ -78,12 +78,11 @@ async def measure(ends: dict[str, tuple[Popen[str], int]]) -> list[Row]:
     async def relayed(_: str) -> Pipe:
         return borrow(open_channel(relay, to_peer(identity, RELAY), apart=True), SENDER, RECEIVER)
 
-    proxies = {"lent to the sender": ConnectProxy(lent), "lent to a relay": ConnectProxy(relayed)}
+    doors = {"lent to the sender": Doors(lent), "lent to a relay": Doors(relayed)}
     way = to_peer(identity, RECEIVER)
-    name = f"{certified_name(RECEIVER)}:443"
     channels = {"direct": open_channel(f"127.0.0.1:{at}", way)}
-    for which, proxy in proxies.items():
-        channels[which] = open_channel(name, way, apart=True, proxy=await proxy.start())
+    for which, door in doors.items():
+        channels[which] = open_channel(door.to(RECEIVER), way, apart=True)
     speeds: dict[str, list[float]] = {which: [] for which in channels}
     sender = Sender(identity)
     for turn in range(TURNS + 1):
@@ -100,8 +99,8 @@ async def measure(ends: dict[str, tuple[Popen[str], int]]) -> list[Row]:
         rows.append(Row(which, statistics.median(taken), "MB/s", *against))
     for channel in channels.values():
         await channel.close()
-    for proxy in proxies.values():
-        await proxy.stop()
+    for door in doors.values():
+        await door.stop()
     await server.stop()
     return rows
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
+import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import grpc
@@ -15,12 +16,12 @@ import pytest
 
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport import lent_connections
-from dtfm.node.transport.connect_proxy import ConnectProxy
+from dtfm.node.transport.doors import Doors
 from dtfm.node.transport.lent_connections import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import open_channel
-from dtfm.protos.credentials import certified_name, make_authority, make_key, to_peer
+from dtfm.protos.credentials import make_authority, make_key, to_peer
 from dtfm.protos.streams import NODE_METADATA, method
 from tests.protos.members import NOW, member
 
@@ -39,20 +40,19 @@ class End:
         self.known: dict[str, End] = {}
         self.relay: End | None = None
         self.lender = Lender(name, lambda holder: self.dial(self.known[holder]))
-        self.proxy = ConnectProxy(self.reach)
+        self.doors = Doors(self.reach)
         self.opened: list[grpc.aio.Channel] = []
 
     async def start(self) -> None:
         self.port = await self.server.start("127.0.0.1:0")
         self.lender.listens_at(f"127.0.0.1:{self.port}")
-        self.url = await self.proxy.start()
 
     async def stop(self) -> None:
         await self.lender.close()
         for channel in self.opened:
             await channel.close()
         await self.server.stop()
-        await self.proxy.stop()
+        await self.doors.stop()
 
     def dial(self, other: End) -> grpc.aio.Channel:
         return open_channel(f"127.0.0.1:{other.port}", to_peer(self.identity, other.name), PATIENCE, apart=True)
@@ -61,17 +61,15 @@ class End:
         self.known[holder.name] = holder
         self.lender.lend_to(self.known)
 
-    async def reach(self, certified: str) -> Pipe:
-        lender = next(name for name in ("a", "b", "relay", "stranger") if certified_name(name) == certified)
+    async def reach(self, lender: str) -> Pipe:
         if self.relay is None:
             return await self.holder.take(lender, PATIENCE)
         self.opened.append(self.dial(self.relay))
         return borrow(self.opened[-1], self.name, lender)
 
     def to(self, node: str) -> grpc.aio.Channel:
-        """A channel to ``node`` that leads through the proxy."""
-        way = to_peer(self.identity, node)
-        self.opened.append(open_channel(f"{certified_name(node)}:443", way, 2.0, apart=True, proxy=self.url))
+        """A channel to ``node`` that leads to its door."""
+        self.opened.append(open_channel(self.doors.to(node), to_peer(self.identity, node), 2.0, apart=True))
         return self.opened[-1]
 
 
@@ -135,10 +133,10 @@ async def test_the_other_end_of_a_lent_connection_must_be_the_node_that_was_mean
     async with started(a, b):
         b.lend(a)
 
-        async def wrong(certified: str) -> Pipe:
+        async def wrong(_: str) -> Pipe:
             return await a.holder.take("b", PATIENCE)
 
-        a.proxy._reach = wrong
+        a.doors._reach = wrong
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await method(a.to("stranger"), "Ping")(b"", timeout=PATIENCE)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -240,33 +238,15 @@ async def test_a_lost_lender_ends_the_connections_that_use_it() -> None:
         assert not relay.server._calls
 
 
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        ("CONNECT {name}:443 HTTP/1.1", 407),
-        ("CONNECT {name}:443 HTTP/1.1\r\nProxy-Authorization: Basic bm9ib2R5", 407),
-        ("CONNECT 192.0.2.1:443 HTTP/1.1\r\nProxy-Authorization: {right}", 403),
-        ("GET http://{name}/ HTTP/1.1\r\nProxy-Authorization: {right}", 403),
-        ("CONNECT {name}:443 HTTP/1.1\r\nProxy-Authorization: {right}", 502),
-    ],
-)
-async def test_the_proxy_serves_this_process_alone_and_dials_nobody(head: str, status: int) -> None:
-    async def reach(certified: str) -> Pipe:
-        raise NotLent("b has lent no connection")
-
-    proxy = ConnectProxy(reach)
-    url = await proxy.start()
-    try:
-        user, _, where = url.removeprefix("http://").partition("@")
-        host, _, port = where.partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        right = f"Basic {base64.b64encode(user.encode()).decode()}"
-        writer.write(f"{head.format(name=certified_name('b'), right=right)}\r\n\r\n".encode())
-        answer = await asyncio.wait_for(reader.readline(), PATIENCE)
-        assert answer.startswith(f"HTTP/1.1 {status}".encode())
-        writer.close()
-    finally:
-        await proxy.stop()
+async def test_only_this_user_finds_the_doors_and_they_are_gone_with_the_process() -> None:
+    a = End("a")
+    await a.start()
+    path = Path(a.doors.to("b").removeprefix("unix:"))
+    socket, folder = await asyncio.to_thread(path.stat), await asyncio.to_thread(path.parent.stat)
+    assert (stat.S_ISSOCK(socket.st_mode), stat.S_IMODE(folder.st_mode)) == (True, 0o700)
+    assert a.doors.to("b") == f"unix:{path}", "one for each node"
+    await a.stop()
+    assert not await asyncio.to_thread(path.parent.exists)
 
 
 async def test_a_used_connection_that_ends_takes_no_waiting_one_with_it() -> None:

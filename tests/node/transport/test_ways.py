@@ -38,7 +38,7 @@ class Node:
         identity = member(self.name)
         self.server.become(identity)
         self.port = await self.server.start("127.0.0.1:0")
-        await self.ways.start(f"127.0.0.1:{self.port}")
+        self.ways.start(f"127.0.0.1:{self.port}")
         self.ways.become(identity, LEASE)
 
     async def stop(self) -> None:
