@@ -93,21 +93,10 @@ def read_public_key(key: bytes) -> ec.EllipticCurvePublicKey:
 
 def make_authority(key: bytes, now: datetime) -> Identity:
     """The run's authority, which is also the coordinator's own identity, from the private ``key`` (make_key)."""
-    private = _private(key)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(_subject(COORDINATOR_NAME))
-        .issuer_name(_subject(COORDINATOR_NAME))
-        .public_key(private.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(AUTHORITY_BEGINS)
-        .not_valid_after(now + AUTHORITY_LIFETIME)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(COORDINATOR_NAME)]), critical=False)
-        .sign(private, hashes.SHA256())
-        .public_bytes(Encoding.PEM)
-    )
+    private, ends = _private(key), now + AUTHORITY_LIFETIME
+    issuer = _subject(COORDINATOR_NAME)
+    unsigned = _unsigned(COORDINATOR_NAME, issuer, private.public_key(), AUTHORITY_BEGINS, ends, is_authority=True)
+    certificate = unsigned.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM)
     return Identity(certificate, certificate, key)
 
 
@@ -196,19 +185,12 @@ def issue(
     lifetime: timedelta = CERTIFICATE_LIFETIME,
 ) -> bytes:
     """A certificate for ``node``, to which ``key`` belongs, as the caller has checked."""
+    issuer = x509.load_pem_x509_certificate(authority.certificate).subject
+    begins = now - 2 * CLOCKS_APART  # two nodes, each as far from the coordinator as it may be
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     return (
-        x509.CertificateBuilder()
-        .subject_name(_subject(certified_name(node)))
-        .issuer_name(x509.load_pem_x509_certificate(authority.certificate).subject)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - 2 * CLOCKS_APART)  # two nodes, each as far from the coordinator as it may be
-        .not_valid_after(now + lifetime)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        _unsigned(certified_name(node), issuer, key, begins, now + lifetime, is_authority=False)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(certified_name(node))]), critical=False)
         .sign(_private(authority.key), hashes.SHA256())
         .public_bytes(Encoding.PEM)
     )
@@ -296,15 +278,27 @@ def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
+def _unsigned(
+    name: str,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    begins: datetime,
+    ends: datetime,
+    *,
+    is_authority: bool,
+) -> x509.CertificateBuilder:
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
+    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=is_authority, **unused)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_subject(name))
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(ends)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     )
