@@ -8,9 +8,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
 from dtfm.protos.access import Access, Role, enrolment_lock, keep, kept, other_key
@@ -140,14 +142,8 @@ class Entry:
                 raise self._needed(address)
             name = f"knock-{secrets.token_hex(4)}"
             access, roles = Access((address,), pin, name, self._roles[0], make_key()), list(self._roles)
-        opened = Opened(address, authority, access)
         request = KnockRequest(enrolment=_request(access, invitation, roles), candidates=candidates, token=token)
-        async with opened.channel(timeout) as channel:
-            stub = services.stub("Coordinator", channel)
-            try:
-                reply: KnockReply = await stub.Knock(request, metadata=opened.metadata, timeout=timeout)
-            except grpc.aio.AioRpcError as error:
-                raise _explained(error) from None
+        reply: KnockReply = await _call(Opened(address, authority, access), "Coordinator", "Knock", request, timeout)
         return reply
 
     async def _open(self, timeout: float) -> Opened:
@@ -205,7 +201,14 @@ class Entry:
                     f"would be lost; take another name, like dtfm-node join --id NAME",
                 )
             keep(opened.access)
-        role = await _enrol(opened, invitation, self._roles, timeout)
+        request = _request(opened.access, invitation, self._roles)
+        reply = await _call(opened, "Coordinator", "Enrol", request, timeout)
+        try:
+            role = Role(reply.role)
+        except ValueError:
+            raise NotAdmitted(
+                "ROLE", f"the coordinator gives a role that this dtfm does not know: {reply.role[:20]!r}"
+            ) from None
         addresses = opened.access.addresses if invitation is None else invitation.addresses
         access = replace(opened.access, addresses=addresses, role=role, enrolled=True)
         keep(access)
@@ -257,23 +260,6 @@ def _enrolled(roles: Sequence[Role], pin: bytes | None = None, name: str = "") -
     return [access for access in kept(roles, pin, name) if access.enrolled]
 
 
-async def _enrol(opened: Opened, invitation: Invitation | None, roles: Sequence[Role], timeout: float) -> Role:
-    access = opened.access
-    request = _request(access, invitation, roles)
-    async with opened.channel(timeout) as channel:
-        stub = services.stub("Coordinator", channel)
-        try:
-            reply = await stub.Enrol(request, metadata=opened.metadata, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            raise _explained(error) from None
-    try:
-        return Role(reply.role)
-    except ValueError:
-        raise NotAdmitted(
-            "ROLE", f"the coordinator gives a role that this dtfm does not know: {reply.role[:20]!r}"
-        ) from None
-
-
 def _request(access: Access, invitation: Invitation | None, roles: Sequence[Role]) -> EnrolRequest:
     return EnrolRequest(
         protocol_version=PROTOCOL_VERSION,
@@ -290,18 +276,19 @@ async def _invite(opened: Opened, name: str, timeout: float) -> Invitation:
     request = InviteRequest(
         name=name, role=Role.NODE.value, seconds=OWN_INVITATION_SECONDS, uses=1, believed=opened.access.own
     )
+    return read_invitation((await _call(opened, "Observer", "Invite", request, timeout)).invitation)
+
+
+async def _call(opened: Opened, service: str, method: str, request: Message, timeout: float) -> Any:
+    """The coordinator's answer. Raises NotAdmitted and ConnectionError."""
     async with opened.channel(timeout) as channel:
-        stub = services.stub("Observer", channel)
         try:
-            reply = await stub.Invite(request, metadata=opened.metadata, timeout=timeout)
+            stub = services.stub(service, channel)
+            return await getattr(stub, method)(request, metadata=opened.metadata, timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise _explained(error) from None
-    return read_invitation(reply.invitation)
-
-
-def _explained(error: grpc.aio.AioRpcError) -> Exception:
-    if (refusal := refusal_in(error)) is not None:
-        return refusal
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return NotAdmitted("PROTOCOL_VERSION", "the coordinator is of an older version; update dtfm there")
-    return ConnectionError(f"{error.code().name}: {error.details()}")
+            if (refusal := refusal_in(error)) is not None:
+                raise refusal from None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                sentence = "the coordinator is of an older version; update dtfm there"
+                raise NotAdmitted("PROTOCOL_VERSION", sentence) from None
+            raise ConnectionError(f"{error.code().name}: {error.details()}") from None
