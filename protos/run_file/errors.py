@@ -10,6 +10,27 @@ from pydantic import BaseModel, ValidationError
 
 _SHOWN_CHARACTERS = 80
 
+_WANTED = {
+    "value_error": "{error}",
+    "literal_error": "must be one of {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be a string, in quotes",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "list_type": "must be a list",
+    "string_pattern_mismatch": "must be letters, digits, dots, dashes and underscores, and start with a letter or digit",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+}
+"""By pydantic's type of a problem. Others are told in its own words."""
+
 
 class RunFileError(ValueError):
     """The run file cannot be used; the message has one line for each wrong key."""
@@ -50,40 +71,8 @@ def _table(model: type[BaseModel], path: list[Any]) -> type[BaseModel]:
 
 def _wanted(problem: Any) -> str:
     """What would be right, as the end of a sentence."""
-    context = problem.get("ctx", {})
-    match problem["type"]:
-        case "value_error":
-            return str(context["error"])
-        case "literal_error":
-            return f"must be one of {context['expected']}"
-        case "greater_than_equal":
-            return f"must be at least {context['ge']}"
-        case "greater_than":
-            return f"must be above {context['gt']}"
-        case "less_than_equal":
-            return f"must be at most {context['le']}"
-        case "less_than":
-            return f"must be below {context['lt']}"
-        case "int_type" | "int_from_float":
-            return "must be a whole number"
-        case "float_type":
-            return "must be a number"
-        case "finite_number":
-            return "must be a finite number"
-        case "string_type":
-            return "must be a string, in quotes"
-        case "dict_type" | "model_type":
-            return "must be a table"
-        case "list_type":
-            return "must be a list"
-        case "string_pattern_mismatch":
-            return "must be letters, digits, dots, dashes and underscores, and start with a letter or digit"
-        case "string_too_short":
-            return f"must have at least {context['min_length']} characters"
-        case "string_too_long":
-            return f"must have at most {context['max_length']} characters"
-        case _:
-            return str(problem["msg"])
+    wanted = _WANTED.get(problem["type"])
+    return wanted.format(**problem.get("ctx", {})) if wanted is not None else str(problem["msg"])
 
 
 def _dotted(path: list[Any]) -> str:
