@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import grpc
@@ -28,50 +28,45 @@ Streamed = Callable[[Request, Context], AsyncIterator[bytes]]
 
 REVOKED = "REVOKED: the coordinator has revoked this node's access"
 QUARANTINED = "QUARANTINED: this node may take no part, until an operator forgives it"
+MOST_CALLS = 16
+"""Most calls of each method from one peer at a time. A node that recovers makes two calls to each donor, and more if it has lost
+other donors."""
 CALLS_PER_SECOND, CALLS_AT_ONCE = 500.0, 2000.0
 """What one peer may call over a while, and at once; who calls more often is answered later. A node that recovers makes a call for
 each bucket, and one that measures its links a dozen."""
-MOST_WAITING = 256
-"""Calls of one peer that wait for that. A further one is refused."""
-BUSY = f"BUSY: this peer has made more than {CALLS_PER_SECOND:.0f} calls a second, and {MOST_WAITING} of them wait"
 UNREAD = grpc.StatusCode.DEADLINE_EXCEEDED, "UNREAD: for a lease nobody has read what this call sends"
 ABORT_SECONDS = 1.0
 """How long the refusal of a call in progress may take: it waits behind what the caller does not read."""
 
 
 class Callers:
-    """Wraps a server's methods. A peer's calls are answered at a bounded rate. Those of a revoked or quarantined one are refused,
-    and those in progress end. ``called`` has the connections on which a member has called (context.peer()), also those that are
-    gone, until somebody takes them out. A stream that nobody reads for ``lease`` seconds ends."""
+    """Wraps a server's methods. A peer's calls are answered at a bounded rate, and few of each method at a time. Those of a
+    revoked or quarantined one are refused, and those in progress end. ``called`` has the connections on which a member has called
+    (context.peer()), also those that are gone, until somebody takes them out. A stream that nobody reads for ``lease`` seconds
+    ends."""
 
     def __init__(self) -> None:
         self._revoked: frozenset[str] = frozenset()
         self._quarantined: frozenset[str] = frozenset()
-        self._calls: defaultdict[str, dict[asyncio.Task[Any], Context]] = defaultdict(dict)
+        self._calls: defaultdict[str, dict[asyncio.Task[Any], tuple[Context, str]]] = defaultdict(dict)
         self._ending: set[asyncio.Task[None]] = set()
         self._budgets: dict[str, TokenBucket] = {}
-        self._waiting: Counter[str] = Counter()
         self.called: set[str] = set()
         self.lease = DEFAULT_LEASE
 
-    def answered(self, method: Answered[Request, Answer]) -> Answered[Request, Answer]:
+    def answered(
+        self, name: str, method: Answered[Request, Answer], most: int = MOST_CALLS
+    ) -> Answered[Request, Answer]:
         async def call(request: Request, context: Context) -> Answer:
-            with self._admitted(context) as refused:
-                if refused:
-                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused)
-                await self._turn(context)
+            async with self._admitted(name, most, context):
                 return await method(request, context)
 
         return call
 
-    def streamed(self, method: Streamed[Request]) -> Streamed[Request]:
+    def streamed(self, name: str, method: Streamed[Request], most: int = MOST_CALLS) -> Streamed[Request]:
         async def call(request: Request, context: Context) -> AsyncIterator[bytes]:
-            with self._admitted(context) as refused:
-                if refused:
-                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused)
-                await self._turn(context)
-                loop, task = asyncio.get_running_loop(), asyncio.current_task()
-                assert task is not None
+            async with self._admitted(name, most, context) as task:
+                loop = asyncio.get_running_loop()
                 async for piece in method(request, context):
                     patience = self.lease * max(
                         1.0, len(piece) / STATE_CHUNK_BYTES
@@ -100,7 +95,7 @@ class Callers:
 
     def _end_calls(self) -> None:
         for name in (self._revoked | self._quarantined) & self._calls.keys():
-            for task, context in list(self._calls[name].items()):
+            for task, (context, _) in list(self._calls[name].items()):
                 self._end(task, context, grpc.StatusCode.PERMISSION_DENIED, self._refusal(name))
 
     def _end(self, task: asyncio.Task[Any], context: Context, code: grpc.StatusCode, why: str) -> None:
@@ -108,32 +103,30 @@ class Callers:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    async def _turn(self, context: Context) -> None:
-        """Waits until the caller may make another call. Ends the call if too many of its wait."""
-        caller = shown_name(context.auth_context())
-        budget = self._budgets.setdefault(caller, TokenBucket(CALLS_PER_SECOND, CALLS_AT_ONCE))
-        if self._waiting[caller] >= MOST_WAITING:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, BUSY)
-        if pause := budget.draw(time.monotonic()):
-            self._waiting[caller] += 1
-            try:
-                await asyncio.sleep(pause)
-            finally:
-                self._waiting[caller] -= 1
-
-    @contextlib.contextmanager
-    def _admitted(self, context: Context) -> Iterator[str]:
-        """The refusal, if the caller may not call."""
+    @contextlib.asynccontextmanager
+    async def _admitted(self, name: str, most: int, context: Context) -> AsyncIterator[asyncio.Task[Any]]:
+        """Waits until the caller may make another call, and gives the call's task. Ends the call if the caller may not, or has
+        ``most`` of this method running."""
         caller, task = shown_name(context.auth_context()), asyncio.current_task()
         assert task is not None
-        self._calls[caller][task] = context
+        calls = self._calls[caller]
+        running = sum(other == name for _, other in calls.values())
+        calls[task] = context, name
         self.called.add(context.peer())
         try:
-            yield self._refusal(caller)
+            if refusal := self._refusal(caller):
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+            if running >= most:
+                busy = f"BUSY: this peer has {most} calls of {name} running; wait for one to end"
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+            budget = self._budgets.setdefault(caller, TokenBucket(CALLS_PER_SECOND, CALLS_AT_ONCE))
+            if pause := budget.draw(time.monotonic()):
+                await asyncio.sleep(pause)
+            yield task
         finally:
-            del self._calls[caller][task]
-            if not self._calls[caller]:
-                del self._calls[caller]
+            del calls[task]
+            if not calls:
+                self._calls.pop(caller, None)
 
 
 async def _end(task: asyncio.Task[Any], context: Context, code: grpc.StatusCode, why: str) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -45,14 +43,8 @@ Found = TypeVar("Found")
 #: Called with the seconds that a frame of state took; returns when the next one may be sent.
 GiveWay = Callable[[float], Awaitable[None]]
 
-
-MOST_CALLS = 16
-"""Most calls of each method from one peer at a time. A node that recovers makes two calls to each donor, and more if it has lost
-other donors."""
-
 MOST_KEPT_CALLS = 4
-"""Most of them that hand out a tensor for an audit, which each may take a piece's memory. An auditor makes two at a time."""
-
+"""Most of one peer at a time that hand out a tensor for an audit, which each may take a piece's memory. An auditor makes two."""
 
 MOST_PING_BYTES = 64
 """Of a ping and its echo."""
@@ -80,22 +72,21 @@ class PeerServer:
         self._give_way = give_way
         self._receiver: Receiver | None = None
         self._identity = nobody(datetime.now(UTC))
-        self._calls: Counter[tuple[str, str]] = Counter()
         self._server = grpc.aio.server(options=server_options())
         self._callers = Callers()
         self._warden: Warden | None = None  # until it listens
         answered, streamed = self._callers.answered, self._callers.streamed
         methods = handlers(
             {
-                "Tensors": answered(self._tensors),
-                "Ping": answered(self._ping),
-                "Upload": streamed(self._upload),
-                "Download": streamed(self._download),
-                "State": streamed(self._state),
-                "Standby": streamed(self._standby),
-                "Kept": streamed(self._hand_out),
-                "Lend": answered(self._lend),
-                "Borrow": answered(self._borrow),
+                "Tensors": answered("Tensors", self._tensors),
+                "Ping": answered("Ping", self._ping),
+                "Upload": streamed("Upload", self._upload),
+                "Download": streamed("Download", self._download),
+                "State": streamed("State", self._state),
+                "Standby": streamed("Standby", self._standby),
+                "Kept": streamed("Kept", self._hand_out, MOST_KEPT_CALLS),
+                "Lend": answered("Lend", self._lend, MOST_LENT),
+                "Borrow": answered("Borrow", self._borrow, MOST_LENT),
             }
         )
         self._server.add_generic_rpc_handlers((methods,))
@@ -137,10 +128,6 @@ class PeerServer:
         source = _claimed(context)
         if not shows_certificate(context.auth_context(), source):
             return f"CERTIFICATE: the caller's does not name {source[:64]!r}".encode()
-        async with self._place("Tensors", context):
-            return await self._frames(source, requests)
-
-    async def _frames(self, source: str, requests: AsyncIterator[bytes]) -> bytes:
         stale = TokenBucket(STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE)
         async for frame in requests:
             try:
@@ -164,14 +151,13 @@ class PeerServer:
         return request
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        async with self._place("Upload", context):
-            received = 0
-            async for piece in requests:
-                received += len(piece)
-                if not piece or received > MOST_BYTES:
-                    problem = f"a probe has at most {MOST_BYTES} bytes, and no empty pieces"
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-                yield str(len(piece)).encode()
+        received = 0
+        async for piece in requests:
+            received += len(piece)
+            if not piece or received > MOST_BYTES:
+                problem = f"a probe has at most {MOST_BYTES} bytes, and no empty pieces"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+            yield str(len(piece)).encode()
 
     async def _download(self, answers: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         probe = ProbeSender()
@@ -183,69 +169,63 @@ class PeerServer:
             finally:
                 probe.end()
 
-        async with self._place("Download", context):
-            reading = asyncio.create_task(read_answers())
-            try:
-                async for piece in probe.pieces():
-                    yield piece
-                if reading.done():
-                    reading.result()
-            except ValueError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            finally:
-                reading.cancel()
+        reading = asyncio.create_task(read_answers())
+        try:
+            async for piece in probe.pieces():
+                yield piece
+            if reading.done():
+                reading.result()
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            reading.cancel()
 
     async def _state(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        async with self._place("State", context):
-            header, pieces = await _found(
-                StateRequest,
-                request,
-                context,
-                lambda wanted: (self._disk if wanted.from_snapshot else self._store).donate(wanted),
-            )
-            try:
-                while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                    for frame in frames(header, piece):
-                        began = time.monotonic()
-                        yield frame
-                        await self._give_way(time.monotonic() - began)
-                    header = replace(header, offset=header.offset + len(piece))
-            except LookupError as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-
-    async def _standby(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        async with self._place("Standby", context):
-            loop = asyncio.get_running_loop()
-            subscription = await _found(
-                StandbyRequest, request, context, lambda wanted: self._store.subscribe(wanted.buckets, loop)
-            )
-            try:
-                async for frame in subscription.frames():
+        header, pieces = await _found(
+            StateRequest,
+            request,
+            context,
+            lambda wanted: (self._disk if wanted.from_snapshot else self._store).donate(wanted),
+        )
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                for frame in frames(header, piece):
                     began = time.monotonic()
                     yield frame
                     await self._give_way(time.monotonic() - began)
-            except LookupError as error:
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            finally:
-                subscription.close()
+                header = replace(header, offset=header.offset + len(piece))
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def _standby(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        subscription = await _found(
+            StandbyRequest, request, context, lambda wanted: self._store.subscribe(wanted.buckets, loop)
+        )
+        try:
+            async for frame in subscription.frames():
+                began = time.monotonic()
+                yield frame
+                await self._give_way(time.monotonic() - began)
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        finally:
+            subscription.close()
 
     async def _hand_out(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         """Nothing else is on its way then: all wait for the commit, so that no other stream has to be given way."""
-        async with self._place("Kept", context, MOST_KEPT_CALLS):
-            caller = shown_name(context.auth_context())
-            header, encoded = await _found(KeptRequest, request, context, partial(self._kept.find, caller))
-            for frame in frames(header, encoded):
-                yield frame
+        caller = shown_name(context.auth_context())
+        header, encoded = await _found(KeptRequest, request, context, partial(self._kept.find, caller))
+        for frame in frames(header, encoded):
+            yield frame
 
     async def _lend(self, requests: AsyncIterator[bytes], context: Context) -> None:
         node = await self._member(context)
-        async with self._place("Lend", context, MOST_LENT):
-            await self.holder.serve_lender(node, requests, context)
+        await self.holder.serve_lender(node, requests, context)
 
     async def _borrow(self, requests: AsyncIterator[bytes], context: Context) -> None:
         await self._member(context)
-        async with self._place("Borrow", context, MOST_LENT):
-            await self.holder.serve_borrower(requests, context)
+        await self.holder.serve_borrower(requests, context)
 
     async def _member(self, context: Context) -> str:
         """The caller's name, which its certificate shows."""
@@ -254,21 +234,6 @@ class PeerServer:
             problem = f"CERTIFICATE: the caller's does not name {name[:64]!r}"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
         return name
-
-    @asynccontextmanager
-    async def _place(self, method: str, context: Context, most: int = MOST_CALLS) -> AsyncIterator[None]:
-        """Counts as one of the caller's ``most``; ends the call if all are taken."""
-        caller = shown_name(context.auth_context()), method
-        if self._calls[caller] >= most:
-            busy = f"BUSY: this peer has {most} calls of {method} running; wait for one to end"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
-        self._calls[caller] += 1
-        try:
-            yield
-        finally:
-            self._calls[caller] -= 1
-            if not self._calls[caller]:
-                del self._calls[caller]
 
 
 async def _found(kind: type[Wanted], request: bytes, context: Context, find: Callable[[Wanted], Found]) -> Found:

@@ -41,7 +41,7 @@ async def test_a_stream_that_nobody_reads_for_a_lease_ends(monkeypatch: pytest.M
     async def read(last: int) -> None:
         """As gRPC does for a caller that reads ``last`` pieces."""
         left = last
-        async for _ in mine.streamed(method)(b"", cast(Context, Blocked())):
+        async for _ in mine.streamed("State", method)(b"", cast(Context, Blocked())):
             left -= 1
             if not left:
                 await stuck.wait()
@@ -66,7 +66,7 @@ async def test_a_call_ends_even_if_its_caller_does_not_read_the_refusal(monkeypa
         return b""
 
     mine = Callers()
-    call = asyncio.ensure_future(mine.answered(method)(b"", cast(Context, Blocked())))
+    call = asyncio.ensure_future(mine.answered("Ping", method)(b"", cast(Context, Blocked())))
     await begun.wait()
     mine.revoke(["a"])
     with pytest.raises(asyncio.CancelledError):

@@ -233,9 +233,9 @@ async def test_a_lost_lender_ends_the_connections_that_use_it() -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await method(channel, "Ping")(b"", timeout=2)
         for _ in range(500):
-            if relay.server._calls:  # both calls end
+            if relay.server._callers._calls:  # both calls end
                 await asyncio.sleep(0.02)
-        assert not relay.server._calls
+        assert not relay.server._callers._calls
 
 
 async def test_only_this_user_finds_the_doors_and_they_are_gone_with_the_process() -> None:

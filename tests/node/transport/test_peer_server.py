@@ -22,8 +22,9 @@ from dtfm.node.network.dialling import Dialler
 from dtfm.node.network.links import measure_links
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.state_store import HeldState, StateStore
+from dtfm.node.transport.callers import MOST_CALLS
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
-from dtfm.node.transport.peer_server import MOST_CALLS, MOST_PING_BYTES, PeerServer
+from dtfm.node.transport.peer_server import MOST_PING_BYTES, PeerServer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender
 from dtfm.protos.connection import REFUSED_BY_NAME_BYTES, open_channel, server_options
