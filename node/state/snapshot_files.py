@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.storage import read_pieces, write
-from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.model.bucket import STATE_TENSORS, Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, layout_digest
 from dtfm.protos.checkpoint_names import MANIFEST as MANIFEST, bucket_of
@@ -51,7 +51,8 @@ def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) 
     of safetensors."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
-    for name, shape in (dict(spec.parameters) if weights else _tensors(spec)).items():
+    moments = [] if weights else [(moment, (spec.size,)) for moment in MOMENTS]
+    for name, shape in (*spec.parameters, *moments):
         end = begin + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
         begin = end
@@ -61,8 +62,10 @@ def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) 
 
 
 def file_layout(spec: BucketSpec, dtype: torch.dtype) -> bytes:
-    """The digest of the layout of a bucket's file."""
-    return layout_digest((name, _DTYPES[dtype], shape) for name, shape in _tensors(spec).items())
+    """What the run's description says of a bucket's file; see protos/bucket_layout.py."""
+    whole, weights = file_header(spec, dtype), file_header(spec, dtype, weights=True)
+    size = bucket_bytes(spec, dtype)
+    return layout_digest(whole[LENGTH_BYTES:], size) + layout_digest(weights[LENGTH_BYTES:], size // STATE_TENSORS)
 
 
 def file_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
@@ -185,8 +188,3 @@ def _bounded(folder: str, name: str, most: int) -> Iterator[bytes]:
                 "made with"
             )
         yield piece
-
-
-def _tensors(spec: BucketSpec) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's tensors by name, in the order in which their bytes are in the state."""
-    return dict(spec.parameters) | dict.fromkeys(MOMENTS, (spec.size,))

@@ -36,9 +36,10 @@ def content(names: tuple[str, ...] = NAMES, padding: int = 0) -> bytes:
     return len(text).to_bytes(8, "little") + text.encode() + values
 
 
-def layout(names: tuple[str, ...] = NAMES) -> str:
-    weights = [(name, "F32", [1]) for name in names]
-    return layout_digest([*weights, *((f"optimizer.{name}", "F32", [2]) for name in ("exp_avg", "exp_avg_sq"))]).hex()
+def layout(of: bytes = content()) -> str:
+    """What is said of a bucket whose files are like this one."""
+    begin = 8 + int.from_bytes(of[:8], "little")
+    return 2 * layout_digest(of[8:begin], len(of) - begin).hex()
 
 
 def written(folder: Path, of: bytes) -> list[CheckpointFile]:
@@ -48,15 +49,16 @@ def written(folder: Path, of: bytes) -> list[CheckpointFile]:
     return [CheckpointFile(len(of), digest, digest[:32])]
 
 
-def make(folder: Path, of: bytes) -> str:
-    return write_manifest(folder.as_uri(), {}, "run-id", 5, written(folder, of), lambda _: layout())
+def make(folder: Path, of: bytes, said: str) -> str:
+    return write_manifest(folder.as_uri(), {}, "run-id", 5, written(folder, of), lambda _: said)
 
 
 @pytest.mark.parametrize("padding", [0, FIRST_BYTES])
 def test_a_checkpoint_whose_tensors_have_the_names_of_the_runs_model_becomes_whole(
     tmp_path: Path, padding: int
 ) -> None:
-    assert make(tmp_path / "a", content(padding=padding))
+    of = content(padding=padding)
+    assert make(tmp_path / "a", of, layout(of))
 
 
 @pytest.mark.parametrize(
@@ -65,13 +67,14 @@ def test_a_checkpoint_whose_tensors_have_the_names_of_the_runs_model_becomes_who
         content(("down", "up")),
         content(("up", "up")),
         content(("down", "up"), padding=FIRST_BYTES),
+        content() + bytes(4),
         b"no header",
         bytes(40),
     ],
 )
 def test_one_with_others_does_not_and_it_is_known_whose_bucket_it_was(tmp_path: Path, of: bytes) -> None:
     with pytest.raises(CheckpointError, match="does not have the tensors that the run's model has") as refused:
-        make(tmp_path / "a", of)
+        make(tmp_path / "a", of, layout())
     assert refused.value.bucket == 0
     assert not (tmp_path / "a" / "manifest.json").exists()
 
