@@ -7,7 +7,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -148,15 +148,13 @@ class Subscription:
 class StateStore:
     """The state of this node's buckets.
 
-    One thread, the trainer's, changes it; any thread may begin to read it for peers: see ``images``. Whoever does excludes
-    changes; a change waits for that, then excludes new readers. The lock itself is held only to take turns.
+    One thread, the trainer's, changes it; any thread may begin to read it for peers: see ``images``. They take turns: who begins
+    to read sees the state before a change or after it.
     """
 
     def __init__(self, images: Images | None = None) -> None:
         self.images = images or Images()
-        self._turn = threading.Condition()
-        self._readers = 0
-        self._changing = False
+        self._turn = threading.Lock()
         self._held = HeldState(0, {})
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
         self._subscriptions: list[Subscription] = []
@@ -169,10 +167,10 @@ class StateStore:
 
     def replace(self, held: HeldState) -> None:
         """Holds ``held`` from now on. Ends subscriptions to buckets that are no longer held, or as of another step."""
-        with self._change():
+        with self._turn:
             kept = held.buckets.keys() if held.step == self._held.step else ()
             self._held, self._voting = held, 0
-            for subscription in self._subscribed():
+            for subscription in list(self._subscriptions):
                 if not subscription.started <= set(kept):
                     self.unsubscribe(subscription)
                     missing = sorted(subscription.started - set(kept))
@@ -181,15 +179,15 @@ class StateStore:
     def vote(self, generation: int) -> None:
         """Sends the summed gradients of the next step to the standbys, before the commit: should this node be lost right
         after it, they can apply the step. The gradients must stay until ``retract`` or ``apply``."""
-        with self._change():
+        with self._turn:
             self._voting = generation
-            subscriptions = [subscription for subscription in self._subscribed() if not subscription.ended]
+            subscriptions = [subscription for subscription in list(self._subscriptions) if not subscription.ended]
             for index in sorted({i for subscription in subscriptions for i in subscription.started}):
                 self._send_gradients(index, [s for s in subscriptions if index in s.started])
 
     def retract(self) -> None:
         """To be called before the gradients change."""
-        with self._change():
+        with self._turn:
             self._voting = 0
 
     def apply(self, commit: Commit, update: Callable[[], None]) -> None:
@@ -198,13 +196,13 @@ class StateStore:
         If it raises, the buckets are of no use to anybody and are no longer held.
         """
         step = commit.step
-        with self._change():
+        with self._turn:
             buckets, self._held, self._voting = self._held.buckets, HeldState(step, {}), 0
             self.images.keep()
             update()
             self._held = HeldState(step, buckets)
             terms = memoryview(TERMS.pack(commit.gradient_norm, commit.learning_rate))
-            for subscription in self._subscribed():
+            for subscription in list(self._subscriptions):
                 headers = [
                     _header(Kind.COMMITTED, 0, step, index, step, len(terms)) for index in sorted(subscription.started)
                 ]
@@ -215,22 +213,21 @@ class StateStore:
 
     def subscribe(self, buckets: Collection[int], loop: asyncio.AbstractEventLoop) -> Subscription:
         """A subscription to be read on ``loop``. Raises LookupError for a bucket that is not held here."""
-        with self._read():
+        with self._turn:
             if missing := sorted(set(buckets) - self._held.buckets.keys()):
                 raise LookupError(f"NOT_HELD: buckets {missing} are not held here, but {sorted(self._held.buckets)}")
             subscription = Subscription(self, buckets, loop)
-            with self._turn:
-                self._subscriptions.append(subscription)
+            self._subscriptions.append(subscription)
             return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        with self._turn:
-            if subscription in self._subscriptions:
-                self._subscriptions.remove(subscription)
+        """Waits for no turn."""
+        with suppress(ValueError):
+            self._subscriptions.remove(subscription)
 
     def start(self, subscription: Subscription, bucket: int) -> Donation:
         """The bucket's present state; the subscription gets its steps from the next one on. Raises LookupError."""
-        with self._read():
+        with self._turn:
             state = self._donation(bucket, 0, 0, outlasts=True)
             subscription.started.add(bucket)
             if self._voting:
@@ -243,40 +240,12 @@ class StateStore:
 
         Raises LookupError that says what is held instead.
         """
-        with self._read():
+        with self._turn:
             if self._held.step != request.step:
                 raise LookupError(
                     f"NOT_HELD: state as of step {request.step} is not held here, but of {self._held.step}"
                 )
             return self._donation(request.bucket, request.offset, request.generation, outlasts=False)
-
-    @contextmanager
-    def _read(self) -> Iterator[None]:
-        with self._turn:
-            self._turn.wait_for(lambda: not self._changing)
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._readers -= 1
-                self._turn.notify_all()
-
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        with self._turn:
-            self._changing = True
-            self._turn.wait_for(lambda: not self._readers)
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._changing = False
-                self._turn.notify_all()
-
-    def _subscribed(self) -> list[Subscription]:
-        with self._turn:
-            return list(self._subscriptions)
 
     def _donation(self, bucket: int, offset: int, generation: int, *, outlasts: bool) -> Donation:
         if bucket not in self._held.buckets:

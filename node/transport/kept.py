@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,27 +42,21 @@ class Kept:
     """Hands them out from this node's vote until the step is committed or aborted. For any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._offer: Offer | None = None
-        self._callers: frozenset[str] = frozenset()
 
     def offer(self, offer: Offer) -> None:
-        with self._lock:
-            self._offer = offer
-            self._callers = frozenset(certified_name(node) for node in offer.around)
+        self._offer = offer
 
     def withdraw(self) -> None:
-        with self._lock:
-            self._offer, self._callers = None, frozenset()
+        self._offer = None
 
     def find(self, caller: str, request: KeptRequest) -> Tensor:
         """For the ``caller`` with this name in its certificate. Raises LookupError, which says why not. It may encode, which is
         nothing for an event loop."""
-        with self._lock:
-            offer, callers = self._offer, self._callers
+        offer = self._offer
         if offer is None:
             raise LookupError("NOTHING_KEPT: this node has not voted, or the step is over")
-        if caller not in callers:
+        if caller not in map(certified_name, offer.around):
             raise LookupError("NOT_AROUND: the caller is of no stage that this node exchanges tensors with")
         if (request.generation, request.step) != (offer.generation, offer.step):
             raise LookupError(
