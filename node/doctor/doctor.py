@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +17,7 @@ from pathlib import Path
 from dtfm.node.doctor import findings
 from dtfm.node.doctor.findings import Candidate, Finding
 from dtfm.node.host.disk_speed import measure_disk
-from dtfm.node.host.driver import has_nvidia_gpu, nvidia_driver
+from dtfm.node.host.driver import has_nvidia_gpu, judge, nvidia_driver
 from dtfm.node.host.packages import EXTRA, missing_packages
 from dtfm.node.network.addresses import candidates, host_of, interfaces
 from dtfm.node.network.home_router import HomeRouter
@@ -65,14 +64,7 @@ async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
         found += await look_at_coordinator(coordinator)
         if any(finding.good is False and finding.check in ("coordinator", "clock") for finding in found):
             coordinator = None  # it cannot be asked anything more
-    found += await look_at_ways(place, coordinator)
-    settings = TcpSettings.read()
-    found += [
-        findings.on_tcp_buffers(settings.buffers),
-        findings.on_congestion_control(settings.control, settings.available),
-        findings.on_pauses(settings.control, settings.slow_start_after_idle),
-    ]
-    return found
+    return [*found, *await look_at_ways(place, coordinator), *look_at_tcp()]
 
 
 def look_at_device(name: str) -> list[Finding]:
@@ -81,7 +73,8 @@ def look_at_device(name: str) -> list[Finding]:
     from dtfm.node.host.device import measure_device, open_device
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = [findings.on_driver(nvidia_driver(), has_nvidia_gpu(), torch.__version__, torch.version.cuda, gpus)]
+    driver = judge(nvidia_driver(), has_nvidia_gpu(), torch.__version__, torch.version.cuda, gpus)
+    found = [Finding("driver", *driver)]
     try:
         device = measure_device(open_device(name))
     except (ValueError, RuntimeError) as mistake:
@@ -104,29 +97,24 @@ def look_at_disk(folder: Path) -> Finding:
         return findings.on_disk(str(folder), 0, None, error.strerror or str(error))
 
 
-@dataclass(frozen=True, slots=True)
-class TcpSettings:
-    """Linux's; ``buffers`` is None, and ``control`` empty, where they are not known."""
+def look_at_tcp(folder: Path = Path("/proc/sys/net/ipv4")) -> list[Finding]:
+    """Linux's settings; elsewhere they are not known."""
 
-    buffers: Mapping[str, int] | None
-    control: str
-    available: Sequence[str]
-    slow_start_after_idle: bool
+    def setting(name: str) -> str:
+        try:
+            return (folder / name).read_text().strip()
+        except OSError:
+            return ""
 
-    @staticmethod
-    def read(folder: Path = Path("/proc/sys/net/ipv4")) -> TcpSettings:
-        def setting(name: str) -> str:
-            try:
-                return (folder / name).read_text().strip()
-            except OSError:
-                return ""
-
-        buffers = None
-        with suppress(IndexError, ValueError):
-            buffers = {name: int(setting(name).split()[2]) for name in ("tcp_rmem", "tcp_wmem")}
-        available = setting("tcp_available_congestion_control").split()
-        slow = setting("tcp_slow_start_after_idle") != "0"
-        return TcpSettings(buffers, setting("tcp_congestion_control"), available, slow)
+    buffers: dict[str, int] | None = None
+    control = setting("tcp_congestion_control")
+    with suppress(IndexError, ValueError):
+        buffers = {name: int(setting(name).split()[2]) for name in ("tcp_rmem", "tcp_wmem")}
+    return [
+        findings.on_tcp_buffers(buffers),
+        findings.on_congestion_control(control, setting("tcp_available_congestion_control").split()),
+        findings.on_pauses(control, setting("tcp_slow_start_after_idle") != "0"),
+    ]
 
 
 async def look_at_coordinator(entry: Entry) -> list[Finding]:

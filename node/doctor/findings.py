@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from dtfm.installed import install_line
-from dtfm.node.host.driver import Driver, judge
 from dtfm.node.host.packages import EXTRA
 from dtfm.protos.candidates import way_to
 
@@ -36,10 +35,6 @@ def on_packages(missing: Sequence[str], versions: Mapping[str, str]) -> Finding:
     if missing:
         return Finding("packages", False, f"{', '.join(missing)} not installed", install_line("node"))
     return Finding("packages", True, ", ".join(f"{name} {versions[name]}" for name in EXTRA if name in versions))
-
-
-def on_driver(driver: Driver | None, in_machine: bool, torch_version: str, built_for: str | None, gpus: int) -> Finding:
-    return Finding("driver", *judge(driver, in_machine, torch_version, built_for, gpus))
 
 
 def on_device(kind: str, sentence: str) -> Finding:

@@ -16,7 +16,7 @@ from blake3 import blake3
 from dtfm.node.data.storage import PIECE_BYTES, NewFile
 from dtfm.node.state.snapshot_files import file_name
 from dtfm.node.state.state_store import Donation
-from dtfm.protos.checkpoint_names import step_folder
+from dtfm.protos.checkpoint_names import bucket_of, step_folder, step_of
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.peer_pb2 import StateRequest
 
@@ -27,8 +27,6 @@ ABANDONED_SECONDS = 7 * 86_400.0
 """Seconds without a change after which another run's folder is removed."""
 
 _RUN = re.compile(r"snapshots-[0-9a-f]{32}")
-_STEP = re.compile(r"step-([0-9]{1,10})")
-_FILE = re.compile(r"bucket-([0-9]{5,9})\.safetensors")
 
 
 class Disk:
@@ -141,17 +139,17 @@ class Disk:
 
     def _steps(self) -> Iterator[tuple[int, Path]]:
         for entry in sorted(self._folder.iterdir()) if self._folder is not None and self._folder.is_dir() else ():
-            if match := _STEP.fullmatch(entry.name):
-                yield int(match[1]), entry
+            if (step := step_of(entry.name)) is not None:
+                yield step, entry
 
 
 def _is_ours(folder: Path) -> bool:
     """Whether only a Disk can have made it: the parent folder may be used for other things too."""
     named = _RUN.fullmatch(folder.name) is not None and folder.is_dir() and not folder.is_symlink()
-    return named and all(_STEP.fullmatch(entry.name) for entry in folder.iterdir())
+    return named and all(step_of(entry.name) is not None for entry in folder.iterdir())
 
 
 def _files(folder: Path) -> Iterator[tuple[int, int]]:
     for entry in sorted(folder.iterdir()):
-        if match := _FILE.fullmatch(entry.name):
-            yield int(match[1]), entry.stat().st_size
+        if (bucket := bucket_of(entry.name)) is not None:
+            yield bucket, entry.stat().st_size

@@ -14,7 +14,7 @@ import pytest
 from dtfm.coordinator.service import knocking
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.node.doctor import doctor
-from dtfm.node.doctor.doctor import Place, TcpSettings, examine, look_at_coordinator, look_at_ways
+from dtfm.node.doctor.doctor import Place, examine, look_at_coordinator, look_at_tcp, look_at_ways
 from dtfm.node.doctor.findings import Finding
 from dtfm.node.network.addresses import Interface
 from dtfm.protos import knock as knock_module
@@ -183,11 +183,13 @@ async def test_all_of_it_is_looked_at(served: Served, tmp_path: Path) -> None:
 
 
 def test_tcp_settings_may_be_unknown(tmp_path: Path) -> None:
-    assert TcpSettings.read(tmp_path / "none") == TcpSettings(None, "", [], True)
+    assert [each.finding for each in look_at_tcp(tmp_path / "none")] == ["unknown on this system"] * 3
     (tmp_path / "tcp_rmem").write_text("4096 131072 6291456\n")
     (tmp_path / "tcp_wmem").write_text("4096 16384 4194304\n")
     (tmp_path / "tcp_congestion_control").write_text("cubic\n")
     (tmp_path / "tcp_available_congestion_control").write_text("reno cubic\n")
     (tmp_path / "tcp_slow_start_after_idle").write_text("0\n")
-    buffers = {"tcp_rmem": 6291456, "tcp_wmem": 4194304}
-    assert TcpSettings.read(tmp_path) == TcpSettings(buffers, "cubic", ["reno", "cubic"], False)
+    buffers, control, pauses = look_at_tcp(tmp_path)
+    assert buffers.finding.startswith("at most 4.0 MiB")
+    assert control.fix.startswith("modprobe tcp_bbr; ")
+    assert pauses.good

@@ -8,8 +8,8 @@ import pytest
 
 from dtfm.installed import install_line
 from dtfm.node.doctor import findings as f
-from dtfm.node.doctor.findings import Candidate
-from dtfm.node.host.driver import Driver
+from dtfm.node.doctor.findings import Candidate, Finding
+from dtfm.node.host.driver import Driver, judge
 
 TWELVE = Driver("550.54.15", (12, 4))
 
@@ -32,14 +32,14 @@ TWELVE = Driver("550.54.15", (12, 4))
 def test_the_driver_must_run_the_cuda_that_pytorch_is_built_for(
     driver: Driver | None, built_for: str | None, gpus: int, good: bool | None, finding: str, fix: str
 ) -> None:
-    found = f.on_driver(driver, driver is not None, "2.9", built_for, gpus)
+    found = Finding("driver", *judge(driver, driver is not None, "2.9", built_for, gpus))
     assert found.good is good
     assert finding in found.finding
     assert fix in found.fix
 
 
 def test_a_gpu_without_a_driver_is_no_machine_without_a_gpu() -> None:
-    found = f.on_driver(None, True, "2.9", None, 0)
+    found = Finding("driver", *judge(None, True, "2.9", None, 0))
     assert (found.good, "no driver" in found.finding, "install NVIDIA's driver" in found.fix) == (False, True, True)
 
 
