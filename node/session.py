@@ -12,10 +12,9 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -24,11 +23,13 @@ import torch
 
 import dtfm
 from dtfm.node.data.dataset import Agreed
+from dtfm.node.host.cache_folder import cache
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.network.addresses import candidates, host_of, interfaces, reached_here
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
+from dtfm.node.settings import Settings
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.images import Images
 from dtfm.node.state.snapshots import Snapshots
@@ -62,7 +63,7 @@ from dtfm.protos.control_pb2 import (
     StepProblem,
 )
 from dtfm.protos.credentials import Identity
-from dtfm.protos.enrolment import Entry, NotAdmitted, refusal_in
+from dtfm.protos.enrolment import NotAdmitted, refusal_in
 from dtfm.protos.health import answering
 from dtfm.protos.proof import is_let_in
 
@@ -78,39 +79,6 @@ IDLE_BEATS = 40
 """Heartbeats between two timings of an idle node's device: it may have been slow, and recovered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How this node joins. Addresses are HOST:PORT; ``advertise`` are IP addresses, with or without a port, at which peers reach
-    it; ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
-    through this node. With ``open_port`` it asks the home router to open its port.
-
-    ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
-    which the node exits, until it is let in: then the run says how long.
-
-    ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
-    import_allowed and check_places). With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is
-    the folder for its part in snapshots on disks, ``tokens`` the one in which this machine's nodes share the data that they have
-    read, and ``health`` the one in which this one answers how it is (see answering).
-    """
-
-    coordinator: Entry
-    node: str
-    run: str
-    listen: str
-    advertise: tuple[str, ...]
-    facing: str
-    relay: Hello.Relay
-    open_port: bool
-    device: torch.device
-    give_up_after: float
-    allowed_modules: tuple[str, ...]
-    allowed_data: tuple[str, ...]
-    leave_on_preemption: bool
-    snapshots: Path
-    tokens: Path
-    health: Path | None = None
-
-
 def health(coordinator: object, problem: str, *, admitted: bool) -> tuple[bool, str]:
     """Whether this process is well, and a sentence on it. A member that tries to reach its coordinator again is: whatever
     supervises it would otherwise end all nodes while the coordinator is started again. ``problem``: empty while it is heard."""
@@ -122,8 +90,8 @@ def health(coordinator: object, problem: str, *, admitted: bool) -> tuple[bool, 
 class Session:
     """From the first hello to the last goodbye, over any number of connections."""
 
-    def __init__(self, settings: Settings, device: Device) -> None:
-        """On a running event loop. ``device`` is what `measure_device` returns for the one in ``settings``."""
+    def __init__(self, settings: Settings, device: torch.device, hardware: Device) -> None:
+        """On a running event loop. ``hardware`` is what `measure_device` returns for the ``device``."""
         loop = asyncio.get_running_loop()
         self._settings = settings
         self._incarnation = secrets.randbits(64)
@@ -148,10 +116,10 @@ class Session:
         self._snapshots = Snapshots(Disk(settings.snapshots, settings.node), report)
         equipment = Equipment(
             node=settings.node,
-            device=settings.device,
-            hardware=device,
+            device=device,
+            hardware=hardware,
             allowed_modules=settings.allowed_modules,
-            tokens=settings.tokens,
+            tokens=cache() / "tokens",
             sender=self._sender,
             store=StateStore(Images(self._snapshots.disk.scratch)),
             snapshots=self._snapshots,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
-from dtfm.node.command.taking_part import settings_for, take_part
+from dtfm.node.command.taking_part import place_of, take_part
 from dtfm.node.data.allowed import read_allowed
 from dtfm.node.data.problems import told_together
+from dtfm.node.host.cache_folder import cache
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.named_devices import devices_named, slots
@@ -26,18 +26,13 @@ from dtfm.node.host.packages import require_extra
 from dtfm.node.host.trace import write_trace
 from dtfm.node.network.place_on_the_net import resolved
 from dtfm.node.network.way_in import way_in
+from dtfm.node.settings import Settings
 from dtfm.node.supervisor import supervise
 from dtfm.programs import START_AGAIN
 from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE, read_address
 from dtfm.protos.control_pb2 import Hello
 from dtfm.protos.enrolment import Entry
-
-if TYPE_CHECKING:  # PyTorch takes seconds to load; see _join
-    import torch
-
-    from dtfm.node.session import Settings
-
 
 _network = partial(typer.Option, rich_help_panel="How others reach this node")
 _machine = partial(typer.Option, rich_help_panel="What of this machine is used")
@@ -140,20 +135,21 @@ def join(
         slot = slots(devices)[number] if several else ""
         node = f"{id}-{slot}" if id and slot else id or take_name(slot)
         entry = Entry(invitation, [Role.NODE], node)
-        settings = settings_for(
-            entry,
-            node,
-            listen,
-            advertise,
-            number=number,
-            run=run_name,
+        listens, advertised, facing, behind_nat = place_of(entry, listen, advertise, number)
+        settings = Settings(
+            coordinator=entry,
+            node=node,
+            listen=listens,
+            advertise=advertised,
+            facing=facing,
             relay=Hello.ALSO if relay else Hello.NO,
-            open_port=open_port,
             give_up_after=give_up_after,
-            allow_module=allow_module,
-            allow_data=allow_data,
-            notices=notices,
-            snapshots=snapshots,
+            run=run_name,
+            open_port=open_port and behind_nat,
+            allowed_modules=tuple(allow_module or ()),
+            allowed_data=read_allowed(allow_data or ()),
+            leave_on_preemption=notices,
+            snapshots=(snapshots or cache() / "snapshots").absolute(),
             health=health,
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
@@ -181,7 +177,7 @@ def join(
 
 async def _join(
     coordinator: Entry,
-    settings: Callable[[torch.device], Settings],
+    settings: Settings,
     device: str,
     threads: int,
     most_memory: int | None,
@@ -196,14 +192,14 @@ async def _join(
         torch.set_num_threads(threads)
     from dtfm.node.host.device import measure_device, open_device
 
-    chosen = settings(open_device(device))
+    opened = open_device(device)
     with long_part("measuring the device"):
-        measured = await asyncio.to_thread(measure_device, chosen.device)
+        measured = await asyncio.to_thread(measure_device, opened)
     measured.memory_bytes = min(measured.memory_bytes, most_memory or measured.memory_bytes)
     memory, speed = measured.memory_bytes / 2**30, measured.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
-    print(f"{chosen.node}: {measured.name} ({measured.kind}), {power}", flush=True)
-    code = await take_part(chosen, measured, supervised=supervised)
+    print(f"{settings.node}: {measured.name} ({measured.kind}), {power}", flush=True)
+    code = await take_part(settings, opened, measured, supervised=supervised)
     if code == START_AGAIN:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
-from dtfm.node.command.taking_part import settings_for, take_part
+from dtfm.node.command.taking_part import place_of, take_part
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.packages import require_extra
 from dtfm.node.network.way_in import way_in
+from dtfm.node.settings import Settings
 from dtfm.programs import ended_by_ctrl_c
 from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import Device, Hello
@@ -38,7 +39,7 @@ def relay(
 
         node = id or take_name()
         entry = Entry(invitation or asyncio.run(way_in("dtfm-node relay")), [Role.NODE], node)
-        settings = settings_for(
-            entry, node, listen, advertise, relay=Hello.ONLY, give_up_after=give_up_after, health=health
-        )(torch.device("cpu"))
-        raise typer.Exit(asyncio.run(take_part(settings, Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0))))
+        listens, advertised, facing, _ = place_of(entry, listen, advertise)
+        settings = Settings(entry, node, listens, advertised, facing, Hello.ONLY, give_up_after, health=health)
+        hardware = Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0)
+        raise typer.Exit(asyncio.run(take_part(settings, torch.device("cpu"), hardware)))

@@ -1,0 +1,40 @@
+"""How a node joins a run: what its operator has said, without PyTorch, which takes seconds to load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dtfm.node.host.cache_folder import cache
+from dtfm.protos.control_pb2 import Hello
+from dtfm.protos.enrolment import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How this node joins. Addresses are HOST:PORT; ``advertise`` are IP addresses, with or without a port, at which peers reach
+    it; ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
+    through this node. With ``open_port`` it asks the home router to open its port.
+
+    ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
+    which the node exits, until it is let in: then the run says how long.
+
+    ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
+    import_allowed and check_places). With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is
+    the folder for its part in snapshots on disks, and ``health`` the one in which it answers how it is (see answering).
+    """
+
+    coordinator: Entry
+    node: str
+    listen: str
+    advertise: tuple[str, ...]
+    facing: str
+    relay: Hello.Relay
+    give_up_after: float
+    run: str = ""
+    open_port: bool = False
+    allowed_modules: tuple[str, ...] = ()
+    allowed_data: tuple[str, ...] = ()
+    leave_on_preemption: bool = False
+    snapshots: Path = field(default_factory=lambda: (cache() / "snapshots").absolute())
+    health: Path | None = None
