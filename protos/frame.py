@@ -96,7 +96,8 @@ def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
     assert end == header.total or (end < header.total and end % chunk == 0), (end, header.total)
     for offset in range(begin, max(end, begin + 1), chunk):
         payload = encoded[offset - begin : offset - begin + chunk]
-        yield b"".join((_pack(replace(header, offset=offset), crc32c(payload)), payload))
+        at = replace(header, offset=offset)
+        yield b"".join((_fields(at, _checksum(at, crc32c(payload))), payload))
 
 
 def parse(frame: bytes) -> tuple[Header, memoryview]:
@@ -129,10 +130,6 @@ def parse(frame: bytes) -> tuple[Header, memoryview]:
 
 def _chunk_bytes(kind: Kind) -> int:
     return STATE_CHUNK_BYTES if kind is Kind.STATE else CHUNK_BYTES
-
-
-def _pack(header: Header, payload_crc: int) -> bytes:
-    return _fields(header, _checksum(header, payload_crc))
 
 
 def _checksum(header: Header, payload_crc: int) -> int:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from dtfm.node.data.dataset import Data
 
@@ -34,9 +35,7 @@ class Holding:
 
     def begin_early(self, data: Data) -> None:
         """As `begin`, before it is known whether they are needed: what fails comes again when they are."""
-        self.begin(data).add_done_callback(
-            lambda done: log.warning("the data cannot be had yet: %s", done.exception()) if done.exception() else None
-        )
+        self.begin(data).add_done_callback(partial(_warn, "the data cannot be had yet"))
 
     def publish(self, data: Data, place: str) -> None:
         """Writes ``data`` to ``place``, once, for those that come later."""
@@ -44,13 +43,13 @@ class Holding:
             if self._published is data:
                 return
             self._published = data
-        _apart("publish data", lambda: data.publish(place)).add_done_callback(
-            lambda done: (
-                log.warning("the tokens could not be written beside the checkpoints: %s", done.exception())
-                if done.exception()  # whatever the file system raises
-                else None
-            )
-        )
+        failed = partial(_warn, "the tokens could not be written beside the checkpoints")
+        _apart("publish data", lambda: data.publish(place)).add_done_callback(failed)
+
+
+def _warn(what: str, done: Future[None]) -> None:
+    if (problem := done.exception()) is not None:  # whatever the file system raises
+        log.warning("%s: %s", what, problem)
 
 
 def _apart(name: str, work: Callable[[], None]) -> Future[None]:

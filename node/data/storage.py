@@ -8,7 +8,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from types import TracebackType
 
 import fsspec
 
@@ -71,9 +70,7 @@ class NewFile:
     def __enter__(self) -> NewFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.discard()
 
 

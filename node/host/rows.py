@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,8 @@ def show(title: str, rows: Sequence[Row], as_json: bool) -> None:
         for row in rows:
             print(json.dumps(asdict(row)), flush=True)
         return
-    table = Table(title=title)
-    for heading, justify in (
-        ("measure", "left"),
-        ("value", "right"),
-        ("unit", "left"),
-        ("against", "left"),
-        ("ratio", "right"),
-    ):
-        table.add_column(heading, justify="right" if justify == "right" else "left")
+    value, ratio_column = Column("value", justify="right"), Column("ratio", justify="right")
+    table = Table("measure", value, "unit", "against", ratio_column, title=title)
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
         table.add_row(row.measure, f"{row.value:,.4g}", row.unit, row.against, ratio)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 
 class Activity(enum.Enum):
@@ -181,9 +180,7 @@ class _OpenSpan:
     def __enter__(self) -> None:
         _notify(self._span)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         span = self._span
         _notify(Span(span.activity, span.step, span.index, span.track, span.began, time.perf_counter()))
 
