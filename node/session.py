@@ -167,7 +167,7 @@ class Session:
     def _candidates(self) -> tuple[str, ...]:
         """As they are now: addresses change. Raises ValueError for an address in the settings that peers could not use."""
         settings = self._settings
-        return candidates(
+        known = candidates(
             os.environ,
             interfaces(),
             host=host_of(settings.listen),
@@ -176,6 +176,7 @@ class Session:
             facing=settings.facing,
             opened=self._opened,
         )
+        return tuple(known)
 
     def _health(self) -> tuple[bool, str]:
         return health(self._settings.coordinator, self._problem, admitted=self._identity is not None)

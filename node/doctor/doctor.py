@@ -173,7 +173,15 @@ async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[F
         found.append(Finding("listen", True, f"{place.listen} is free"))
         if place.behind_nat:
             opened = await router.open(port)
-        sources = _candidates(place, port, opened)
+        sources = candidates(
+            os.environ,
+            interfaces(),
+            host=host_of(place.listen),
+            port=port,
+            advertise=place.advertise,
+            facing=place.facing,
+            opened=opened,
+        )
         if reply is not None and (seen := _seen_as(reply.seen, port)):
             sources.setdefault(seen, "coordinator")
         here = await asyncio.gather(*(dial(*read_address(address), token) for address in sources))
@@ -229,27 +237,6 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(address[:2], family=family)
-
-
-def _candidates(place: Place, port: int, opened: str) -> dict[str, str]:
-    """This machine's candidates, with where each is from."""
-    host = host_of(place.listen)
-    sources = {
-        "--advertise": candidates({}, (), host=host, port=port, advertise=place.advertise),
-        "Vast or RunPod": candidates(os.environ, (), host=host, port=port),
-        "router": candidates({}, (), host=host, port=port, opened=opened),
-    }
-    known = {address: source for source, found in sources.items() for address in found}
-    everything = candidates(
-        os.environ,
-        interfaces(),
-        host=host,
-        port=port,
-        advertise=place.advertise,
-        facing=place.facing,
-        opened=opened,
-    )
-    return {address: known.get(address, "interface") for address in everything}
 
 
 def _synchronised() -> bool | None:
