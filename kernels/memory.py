@@ -10,8 +10,6 @@ import ctypes
 import sys
 import threading
 import time
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -43,49 +41,42 @@ class Memory:
 
     def __init__(self, kept: int = KEPT_BYTES) -> None:
         self._most = kept
-        self._free: list[NDArray[np.uint8]] = []  # least recently used first
+        self._free: list[NDArray[np.uint8]] = []  # least recently used first; whoever takes one out has the lock
         self._lock = threading.Lock()
-        self._returned: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()  # blocks on their way to _free
 
     @property
     def free_bytes(self) -> int:
-        with self._lock:
-            self._collect()
-            return sum(block.nbytes for block in self._free)
+        return sum(block.nbytes for block in self._free)
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """``size`` uninitialised bytes, 1-D. They come back by themselves once nothing refers to them."""
         if size < SMALLEST_BYTES:
             return np.empty(size, np.uint8)
         with self._lock:
-            self._collect()
             fitting = [n for n, block in enumerate(self._free) if size <= block.nbytes <= 2 * size]
             best = min(fitting, key=lambda n: self._free[n].nbytes, default=None)
             block = self._free.pop(best) if best is not None else None
+            self._drop()
         loan = _Loan(self, np.empty(size, np.uint8) if block is None else block)
         return np.asarray(loan)[:size]
 
     def forget(self) -> None:
         """Frees all unused blocks."""
         with self._lock:
-            self._collect()
             self._free.clear()
 
     def _give_back(self, block: NDArray[np.uint8]) -> None:
-        """Only queues the block while the lock is held: the garbage collector may call this anywhere, also within `take`."""
-        self._returned.put(block)
+        """Only adds the block while the lock is held: the garbage collector may call this anywhere, also within `take`."""
+        self._free.append(block)
         if self._lock.acquire(blocking=False):
             try:
-                self._collect()
+                self._drop()
             finally:
                 self._lock.release()
 
-    def _collect(self) -> None:
-        """Moves returned blocks to the free ones, and drops the longest unused if there are too many. The lock is held."""
-        with suppress(Empty):
-            while True:
-                self._free.append(self._returned.get_nowait())
-        while sum(block.nbytes for block in self._free) > self._most:
+    def _drop(self) -> None:
+        """Drops the longest unused blocks if there are too many. The lock is held."""
+        while self.free_bytes > self._most:
             self._free.pop(0)
 
 

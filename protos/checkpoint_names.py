@@ -35,6 +35,6 @@ def bucket_file(bucket: int, nonce: str) -> str:
 
 
 def bucket_of(file: str) -> int | None:
-    """The bucket of a file of this name; None: it is no bucket's. Before protocol version 10 names had no nonce."""
+    """The bucket of a file of this name; None: it is no bucket's. On a node's own disk, names have no nonce."""
     match = _BUCKET.fullmatch(file)
     return int(match[1]) if match else None
