@@ -43,6 +43,7 @@ def schedule(
     time_used: TimeUsed | None = None,
     generation: int = 0,
     horizon: float = HORIZON_SECONDS,
+    overhead: float = 0.0,
     threads: int = 1,
     improved: Improved = lambda evaluations, seconds: None,
     bounded: Callable[[float], None] = lambda seconds: None,
@@ -59,9 +60,10 @@ def schedule(
     is: the number of walks at the same time.
 
     A new plan gets ``generation``; an ``incumbent`` that is kept keeps its own. A plan that replaces the incumbent must win
-    back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``improved`` is called
-    for each plan that is better than all before, with the evaluations so far and the plan's seconds (the cost of state transfer
-    per step included).
+    back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``overhead`` is the
+    seconds of each step that the model leaves out, the same for all plans. ``improved`` is called for each plan that is better
+    than all before, with the evaluations so far and the plan's seconds (without the overhead, with the cost of state transfer per
+    step).
 
     The bound rises while the search runs, and ends it when the plan is as good; ``bounded`` is called with each better one.
     Without ``time_used`` the search waits for it. The paper objective has a bound of its own. All ends soon after ``stopped``
@@ -101,16 +103,18 @@ def schedule(
     else:
         fetching = None
         if standing is not None:
-            weight = standing.seconds_per_step(problem) / horizon
+            weight = (standing.seconds_per_step(problem) + overhead) / horizon
             fetching = standing.holdings.fetching(standing.plan, weight)
             evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
         budget = Budget(time_used, evaluations, stopped)
         with RisingBound(problem, bounded, stopped, wait=time_used is None) as rising:
             best = search(evaluator, shape, starts, fetching, rising, rng, budget, threads)
-        bound = rising.seconds
+        bound = rising.seconds + overhead
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
-    decision = decide(problem, standing, best.draft, generation, objective, bound, spent + evaluator.spent, horizon)
+    decision = decide(
+        problem, standing, best.draft, generation, objective, bound, spent + evaluator.spent, horizon, overhead
+    )
     return replace(decision, sentence=decision.sentence + note) if note else decision
 
 

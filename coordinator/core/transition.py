@@ -180,7 +180,7 @@ class CarryOn:
 @dataclass(frozen=True, slots=True)
 class PlanWanted:
     """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
-    may. ``seconds``: the planner's time. ``carry_on``: what is asked before; None: nothing is."""
+    may. ``overhead``: see Training. ``seconds``: the planner's time. ``carry_on``: what is asked before; None: nothing is."""
 
     number: int
     cluster: Callable[[], Cluster]
@@ -189,6 +189,7 @@ class PlanWanted:
     stages: int | tuple[int, ...] | None
     seed: int
     generation: int
+    overhead: float
     seconds: float
     carry_on: CarryOn | None = None
 

@@ -74,6 +74,7 @@ from dtfm.coordinator.log.training import (
     CodecsChosen as CodecsChosen,
     PlanAdopted as PlanAdopted,
     PlanFailed as PlanFailed,
+    PlanRepriced as PlanRepriced,
     PlanStarted as PlanStarted,
 )
 from dtfm.coordinator.log.trust import (
@@ -103,6 +104,7 @@ Event = (
     | DescriptionDropped
     | Waiting
     | PlanAdopted
+    | PlanRepriced
     | PlanStarted
     | PlanFailed
     | CodecsChosen

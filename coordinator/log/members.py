@@ -38,6 +38,8 @@ class Member:
     relay: str = ""
     shown: float = 0.0
     """FLOP/s, see DeviceShown."""
+    in_training: float = 0.0
+    """FLOP/s that it delivers in steps; 0: as expected of its ``device`` (DeviceDrifted)."""
 
 
 def recounted(ledger: Ledger) -> Ledger:
@@ -139,23 +141,30 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimed:
-    """The node has timed its device with the run's own layers. It is planned with ``flops`` (FLOP/s) from now on."""
+    """The node has timed its device with the run's own layers, beside no other work: ``flops`` (FLOP/s). ``reason``: why it is
+    timed again; empty the first time."""
 
     node: str
     flops: float
+    reason: str = ""
     event: Literal["device_timed"] = "device_timed"
 
     def apply(self, ledger: Ledger) -> Ledger:
         member = ledger.members[self.node]
-        return ledger.with_member(self.node, replace(member, device=replace(member.device, flops=self.flops)))
+        timed = replace(member, device=replace(member.device, flops=self.flops), in_training=0.0)
+        known = ledger.with_member(self.node, timed)
+        return replace(known, reach=ledger.reach.changed(by=bool(self.reason) and member.ready))
 
     def narrate(self) -> str:
+        if self.reason:
+            return f"{self.node} changed its speed: {self.reason}"
         return f"{self.node} computes this model's layers at {self.flops / 1e9:.0f} GFLOP/s"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDrifted:
-    """The node's device has become slower or faster. It is planned with ``flops`` (FLOP/s) from now on."""
+    """In steps, the node's device is slower or faster than it was planned with. It is planned with ``flops`` (FLOP/s) from now
+    on."""
 
     node: str
     flops: float
@@ -164,11 +173,12 @@ class DeviceDrifted:
 
     def apply(self, ledger: Ledger) -> Ledger:
         member = ledger.members[self.node]
-        known = ledger.with_member(self.node, replace(member, device=replace(member.device, flops=self.flops)))
-        return replace(known, reach=ledger.reach.changed(by=member.ready))
+        known = ledger.with_member(self.node, replace(member, in_training=self.flops))
+        training = replace(ledger.training, corrected=ledger.training.step)
+        return replace(known, reach=ledger.reach.changed(by=member.ready), training=training)
 
     def narrate(self) -> str:
-        return f"{self.node} changed its speed: {self.reason}"
+        return f"{self.node}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,14 @@ class Training:
     """The last commit; None after going back."""
     step_seconds: float | None = None
     """The time of the last step that began and ended under one plan."""
+    predicted: float | None = None
+    """Seconds that a step of the plan in force is expected to take; None: not known."""
+    bound: float | None = None
+    """Seconds a step that no plan can beat."""
+    overhead: float = 0.0
+    """Seconds of each step, under any plan, that the scheduler's model leaves out, as steps have shown."""
+    corrected: int = 0
+    """The last step that corrected what plans are made with: a device's speed, or the overhead. 0: none has."""
     held: tuple[tuple[Process, ...], ...] = ()
     """By layer, the processes that had its state as of ``step`` in memory. They still have it when they return, unless they say
     otherwise."""
@@ -85,8 +93,12 @@ class PlanAdopted:
     event: Literal["plan_adopted"] = "plan_adopted"
 
     def apply(self, ledger: Ledger) -> Ledger:
+        training = ledger.training
+        again = training.plan is not None and training.plan.stages == self.plan.stages  # the same plan as before
+        if self.predicted_seconds is not None or not again:
+            training = replace(training, predicted=self.predicted_seconds, bound=self.lower_bound_seconds)
         training = replace(
-            ledger.training, generation=self.generation, plan=self.plan, codecs={}, counts_from=self.counts_from
+            training, generation=self.generation, plan=self.plan, codecs={}, counts_from=self.counts_from
         )
         return replace(ledger, training=training)
 
@@ -94,6 +106,35 @@ class PlanAdopted:
         expected = describe_seconds(self.predicted_seconds, self.lower_bound_seconds)
         what = f"{describe_plan(self.plan)}{f'; {expected}' if expected else ''}"
         return f"plan {self.generation} from step {self.step + 1} on: {what}. {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRepriced:
+    """The plan in force stays, and a step of it is expected to take other seconds than before: the planner has looked again, or
+    steps have shown it. ``overhead_seconds``: see Training."""
+
+    generation: int
+    predicted_seconds: float
+    lower_bound_seconds: float | None
+    overhead_seconds: float
+    reason: str
+    event: Literal["plan_repriced"] = "plan_repriced"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        before = ledger.training
+        corrected = before.step if self.overhead_seconds != before.overhead else before.corrected
+        training = replace(
+            before,
+            predicted=self.predicted_seconds,
+            bound=self.lower_bound_seconds,
+            overhead=self.overhead_seconds,
+            corrected=corrected,
+        )
+        return replace(ledger, training=training)
+
+    def narrate(self) -> str:
+        expected = describe_seconds(self.predicted_seconds, self.lower_bound_seconds)
+        return f"plan {self.generation} stays: {expected}. {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,8 @@ def plan_document(so_far: SoFar) -> Document | None:
             for number, stage in enumerate(plan.stages)
         ],
         "flows": list(islice(_flows(ledger, plan), MOST_FLOWS)),
-        "predicted": so_far.predicted,
-        "bound": so_far.bound,
+        "predicted": ledger.training.predicted,
+        "bound": ledger.training.bound,
         "measured": so_far.measured,
     }
 

@@ -38,10 +38,6 @@ class SoFar:
     """The last events of which a person must know, the steps aside."""
     reason: str = ""
     """Why the last plan was adopted."""
-    predicted: float | None = None
-    """Seconds that a step of that plan is expected to take."""
-    bound: float | None = None
-    """Seconds a step that no plan can beat."""
     given: dict[str, Given] = field(default_factory=dict)
     """By node, for those that took part in a committed step."""
     lent: float = 0.0
@@ -68,11 +64,7 @@ class SoFar:
         if isinstance(event, ev.RunFinished | ev.RunFailed):
             self.over = record.time
         if isinstance(event, ev.PlanAdopted):
-            plan = before.training.plan
-            again = plan is not None and plan.stages == event.plan.stages  # the same plan as before
             self.reason = event.reason
-            if event.predicted_seconds is not None or not again:
-                self.predicted, self.bound = event.predicted_seconds, event.lower_bound_seconds
         if isinstance(event, ev.StepCommitted):
             self.steps.append(event)
             self.losses.append(event.loss)

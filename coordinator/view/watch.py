@@ -35,9 +35,10 @@ def render(so_far: SoFar, console: Console, now: float | None = None) -> Rendera
     """One screen of the console; 80 columns and 24 rows do for few nodes. ``now``: seconds since 1970; by default, when the last
     record was written."""
     ledger = so_far.ledger
-    expected = describe_seconds(so_far.predicted, so_far.bound)
-    if so_far.predicted is not None and (taken := so_far.measured) is not None:
-        expected += f"; it takes {seconds_in_words(taken)} (predicted/measured {so_far.predicted / taken:.2f})"
+    predicted = ledger.training.predicted
+    expected = describe_seconds(predicted, ledger.training.bound)
+    if predicted is not None and (taken := so_far.measured) is not None:
+        expected += f"; it takes {seconds_in_words(taken)} (predicted/measured {predicted / taken:.2f})"
     upper = Group(
         _head(so_far, so_far.last if now is None else now),
         _nodes(ledger),

@@ -86,16 +86,18 @@ def decide(
     bound: float,
     spent: int,
     horizon: float,
+    overhead: float = 0.0,
 ) -> Decision:
     """Keeps the incumbent if it can stay, unless the draft wins back the cost of state transfer and MARGIN within the horizon,
     and every node has memory for its old and its new stage together. An incumbent that cannot stay is replaced in any case.
 
-    ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
+    ``bound`` is the decision's lower bound, ``spent`` the number of evaluations, ``overhead`` the seconds of each step that the
+    simulation leaves out.
     """
     plan = draft.plan(problem.cluster, depths(problem, draft), keepings(problem, draft), generation)
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
-        predicted = _predict(problem, draft, 0.0)
+        predicted = _predict(problem, draft, 0.0, overhead)
         return Decision(
             plan,
             predicted,
@@ -105,12 +107,12 @@ def decide(
             spent,
         )
     transfer_seconds = incumbent.holdings.seconds(draft.groups, draft.cuts)
-    predicted = _predict(problem, draft, transfer_seconds)
+    predicted = _predict(problem, draft, transfer_seconds, overhead)
     transfers = incumbent.holdings.transfers(draft.groups, draft.cuts)
     if incumbent.obstacle is not None:
         reason, sentence = incumbent.obstacle, _OBSTACLES[incumbent.obstacle]
     else:
-        current = _predict(problem, draft_of(incumbent.plan, problem.cluster), 0.0)
+        current = _predict(problem, draft_of(incumbent.plan, problem.cluster), 0.0, overhead)
         old, new = _seconds(current, objective), _seconds(predicted, objective)
         gain = 1 - new / old - transfer_seconds / horizon
         short = short_of_memory(problem, incumbent.plan, draft) if gain > MARGIN else None
@@ -148,12 +150,12 @@ def _idle(plan: Plan) -> str:
     return f" Idle, because no faster plan uses them: {named}." if plan.idle else ""
 
 
-def _predict(problem: Problem, draft: Draft, transfer_seconds: float) -> Predicted:
+def _predict(problem: Problem, draft: Draft, transfer_seconds: float, overhead: float) -> Predicted:
     paper: PaperSeconds | None = None
     costs = problem.workload.paper
     if costs is not None and [len(group) for group in draft.groups] == [costs.replicas] * costs.stages:
         paper = paper_seconds(problem, draft.groups)
-    return Predicted(simulate(problem, draft), paper, transfer_seconds)
+    return Predicted(simulate(problem, draft) + overhead, paper, transfer_seconds)
 
 
 def _seconds(predicted: Predicted, objective: Objective) -> float:

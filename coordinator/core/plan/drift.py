@@ -1,40 +1,51 @@
-"""Devices and links that have changed since the plan was made, as training itself shows. Nothing is probed.
+"""What plans are made with, corrected by what training itself shows. Nothing is probed.
 
-Each is compared with itself under the same plan, when it does the same work beside the same others. So it does not matter that a
-device computes below its peak, or that a link is shared.
-That does not show a claim that was false from the beginning: see showing.py.
+- A device is compared with what it is planned with: its share of a step's FLOPs, over the seconds that it votes.
+- A link is compared with itself under the same plan, when it carries the same beside the same others. So it does not matter that
+  it is shared.
+- A step is compared with what it is expected to take, once devices do as planned. What it takes longer is the overhead: what the
+  scheduler's model leaves out, like the way of votes and commits, and the optimizer.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.phases import Switching
-from dtfm.coordinator.core.state import Speeds
+from dtfm.coordinator.core.state import Speeds, State
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.claims import planned_flops
 from dtfm.coordinator.core.validation.admission import MOST_FLOPS, check_flops
 from dtfm.coordinator.core.validation.links import MOST_BANDWIDTH
 from dtfm.coordinator.core.validation.votes import check_codecs
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.wording import seconds_in_words
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.memory import Checkpointing, Keeping
 
 WINDOW = 5
 """The number of steps whose median counts: a single slow step is noise. A change must also last a lease, so that
 with short steps a brief disturbance does not cause a new plan."""
 
 FACTOR = 2.0
-"""How many times slower or faster than before a device or link must be to call for a new plan."""
+"""How many times slower or faster than before a link, or an idle device, must be to call for a new plan."""
+
+DEVICE_OFF, STEP_OFF = 1.25, 1.1
+"""How many times more or less than planned a device may deliver, or a step take, before that is corrected. Devices may be further
+off: each time that one is corrected, the planner looks again."""
 
 LEAST_SECONDS = 0.05
 """Shorter times within a step are not measured: the step does not wait for them."""
 
 
-def compare(speeds: Speeds, speed: float, now: float, lasting: float) -> tuple[Speeds, float | None]:
-    """``speeds`` with that of one more step, which ended at ``now``, and the factor of the change, if one has lasted for
-    ``lasting`` seconds."""
+def compare(
+    speeds: Speeds, speed: float, now: float, lasting: float, factor: float = FACTOR
+) -> tuple[Speeds, float | None]:
+    """``speeds`` with that of one more step, which ended at ``now``, and by how much they have changed, if that is more than
+    ``factor`` and has lasted for ``lasting`` seconds."""
     recent = (*speeds.recent, speed)[-WINDOW:]
     if len(recent) < WINDOW:
         return replace(speeds, recent=recent), None
@@ -42,7 +53,7 @@ def compare(speeds: Speeds, speed: float, now: float, lasting: float) -> tuple[S
     if speeds.first is None:
         return Speeds((), level), None
     ratio = level / speeds.first
-    if 1 / FACTOR < ratio < FACTOR:
+    if 1 / factor < ratio < factor:
         return replace(speeds, recent=recent, changed_since=None), None
     since = now if speeds.changed_since is None else speeds.changed_since
     if now - since < lasting:
@@ -50,23 +61,54 @@ def compare(speeds: Speeds, speed: float, now: float, lasting: float) -> tuple[S
     return Speeds((), level), ratio
 
 
-def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
-    """What the votes of a committed step show. While a standby is copying, nothing is compared: it shares the links."""
-    standbys = (session.standby for session in transition.state.members.sessions.values())
-    if any(standby is not None and standby.caught_up is None for standby in standbys):
-        return
-    speeds = dict(transition.state.speeds)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A node's share of a step, in FLOPs, and the seconds of computing that it votes."""
 
-    def changed(what: tuple[str, str], speed: float) -> float | None:
-        speeds[what], ratio = compare(speeds.get(what, Speeds()), speed, transition.now, transition.state.lease)
+    work: float
+    seconds: float
+
+
+def parts_of(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, Part]:
+    """By member of the plan that has computed for long enough, in order of name."""
+    plan, described = state.ledger.training.plan, state.ledger.described
+    parts = {}
+    for stage in plan.stages if plan is not None and described is not None else ():
+        assert described is not None
+        forward = sum(layer.forward_flops for layer in described.workload.layers[slice(*stage.layers)])
+        keeping = stage.keeping or (Keeping(),) * len(stage.replicas)
+        for node, load, kept in zip(stage.replicas, stage.loads, keeping, strict=True):
+            vote, work = votes.get(node), (4 if kept.checkpointing is Checkpointing.LAYER else 3) * forward * load
+            if vote is not None and node in state.ledger.members and work and vote.compute_seconds >= LEAST_SECONDS:
+                parts[node] = Part(work, vote.compute_seconds)
+    return dict(sorted(parts.items()))
+
+
+def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
+    """What the votes of a committed step show. Nothing is compared while a standby is copying, which shares the links, or while the
+    planner is at work, which may share the cores. Nor is a step of which an earlier generation did a part."""
+    state, last = transition.state, transition.state.ledger.training.last
+    standbys = (session.standby for session in state.members.sessions.values())
+    copying = any(standby is not None and standby.caught_up is None for standby in standbys)
+    if copying or state.planner.asked is not None or last is None or last.resumed:
+        return
+    speeds = dict(state.speeds)
+
+    def changed(
+        what: tuple[str, str], speed: float, expected: float | None = None, factor: float = FACTOR
+    ) -> float | None:
+        known = speeds.get(what, Speeds())
+        known = known if expected is None else replace(known, first=expected)
+        speeds[what], ratio = compare(known, speed, transition.now, state.lease, factor)
         return ratio
 
+    parts, settled = parts_of(state, votes), state.planner.chosen is None
+    for (node, part), flops in zip(parts.items(), planned_flops(state.ledger, [*parts]), strict=True):
+        if ratio := changed((node, ""), part.work / part.seconds, flops, DEVICE_OFF):
+            _device_drifted(transition, node, flops * ratio, ratio)
+        settled = settled and bool(speeds[node, ""].recent) and speeds[node, ""].changed_since is None
     for node, vote in sorted(votes.items()):
-        if node not in transition.state.ledger.members:
-            continue  # it has left since
-        if vote.compute_seconds >= LEAST_SECONDS and (ratio := changed((node, ""), 1 / vote.compute_seconds)):
-            _device_drifted(transition, node, transition.state.ledger.members[node].device.flops * ratio, "in training")
-        for arrived in vote.arrived:
+        for arrived in vote.arrived if node in state.ledger.members else ():  # otherwise it has left since
             link = transition.state.ledger.reach.links.get(arrived.source, {}).get(node)
             if link is None:
                 continue
@@ -79,6 +121,10 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
                 if first is not None and first >= cap and ratio < 1:  # the first was capped: the ratio says too little
                     bandwidth = min(bandwidth, speed)
                 _link_drifted(transition, replace(link, bandwidth=bandwidth), ratio)
+    predicted = state.ledger.training.predicted
+    comparable = settled and predicted is not None and last.seconds > 0
+    if comparable and (ratio := changed(("", ""), 1 / last.seconds, 1 / predicted, STEP_OFF)):
+        _step_differs(transition, predicted / ratio)
     transition.state = replace(transition.state, speeds=speeds)
 
 
@@ -93,7 +139,8 @@ def timed_while_idle(transition: Transition, node: str, flops: float) -> None:
     speeds[idle], ratio = compare(before, flops, transition.now, transition.state.lease)
     transition.state = replace(transition.state, speeds=speeds)
     if ratio and before.first:
-        _device_drifted(transition, node, before.first * ratio, "while idle")
+        flops = min(max(before.first * ratio, 1.0), MOST_FLOPS)
+        transition.emit(ev.DeviceTimed(node, flops, f"while idle it is {_change(flops / known)} than before"))
 
 
 def codecs_chosen(transition: Transition, node: str, message: wire.CodecsChosen) -> None:
@@ -118,10 +165,24 @@ def forget(transition: Transition) -> None:
     transition.state = replace(transition.state, speeds={})
 
 
-def _device_drifted(transition: Transition, node: str, flops: float, where: str) -> None:
+def _device_drifted(transition: Transition, node: str, flops: float, ratio: float) -> None:
     flops = min(max(flops, 1.0), MOST_FLOPS)
-    before = transition.state.ledger.members[node].device.flops
-    transition.emit(ev.DeviceDrifted(node, flops, f"{where} it is {_change(flops / before)} than before"))
+    transition.emit(ev.DeviceDrifted(node, flops, f"in training it is {_change(ratio)} than planned"))
+
+
+def _step_differs(transition: Transition, seconds: float) -> None:
+    """A step takes so many ``seconds``, and not those predicted: the overhead is corrected, which is not less than 0."""
+    training = transition.state.ledger.training
+    assert training.predicted is not None
+    overhead = max(0.0, training.overhead + seconds - training.predicted)
+    if (more := overhead - training.overhead) == 0:
+        return
+    reason = (
+        f"Steps take {seconds_in_words(seconds)}, {seconds_in_words(training.predicted)} were predicted: of each step, "
+        f"{seconds_in_words(overhead)} count as overhead from now on."
+    )
+    bound = None if training.bound is None else training.bound + more
+    transition.emit(ev.PlanRepriced(training.generation, training.predicted + more, bound, overhead, reason))
 
 
 def _link_drifted(transition: Transition, link: ev.Link, ratio: float) -> None:

@@ -14,7 +14,7 @@ from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import adopt, answer
 from dtfm.coordinator.core.plan.planner_input import measured_cluster
-from dtfm.coordinator.core.refusal import name_some
+from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
 from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
@@ -120,12 +120,17 @@ def planned(transition: Transition, result: Planned) -> None:
             transition.set_planner(replace(planner, asked=None, answer=Answer(asked.question, False, None, outcome)))
             answer(transition, asked.tickets, False, outcome)
         return
-    found = Answer(asked.question, asked.hasty, outcome.plan)
+    found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
+    if training.corrected and outcome.predicted_seconds is not None:
+        outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
     if not isinstance(state.phase, Gathering | Stepping):
         transition.set_planner(replace(planner, asked=None))
         answer(transition, asked.tickets, False, "the plan changed meanwhile")
-    elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, state.ledger.training.plan):
+    elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, training.plan):
         transition.set_planner(replace(planner, asked=None, answer=found, chosen=None))
+        if (seconds := outcome.predicted_seconds) not in (None, training.predicted):
+            bound, reason = outcome.lower_bound_seconds, shorten(outcome.reason)
+            transition.emit(ev.PlanRepriced(training.generation, seconds, bound, training.overhead, reason))
         answer(transition, asked.tickets, False, outcome.reason)
     else:
         transition.set_planner(replace(planner, asked=None, answer=found, chosen=outcome))
@@ -325,6 +330,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
             stages=pinned,
             seed=state.run.seed,
             generation=ledger.training.generation + 1,
+            overhead=ledger.training.overhead,
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
             carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
         )

@@ -57,6 +57,16 @@ def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]
     return frozenset(made)
 
 
+def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
+    """By node, the FLOP/s that its device should deliver in steps. It is as steps have shown, or else as the device was timed,
+    times the share that the plan's devices usually deliver of theirs: beside others on the same cores, say, or below their peak."""
+    plan, members = ledger.training.plan, ledger.members
+    at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]
+    shares = [member.in_training / member.device.flops if member.in_training else 1.0 for member in at_work]
+    usual = statistics.median_low(shares) if shares else 1.0
+    return [members[node].in_training or members[node].device.flops * usual for node in nodes]
+
+
 def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     """By node, the FLOP/s with which it is planned: of those that are believed, in an open run half at first for who is not
     proven, once anybody is, and more with each audit. Not less: an idle node could show nothing."""
@@ -75,7 +85,7 @@ def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
 
 
 def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
-    """By node, what of the FLOP/s that it claims is believed: all, where members know each other.
+    """By node, what of its `planned_flops`, which rest on its word, is believed: all, where members know each other.
 
     Else at most MOST_TIMES_SHOWN times the fastest proven one of its kind of device that is another party's. Where there is none,
     all that is not more than OUTLIER times the median of its kind, or of all if it is the only one; what is more counts as that
@@ -83,14 +93,14 @@ def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     not how fast it is done: so this holds for proven ones as well.
     """
     members = [ledger.members[node] for node in nodes]
-    claimed = [member.device.flops for member in members]
+    claimed = planned_flops(ledger, nodes)
     if not ledger.is_open:
         return claimed
     by_kind: dict[str, list[float]] = {}
     fastest: dict[str, dict[str, float]] = {}  # by kind, then by party
     party = [ledger.party(node) for node in nodes]
-    for member, who, proven in zip(members, party, are_proven(ledger, nodes), strict=True):
-        kind, flops = member.device.kind, member.device.flops
+    for member, flops, who, proven in zip(members, claimed, party, are_proven(ledger, nodes), strict=True):
+        kind = member.device.kind
         by_kind.setdefault(kind, []).append(flops)
         if proven:
             of = fastest.setdefault(kind, {})
@@ -98,8 +108,8 @@ def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     median = {kind: statistics.median_low(of if len(of) > 1 else claimed) for kind, of in by_kind.items()}
     two_fastest = {kind: heapq.nlargest(2, of.items(), key=lambda each: each[1]) for kind, of in fastest.items()}
     believed = []
-    for member, who in zip(members, party, strict=True):
-        kind, flops = member.device.kind, member.device.flops
+    for member, flops, who in zip(members, claimed, party, strict=True):
+        kind = member.device.kind
         other = next((speed for each, speed in two_fastest.get(kind, ()) if each != who), None)
         plausible = flops if flops <= OUTLIER * median[kind] else median[kind]
         most = plausible if other is None else MOST_TIMES_SHOWN * other

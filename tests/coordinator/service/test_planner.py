@@ -22,7 +22,9 @@ from dtfm.scheduler.warm_up import warm_up
 from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
 
-WANTED = PlanWanted(1, lambda: random_cluster(5, 6), even_workload(), None, stages=2, seed=0, generation=3, seconds=0.1)
+WANTED = PlanWanted(
+    1, lambda: random_cluster(5, 6), even_workload(), None, stages=2, seed=0, generation=3, overhead=0.0, seconds=0.1
+)
 
 
 def test_a_plan_comes_with_a_bound() -> None:
@@ -95,9 +97,6 @@ def test_half_of_the_cores_are_left_to_nodes_on_this_machine(monkeypatch: pytest
 
 
 def test_nodes_that_allow_no_plan_are_answered_with_a_sentence() -> None:
-    wanted = PlanWanted(
-        1, lambda: random_cluster(5, 2), even_workload(), None, stages=3, seed=0, generation=1, seconds=0.1
-    )
-    answer = choose(wanted)
+    answer = choose(replace(WANTED, cluster=lambda: random_cluster(5, 2), stages=3))
     assert isinstance(answer, str)
     assert "1 too few" in answer

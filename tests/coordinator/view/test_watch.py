@@ -117,7 +117,7 @@ def test_the_view_compares_what_the_plan_in_force_was_expected_to_take_with_what
     adopt(1, 10.0)
     commit(1, 99.0, 1)
     adopt(2, 12.0)
-    assert (view.predicted, view.measured) == (12.0, None)  # none of its steps is done
+    assert (view.ledger.training.predicted, view.measured) == (12.0, None)  # none of its steps is done
     for step, seconds in enumerate((60.0, 16.0, 15.0, 14.0), start=2):
         commit(step, seconds, 2)
     commit(6, 1.0, 2, resumed=True)
@@ -125,4 +125,4 @@ def test_the_view_compares_what_the_plan_in_force_was_expected_to_take_with_what
     assert "it takes 15.5 s (predicted/measured 0.77)" in "\n".join(screen(view, 120))
     adopt(3, None)  # carried on, and not planned anew
     commit(7, 24.0, 3)
-    assert (view.predicted, view.measured) == (12.0, 24.0)
+    assert (view.ledger.training.predicted, view.measured) == (12.0, 24.0)

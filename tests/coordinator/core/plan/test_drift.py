@@ -7,20 +7,23 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.core.plan.drift import WINDOW, compare
-from dtfm.coordinator.core.state import Speeds
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.plan.drift import FACTOR, WINDOW, compare
+from dtfm.coordinator.core.plan.planner_input import measured_cluster
+from dtfm.coordinator.core.state import PlanChosen, Speeds
+from dtfm.coordinator.core.trust.claims import planned_flops
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.drifting import steady_run, timed_steps
+from tests.coordinator.drifting import FLOPS, steady_run, timed_steps
 from tests.coordinator.script import LEASE
 
 
-def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
+def factors(speeds: list[float], *, lasting: float = 0.0, factor: float = FACTOR) -> list[float]:
     """The changes that are found in these speeds, seen a second apart."""
     seen, found = Speeds(), []
     for second, speed in enumerate(speeds):
-        seen, ratio = compare(seen, speed, float(second), lasting)
+        seen, ratio = compare(seen, speed, float(second), lasting, factor)
         found += [ratio] if ratio is not None else []
     return found
 
@@ -40,9 +43,10 @@ def test_a_change_must_last() -> None:
     assert factors([8.0] * 10 + [1.0] * 20, lasting=10.0) == [1 / 8]
 
 
-@given(st.lists(st.floats(0.72, 1.4), max_size=100))
-def test_a_change_within_a_factor_of_two_is_ignored(speeds: list[float]) -> None:
-    assert factors(speeds) == []
+@given(st.floats(1.01, 10), st.lists(st.floats(0, 1), max_size=100))
+def test_a_change_within_the_factor_is_ignored(factor: float, places: list[float]) -> None:
+    least, most = factor**-0.49, factor**0.49
+    assert factors([least + (most - least) * place for place in places], factor=factor) == []
 
 
 def test_the_planner_learns_of_a_node_that_became_ten_times_slower() -> None:
@@ -52,11 +56,73 @@ def test_the_planner_learns_of_a_node_that_became_ten_times_slower() -> None:
     assert world.state.planner.number == asked
     timed_steps(world, 10, seconds=10.0)
     (drifted,) = world.events(ev.DeviceDrifted)
-    assert drifted.node == "a"
-    assert drifted.flops == pytest.approx(1e10)
-    assert drifted.reason == "in training it is 10.0 times slower than before"
+    assert drifted == ev.DeviceDrifted("a", pytest.approx(2.4e9), "in training it is 10.0 times slower than planned")
     world.wait(1, beating=["a", "b", "c"])
     assert world.state.planner.number == asked + 1
+
+
+def test_devices_that_were_timed_alone_and_train_beside_each_other_are_planned_as_they_train_and_so_are_idle_ones() -> None:
+    world = steady_run()
+    world.join("d", "e")
+    timed_steps(world, 10, seconds=2.0, others=2.0)
+    assert {drifted.node: drifted.flops for drifted in world.events(ev.DeviceDrifted)} == {
+        node: pytest.approx(flops / 2) for node, flops in FLOPS.items()
+    }
+    ledger = world.state.ledger
+    assert planned_flops(ledger, "ad") == [pytest.approx(1.2e10), pytest.approx(5e10)]
+    assert [node.flops for node in measured_cluster(ledger, "ad").nodes] == planned_flops(ledger, "ad")
+    assert planned_flops(world.refolded(), "ad") == planned_flops(ledger, "ad")
+    timed_steps(world, 20, seconds=2.0, others=2.0)
+    assert len(world.events(ev.DeviceDrifted)) == 3
+
+
+def test_one_device_that_is_slow_makes_no_idle_one_count_less() -> None:
+    world = steady_run()
+    world.join("d")
+    timed_steps(world, 10, seconds=10.0)
+    assert planned_flops(world.state.ledger, "abd") == [pytest.approx(2.4e9), 1.2e10, 1e11]
+
+
+def test_what_steps_take_longer_than_predicted_though_devices_do_as_planned_counts_as_overhead_of_every_plan() -> None:
+    world = steady_run()  # its planner predicts 1 s
+    asked = world.state.planner.number
+    timed_steps(world, 20, seconds=1.0, each=3.0)
+    (repriced,) = world.events(ev.PlanRepriced)
+    assert (repriced.predicted_seconds, repriced.overhead_seconds) == (pytest.approx(3.0), pytest.approx(2.0))
+    assert repriced.lower_bound_seconds == pytest.approx(2.5)
+    assert "Steps take 3 s, 1 s were predicted: of each step, 2 s count as overhead from now on." in repriced.narrate()
+    assert world.state.planner.number == asked  # it is the same for all plans
+    world.automatic_planning = False
+    world.feed(t.PlanNow(7))
+    assert world.wanted[0].overhead == pytest.approx(2.0)
+
+
+def test_the_overhead_falls_with_the_time_of_steps_but_not_below_nothing() -> None:
+    world = steady_run()
+    timed_steps(world, 20, seconds=1.0, each=3.0)
+    timed_steps(world, 20, seconds=1.0, each=2.0)
+    timed_steps(world, 60, seconds=1.0, each=0.5)
+    _, falls, ends = world.events(ev.PlanRepriced)
+    assert (falls.predicted_seconds, falls.overhead_seconds) == (pytest.approx(2.0), pytest.approx(1.0))
+    assert (ends.predicted_seconds, ends.overhead_seconds) == (pytest.approx(1.0), 0.0)
+
+
+def test_a_step_is_compared_only_once_devices_do_as_planned_and_the_planner_has_looked_again() -> None:
+    world = steady_run()
+    world.automatic_planning = False
+    timed_steps(world, 20, seconds=2.0, each=3.0)
+    assert [type(event) for event in world.log if isinstance(event, ev.DeviceDrifted | ev.PlanRepriced)] == [
+        ev.DeviceDrifted
+    ]
+    plan, wanted = world.plan_in_force, world.wanted.pop()
+    world.feed(t.Planned(wanted.number, PlanChosen(plan, "It stays.", 2.9, 0.5)))
+    (repriced,) = world.events(ev.PlanRepriced)
+    step = world.state.ledger.training.corrected
+    assert 0 < step < 20
+    assert repriced.reason == f"It stays. Speeds are as corrected after step {step}."
+    timed_steps(world, 20, seconds=2.0, each=3.0)
+    assert world.events(ev.PlanRepriced) == [repriced]
+    assert (world.state.ledger.training.predicted, world.state.ledger.training.overhead) == (2.9, 0.0)
 
 
 def test_a_node_that_is_slow_for_less_than_a_lease_is_ignored() -> None:
@@ -106,8 +172,8 @@ def test_the_planner_learns_of_an_idle_node_that_became_faster() -> None:
     for _ in range(10):
         world.hear("d", heartbeat=wire.Heartbeat(flops=1e12))
         world.wait(LEASE / 4, beating=["a", "b", "c"])
-    assert world.events(ev.DeviceDrifted) == [
-        ev.DeviceDrifted("d", 1e12, "while idle it is 10.0 times faster than before")
+    assert world.events(ev.DeviceTimed) == [
+        ev.DeviceTimed("d", 1e12, "while idle it is 10.0 times faster than before")
     ]
     world.wait(1, beating=["a", "b", "c", "d"])
     assert world.state.planner.number == asked + 1
@@ -125,7 +191,7 @@ def test_an_idle_node_that_says_another_speed_each_time_fills_neither_the_log_no
     for number in range(100):
         world.hear("d", heartbeat=wire.Heartbeat(flops=said[number % len(said)]))
         world.wait(LEASE / 4, beating=["a", "b", "c"])
-    assert len(world.events(ev.DeviceDrifted)) <= most
+    assert len(world.events(ev.DeviceTimed)) <= most
     assert world.state.planner.number - asked <= most
 
 
