@@ -180,7 +180,8 @@ class CarryOn:
 @dataclass(frozen=True, slots=True)
 class PlanWanted:
     """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
-    may. ``overhead``: see Training. ``seconds``: the planner's time. ``carry_on``: what is asked before; None: nothing is."""
+    may. ``overhead``: see Training; ``horizon``: see plan/horizon.py; both in seconds. ``seconds``: the planner's time.
+    ``carry_on``: what is asked before; None: nothing is."""
 
     number: int
     cluster: Callable[[], Cluster]
@@ -190,6 +191,7 @@ class PlanWanted:
     seed: int
     generation: int
     overhead: float
+    horizon: float
     seconds: float
     carry_on: CarryOn | None = None
 

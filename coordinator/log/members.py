@@ -118,7 +118,8 @@ class NodeLeaving:
     event: Literal["node_leaving"] = "node_leaving"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return ledger.with_member(self.node, replace(ledger.members[self.node], leaving=self.reason))
+        leaving = ledger.with_member(self.node, replace(ledger.members[self.node], leaving=self.reason))
+        return replace(leaving, training=ledger.training.with_loss(self.node))
 
     def narrate(self) -> str:
         return f"{self.node} is leaving ({self.reason}) and hands over its work first"
@@ -133,7 +134,8 @@ class NodeLeft:
     def apply(self, ledger: Ledger) -> Ledger:
         members = {name: member for name, member in ledger.members.items() if name != self.node}
         reach, trust = ledger.reach.without(self.node), ledger.trust.without_member(self.node)
-        return recounted(replace(ledger, members=members, reach=reach, trust=trust))
+        training = ledger.training.with_loss(self.node)
+        return recounted(replace(ledger, members=members, reach=reach, trust=trust, training=training))
 
     def narrate(self) -> str:
         return f"{self.node} left: {self.reason}"

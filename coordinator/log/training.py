@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Codecs = Mapping[str, Mapping[str, str]]
 """By destination, then by tensors ("activations", "gradients", "reduction"): the codec."""
 
+MOST_LOSSES = 9
+"""The number of losses that are remembered."""
+
 Process = tuple[str, str]
 """A node, and its incarnation."""
 
@@ -48,6 +51,8 @@ class Training:
     """Seconds a step that no plan can beat."""
     overhead: float = 0.0
     """Seconds of each step, under any plan, that the scheduler's model leaves out, as steps have shown."""
+    losses: tuple[int, ...] = ()
+    """The steps after which the plan in force lost a node, or was to lose one that wants to leave: the last MOST_LOSSES."""
     corrected: int = 0
     """The last step that corrected what plans are made with: a device's speed, or the overhead. 0: none has."""
     held: tuple[tuple[Process, ...], ...] = ()
@@ -63,6 +68,12 @@ class Training:
                 for layer, holders in enumerate(self.held)
             ),
         )
+
+    def with_loss(self, node: str) -> Training:
+        """``node`` has left, or wants to. Of several that a plan loses after one step, one counts."""
+        if self.plan is None or node not in self.plan.nodes or self.step in self.losses[-1:]:
+            return self
+        return replace(self, losses=(*self.losses, self.step)[-MOST_LOSSES:])
 
     def with_holder(self, process: Process, layers: Collection[int]) -> Training:
         return replace(

@@ -40,6 +40,7 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
             seed=wanted.seed,
             time_used=lambda: (time.monotonic() - began) / wanted.seconds,
             generation=wanted.generation,
+            horizon=wanted.horizon,
             overhead=wanted.overhead,
             threads=max(1, (os.cpu_count() or 1) // 2),
             stopped=stopped,

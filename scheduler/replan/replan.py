@@ -120,7 +120,10 @@ def decide(
             plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
             predicted, transfers = current, ()
             reason = Reason.KEPT
-            sentence = f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the required {MARGIN:.0%}."
+            sentence = (
+                f"The plan stays: another would gain {max(0.0, gain):.1%} in the {horizon:,.0f} s that it should stand, less "
+                f"than the required {MARGIN:.0%}."
+            )
             if short is not None:
                 sentence = (
                     f"The plan stays: another would gain {gain:.1%}, but {short[0]} lacks {size_in_words(short[1])} of memory to "

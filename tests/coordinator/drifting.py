@@ -6,14 +6,17 @@ from collections.abc import Iterable
 
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
-from tests.coordinator.script import LAYERS, LONG, World, fresh_state
+from tests.coordinator.script import LAYERS, LONG, World, fresh_state, two_stages
 
 FLOPS = {"a": 2.4e10, "b": 1.2e10, "c": 1.2e10}
 """With these devices, each node computes for one second in a step of `steady_run`."""
 
 
 def forked(ids: Iterable[str]) -> Plan:
-    """a computes the first half of the layers, b and c the other for half of the micro-batches each; all others are idle."""
+    """a computes the first half of the layers, b and c the other for half of the micro-batches each; all others are idle. Without
+    these three, `two_stages`."""
+    if not FLOPS.keys() <= set(ids):
+        return two_stages(ids)
     stages = [Stage((0, LAYERS // 2), ("a",), ()), Stage((LAYERS // 2, LAYERS), ("b", "c"), ())]
     return from_routes(0, stages, [(("a", "b"), 2), (("a", "c"), 2)], tuple(sorted(set(ids) - FLOPS.keys())))
 

@@ -47,7 +47,7 @@ def read(path: Path) -> Given | None:
     return Given(tuple(tuple(group) for group in found["groups"]), tuple(found["cuts"]))
 
 
-def decision(cluster: Cluster, workload: Workload, given: Given, generation: int) -> Decision:
+def decision(cluster: Cluster, workload: Workload, given: Given, generation: int, overhead: float) -> Decision:
     """The scheduler's plan for these groups and cuts. Raises Infeasible."""
     problem = Problem(cluster, workload)
     groups = tuple(tuple(cluster.ids.index(node) for node in group) for group in given.groups)
@@ -55,7 +55,9 @@ def decision(cluster: Cluster, workload: Workload, given: Given, generation: int
     if not found.feasible:
         raise Infeasible(shortfall(problem, found))
     plan = found.draft.plan(cluster, depths(problem, found.draft), keepings(problem, found.draft), generation)
-    return Decision(plan, Predicted(found.seconds, None, 0.0), 0.0, Reason.REQUESTED, "This plan was given.", 1)
+    return Decision(
+        plan, Predicted(found.seconds + overhead, None, 0.0), 0.0, Reason.REQUESTED, "This plan was given.", 1
+    )
 
 
 def main() -> None:
@@ -65,7 +67,7 @@ def main() -> None:
         given = read(path)
         if given is None:
             return schedule(cluster, workload, *rest, **options)
-        return decision(cluster, workload, given, options["generation"])
+        return decision(cluster, workload, given, options["generation"], options["overhead"])
 
     vars(planner)["schedule"] = plan
     cli.main()

@@ -85,8 +85,8 @@ def parts_of(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, Par
 
 
 def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
-    """What the votes of a committed step show. Nothing is compared while a standby is copying, which shares the links, or while the
-    planner is at work, which may share the cores. Nor is a step of which an earlier generation did a part."""
+    """What the votes of a committed step show. Nothing is compared while a standby is copying, which shares the links, or while
+    the planner is at work, which may share the cores. Nor is a step of which an earlier generation did a part."""
     state, last = transition.state, transition.state.ledger.training.last
     standbys = (session.standby for session in state.members.sessions.values())
     copying = any(standby is not None and standby.caught_up is None for standby in standbys)
@@ -122,9 +122,10 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
                     bandwidth = min(bandwidth, speed)
                 _link_drifted(transition, replace(link, bandwidth=bandwidth), ratio)
     predicted = state.ledger.training.predicted
-    comparable = settled and predicted is not None and last.seconds > 0
-    if comparable and (ratio := changed(("", ""), 1 / last.seconds, 1 / predicted, STEP_OFF)):
-        _step_differs(transition, predicted / ratio)
+    if settled and predicted is not None and last.seconds > 0:
+        ratio = changed(("", ""), 1 / last.seconds, 1 / predicted, STEP_OFF)
+        if ratio:
+            _step_differs(transition, predicted / ratio)
     transition.state = replace(transition.state, speeds=speeds)
 
 

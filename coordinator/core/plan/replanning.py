@@ -13,6 +13,7 @@ from dtfm.coordinator.core.copies.returning_nodes import Return, worth_waiting
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import adopt, answer
+from dtfm.coordinator.core.plan.horizon import horizon_seconds
 from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
@@ -314,7 +315,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     waiting = planner.asked.tickets if planner.asked else ()
     asked = Asked(planner.number + 1, question, hasty, (*waiting, *tickets))
     transition.set_planner(replace(planner, number=asked.number, asked=asked))
-    ledger = state.ledger
+    ledger, training, steps = state.ledger, state.ledger.training, state.run.train.steps
     assert ledger.described is not None
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
@@ -326,11 +327,12 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
             number=asked.number,
             cluster=partial(measured_cluster, ledger, nodes),
             workload=as_the_run_says(ledger.described.workload, state.run),
-            incumbent=ledger.training.plan,
+            incumbent=training.plan,
             stages=pinned,
             seed=state.run.seed,
-            generation=ledger.training.generation + 1,
-            overhead=ledger.training.overhead,
+            generation=training.generation + 1,
+            overhead=training.overhead,
+            horizon=horizon_seconds(training.losses, training.step, steps - training.step, training.step_seconds),
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
             carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
         )

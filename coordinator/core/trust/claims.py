@@ -58,8 +58,8 @@ def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]
 
 
 def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
-    """By node, the FLOP/s that its device should deliver in steps. It is as steps have shown, or else as the device was timed,
-    times the share that the plan's devices usually deliver of theirs: beside others on the same cores, say, or below their peak."""
+    """By node, the FLOP/s that its device should deliver in steps: as steps have shown, or else as the device was timed, times
+    the share that the plan's devices usually deliver of theirs. They may share their cores, say, or be below their peak."""
     plan, members = ledger.training.plan, ledger.members
     at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]
     shares = [member.in_training / member.device.flops if member.in_training else 1.0 for member in at_work]

@@ -23,7 +23,16 @@ from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
 
 WANTED = PlanWanted(
-    1, lambda: random_cluster(5, 6), even_workload(), None, stages=2, seed=0, generation=3, overhead=0.0, seconds=0.1
+    number=1,
+    cluster=lambda: random_cluster(5, 6),
+    workload=even_workload(),
+    incumbent=None,
+    stages=2,
+    seed=0,
+    generation=3,
+    overhead=0.0,
+    horizon=1800.0,
+    seconds=0.1,
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.plan.drift import FACTOR, WINDOW, compare
@@ -43,6 +43,7 @@ def test_a_change_must_last() -> None:
     assert factors([8.0] * 10 + [1.0] * 20, lasting=10.0) == [1 / 8]
 
 
+@settings(deadline=None)
 @given(st.floats(1.01, 10), st.lists(st.floats(0, 1), max_size=100))
 def test_a_change_within_the_factor_is_ignored(factor: float, places: list[float]) -> None:
     least, most = factor**-0.49, factor**0.49
@@ -56,12 +57,13 @@ def test_the_planner_learns_of_a_node_that_became_ten_times_slower() -> None:
     assert world.state.planner.number == asked
     timed_steps(world, 10, seconds=10.0)
     (drifted,) = world.events(ev.DeviceDrifted)
-    assert drifted == ev.DeviceDrifted("a", pytest.approx(2.4e9), "in training it is 10.0 times slower than planned")
+    assert (drifted.node, drifted.reason) == ("a", "in training it is 10.0 times slower than planned")
+    assert drifted.flops == pytest.approx(2.4e9)
     world.wait(1, beating=["a", "b", "c"])
     assert world.state.planner.number == asked + 1
 
 
-def test_devices_that_were_timed_alone_and_train_beside_each_other_are_planned_as_they_train_and_so_are_idle_ones() -> None:
+def test_devices_that_train_beside_each_other_are_planned_as_they_train_and_so_are_idle_ones() -> None:
     world = steady_run()
     world.join("d", "e")
     timed_steps(world, 10, seconds=2.0, others=2.0)
@@ -88,7 +90,7 @@ def test_what_steps_take_longer_than_predicted_though_devices_do_as_planned_coun
     asked = world.state.planner.number
     timed_steps(world, 20, seconds=1.0, each=3.0)
     (repriced,) = world.events(ev.PlanRepriced)
-    assert (repriced.predicted_seconds, repriced.overhead_seconds) == (pytest.approx(3.0), pytest.approx(2.0))
+    assert [repriced.predicted_seconds, repriced.overhead_seconds] == pytest.approx([3.0, 2.0])
     assert repriced.lower_bound_seconds == pytest.approx(2.5)
     assert "Steps take 3 s, 1 s were predicted: of each step, 2 s count as overhead from now on." in repriced.narrate()
     assert world.state.planner.number == asked  # it is the same for all plans
@@ -103,8 +105,8 @@ def test_the_overhead_falls_with_the_time_of_steps_but_not_below_nothing() -> No
     timed_steps(world, 20, seconds=1.0, each=2.0)
     timed_steps(world, 60, seconds=1.0, each=0.5)
     _, falls, ends = world.events(ev.PlanRepriced)
-    assert (falls.predicted_seconds, falls.overhead_seconds) == (pytest.approx(2.0), pytest.approx(1.0))
-    assert (ends.predicted_seconds, ends.overhead_seconds) == (pytest.approx(1.0), 0.0)
+    assert [falls.predicted_seconds, falls.overhead_seconds] == pytest.approx([2.0, 1.0])
+    assert [ends.predicted_seconds, ends.overhead_seconds] == pytest.approx([1.0, 0.0])
 
 
 def test_a_step_is_compared_only_once_devices_do_as_planned_and_the_planner_has_looked_again() -> None:
@@ -172,9 +174,7 @@ def test_the_planner_learns_of_an_idle_node_that_became_faster() -> None:
     for _ in range(10):
         world.hear("d", heartbeat=wire.Heartbeat(flops=1e12))
         world.wait(LEASE / 4, beating=["a", "b", "c"])
-    assert world.events(ev.DeviceTimed) == [
-        ev.DeviceTimed("d", 1e12, "while idle it is 10.0 times faster than before")
-    ]
+    assert world.events(ev.DeviceTimed) == [ev.DeviceTimed("d", 1e12, "while idle it is 10.0 times faster than before")]
     world.wait(1, beating=["a", "b", "c", "d"])
     assert world.state.planner.number == asked + 1
 
