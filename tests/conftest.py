@@ -9,12 +9,17 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from dtfm.compiled_code import compile_apart
 
 # Read when PyTorch is loaded, by tests and by the workers of xdist. The tensors of tests are small: of two threads one would spin
 # while it waits for the other, on a core that another test needs. Nodes that tests start are told how many threads they have.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says how busy the machine is. A test that hangs ends by its time-out.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -17,7 +17,7 @@ QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64, Codec.TOPK]
 
 
 @pytest.mark.parametrize("codec", QUANTISING)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(x=float32(special=(0.0, -1.0)), seed=st.integers(0, 2**32))
 def test_the_residual_is_the_input_minus_the_output(codec: Codec, x: NDArray[np.float32], seed: int) -> None:
     gradients = torch.from_numpy(x)

@@ -57,7 +57,7 @@ def starting_at(offset: int, x: torch.Tensor) -> torch.Tensor:
 
 @each_codec
 @each_native
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(x=float32(FINITE + NOT_FINITE), offset=st.integers(0, 3))
 def test_encodes_as_the_reference(
     gpu: ModuleType, codec: Codec, dtype: torch.dtype, x: NDArray[np.float32], offset: int
@@ -86,7 +86,7 @@ def test_raw16_keeps_a_nan_whose_only_bits_are_those_it_cuts_off(gpu: ModuleType
 
 @each_codec
 @each_native
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(x=float32(), offset=st.integers(0, 3))
 def test_decodes_as_the_reference(
     gpu: ModuleType, codec: Codec, dtype: torch.dtype, x: NDArray[np.float32], offset: int
@@ -100,7 +100,7 @@ def test_decodes_as_the_reference(
 
 
 @each_codec
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(elements=SIZES, seed=st.integers(0, 2**32), tame=st.booleans())
 def test_decodes_or_refuses_any_bytes_as_the_reference(
     gpu: ModuleType, codec: Codec, elements: int, seed: int, tame: bool

@@ -100,7 +100,7 @@ def _one_of_the_others_acts(world: World, random: Random) -> None:
                 break
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_no_message_raises_or_ends_the_run(seed: int) -> None:
     attacked(seed, 40)
@@ -108,7 +108,7 @@ def test_no_message_raises_or_ends_the_run(seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 @given(st.integers(0, 2**32))
 def test_no_message_of_a_million_raises_or_ends_the_run(seed: int) -> None:
     attacked(seed, 100, burst=4)

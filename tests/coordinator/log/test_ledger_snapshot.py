@@ -33,7 +33,7 @@ def log_of_a_run() -> list[ev.Event]:
 LOG = log_of_a_run()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(MOVES, min_size=5, max_size=40), st.data())
 def test_a_snapshot_and_the_rest_of_the_log_fold_to_the_same_ledger_as_the_whole_log(
     moves: list[tuple[Any, ...]], data: st.DataObject

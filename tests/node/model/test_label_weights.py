@@ -23,7 +23,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, labels.masked_fill(hidden, NOT_LEARNT)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(batch=batches())
 def test_the_loss_is_the_mean_over_samples_of_each_ones_mean(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = batch
@@ -31,7 +31,7 @@ def test_the_loss_is_the_mean_over_samples_of_each_ones_mean(batch: tuple[torch.
     torch.testing.assert_close(score(logits, labels).mean, torch.stack(apart).mean(), rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(batch=batches(), cut=st.integers(1, 5))
 def test_micro_batches_make_the_loss_of_the_whole_batch(batch: tuple[torch.Tensor, torch.Tensor], cut: int) -> None:
     logits, labels = batch

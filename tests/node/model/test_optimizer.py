@@ -54,7 +54,7 @@ def test_clipping_scales_to_the_bound_and_leaves_small_gradients_alone() -> None
 
 
 @given(size=st.integers(0, 3 * CPU_CHUNK), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_squared_norm_is_that_of_all_elements_in_float64(size: int, dtype: torch.dtype) -> None:
     flat = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
     assert squared_norm(flat) == pytest.approx(math.fsum(x * x for x in flat.tolist()), rel=1e-12)

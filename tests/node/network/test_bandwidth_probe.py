@@ -53,7 +53,7 @@ def received(probe: Iterator[tuple[float, int]], round_trip: float) -> Arrivals:
     raise AssertionError("it ended")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     rate=st.floats(2e4, 1.2e9),
     round_trip=st.floats(0.0001, 0.4),

@@ -143,7 +143,7 @@ SMALL = (
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     read=st.integers(1, 700),
     piece=st.integers(1, 700),

@@ -46,7 +46,7 @@ def connected(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> tuple[
     return draft_of_sketch(sketch, len(groups), position.cuts), sketch, longest
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 10), layers=st.integers(2, 5))
 def test_flows_add_up_to_the_loads_on_both_sides(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)

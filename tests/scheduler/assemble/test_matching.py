@@ -15,7 +15,7 @@ def squares(elements: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]
 few = st.integers(0, 6).map(float)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(squares(few | st.just(float("inf"))))
 def test_the_matching_is_the_best_permutation_and_has_the_cost_it_reports(cost: np.ndarray) -> None:
     rows = np.arange(len(cost))
@@ -35,7 +35,7 @@ def test_large_and_small_matrices_are_matched_alike() -> None:
     assert value == cost[np.arange(100), hidden].max()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(squares(few))
 def test_the_stage_order_is_the_cheapest_of_all_permutations(cost: np.ndarray) -> None:
     def price(order: tuple[int, ...]) -> float:

@@ -32,7 +32,7 @@ def all_prices(problem: Problem, idle_hands: bool) -> list[float]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 4),
@@ -67,7 +67,7 @@ def test_no_plan_undercuts_the_bound(
     assert iteration_bound(problem) <= min(all_prices(problem, idle_hands)) * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 4), layers=st.integers(1, 4))
 def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None:
     try_all_loads(seed, count, layers)
@@ -75,7 +75,7 @@ def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 4), layers=st.integers(1, 4))
 def test_no_loads_of_very_many_undercut_the_bound(seed: int, count: int, layers: int) -> None:
     try_all_loads(seed, count, layers)
@@ -94,7 +94,7 @@ def try_all_loads(seed: int, count: int, layers: int) -> None:
     assert iteration_bound(problem) <= min(seconds) * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 24), layers=st.integers(1, 8))
 def test_no_random_plan_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
     try_random_plans(seed, count, layers)
@@ -102,7 +102,7 @@ def test_no_random_plan_undercuts_the_bound(seed: int, count: int, layers: int) 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 24), layers=st.integers(1, 8))
 def test_no_random_plan_of_very_many_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
     try_random_plans(seed, count, layers)

@@ -21,7 +21,7 @@ from tests.scheduler.cost.yardstick_estimate import estimated
 from tests.scheduler.plans import iteration_bound, random_draft
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 10),

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.cost.load import balance
 from dtfm.scheduler.model.cluster import Cluster, Node
@@ -26,7 +26,6 @@ def done(loads: tuple[int, ...] | list[int], paces: list[float]) -> float:
     return max(load * pace if load else 0.0 for load, pace in zip(loads, paces, strict=True))
 
 
-@settings(deadline=None)
 @given(paces=PACES, micro_batches=st.integers(0, 7))
 def test_loads_add_up_and_no_other_division_lets_the_last_node_finish_earlier(
     paces: list[float], micro_batches: int
@@ -40,7 +39,6 @@ def test_loads_add_up_and_no_other_division_lets_the_last_node_finish_earlier(
     assert done(loads, paces) == min(done(other, paces) for other in possible if sum(other) == micro_batches)
 
 
-@settings(deadline=None)
 @given(paces=st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=40), micro_batches=st.integers(1, 10_000))
 def test_nobody_would_be_done_sooner_with_one_micro_batch_of_the_last(paces: list[float], micro_batches: int) -> None:
     loads = balanced(paces, micro_batches)

@@ -34,7 +34,7 @@ def rough(problem: Problem, position: Position, sketch: Sketch, limit: float = n
     return float(rough_seconds(t, sketch, stages, position.cuts, limit, evenness))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 12),

@@ -23,7 +23,7 @@ from tests.scheduler.cost.yardstick_simulate import reduction_by_formula, simula
 from tests.scheduler.drafts import counted, drafts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(drafts())
 def test_every_draft_takes_as_long_as_in_plain_python(drawn: tuple[Problem, Draft]) -> None:
     problem, draft = drawn
@@ -39,7 +39,6 @@ def test_groups_reduce_link_by_link_up_to_a_size_and_by_formula_above(size: int)
     assert simulate(problem, draft) == pytest.approx(simulated_in_python(problem, draft), rel=1e-9)
 
 
-@settings(deadline=None)
 @given(drafts())
 def test_micro_batches_pass_the_seats_that_plans_say(drawn: tuple[Problem, Draft]) -> None:
     _, draft = drawn
@@ -47,7 +46,6 @@ def test_micro_batches_pass_the_seats_that_plans_say(drawn: tuple[Problem, Draft
     assert seats_passed(draft).T.tolist() == expected.tolist()
 
 
-@settings(deadline=None)
 @given(drafts())
 def test_the_formula_for_reductions_is_the_same_in_plain_python(drawn: tuple[Problem, Draft]) -> None:
     problem, draft = drawn
@@ -56,7 +54,7 @@ def test_the_formula_for_reductions_is_the_same_in_plain_python(drawn: tuple[Pro
         assert reduction_seconds(tables(problem), group, 1e6) == pytest.approx(expected, rel=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(drafts(most_nodes=2), st.booleans())
 def test_all_problems_share_the_compiled_code(drawn: tuple[Problem, Draft], by_column: bool) -> None:
     problem, draft = drawn

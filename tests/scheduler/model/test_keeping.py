@@ -20,7 +20,7 @@ NONE, LAYER = Checkpointing
 DEVICE, HOST = OptimizerState
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(drafts())
 def test_every_node_keeps_what_it_needs_as_the_plain_model_says(drawn: tuple[Problem, Draft]) -> None:
     problem, draft = drawn

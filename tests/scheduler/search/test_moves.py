@@ -47,7 +47,7 @@ def decides_of(rng: np.random.Generator, position: Position) -> Ints:
     return np.array([who[0], who[1], where[0], who[2], who[3], where[1]])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 9),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.copies.availability import standbys_of
 from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
@@ -309,7 +309,6 @@ MOVES = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(MOVES, max_size=40))
 def test_a_standby_that_counts_as_keeping_up_loses_no_step_when_the_only_replica_dies(
     moves: list[tuple[str, Any]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.plan.drift import FACTOR, WINDOW, compare
@@ -43,7 +43,6 @@ def test_a_change_must_last() -> None:
     assert factors([8.0] * 10 + [1.0] * 20, lasting=10.0) == [1 / 8]
 
 
-@settings(deadline=None)
 @given(st.floats(1.01, 10), st.lists(st.floats(0, 1), max_size=100))
 def test_a_change_within_the_factor_is_ignored(factor: float, places: list[float]) -> None:
     least, most = factor**-0.49, factor**0.49

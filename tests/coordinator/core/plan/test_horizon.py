@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from dtfm.coordinator.core.plan.horizon import horizon_seconds
 from dtfm.coordinator.log.training import MOST_LOSSES
@@ -24,7 +24,6 @@ def test_a_run_that_has_seen_nothing_yet_has_the_usual_horizon() -> None:
     assert horizon_seconds((), 0, FAR, 2.0) == HORIZON_SECONDS
 
 
-@settings(deadline=None)
 @given(LOSSES, st.integers(0, 10**6), st.integers(0, FAR), st.none() | SECONDS)
 def test_it_is_a_number_of_seconds_and_at_least_one(
     losses: list[int], step: int, left: int, seconds: float | None
@@ -32,27 +31,23 @@ def test_it_is_a_number_of_seconds_and_at_least_one(
     assert 1.0 <= horizon_seconds(losses, step, left, seconds) < math.inf
 
 
-@settings(deadline=None)
 @given(LOSSES, st.integers(0, 10**6), st.integers(0, 10**6), SECONDS)
 def test_it_grows_while_nothing_is_lost(losses: list[int], since: int, more: int, seconds: float) -> None:
     step = max([0, *losses]) + since
     assert horizon_seconds(losses, step + more, FAR, seconds) >= horizon_seconds(losses, step, FAR, seconds)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**6), max_size=MOST_LOSSES - 2).map(sorted), st.integers(0, 10**6), SECONDS)
 def test_it_falls_with_each_loss(losses: list[int], since: int, seconds: float) -> None:
     step = max([0, *losses]) + since
     assert horizon_seconds([*losses, step], step, FAR, seconds) < horizon_seconds(losses, step, FAR, seconds)
 
 
-@settings(deadline=None)
 @given(LOSSES, st.integers(0, 10**6), st.integers(0, 10**6), SECONDS)
 def test_nothing_pays_after_the_end_of_the_run(losses: list[int], step: int, left: int, seconds: float) -> None:
     assert horizon_seconds(losses, step, left, seconds) <= max(1.0, left * seconds)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**5), SECONDS)
 def test_with_a_loss_every_so_many_steps_it_becomes_about_their_time(every: int, seconds: float) -> None:
     assume(every * seconds > HORIZON_SECONDS)

@@ -34,7 +34,7 @@ def vote(plan: Plan, node: str) -> wire.StepReady:
     return wire.StepReady(**commitments(plan, node))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(PLANS)
 def test_what_honest_nodes_vote_is_whole_and_the_same_at_both_ends(plan: Plan) -> None:
     told = {node: read_passed(vote(plan, node), plan, node, described(plan)) for node in plan.nodes}
@@ -42,7 +42,7 @@ def test_what_honest_nodes_vote_is_whole_and_the_same_at_both_ends(plan: Plan) -
     assert differing(told) == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(PLANS, st.data())
 def test_one_digest_that_differs_is_a_matter_of_its_two_ends(plan: Plan, data: st.DataObject) -> None:
     if not hops(plan):
