@@ -141,9 +141,9 @@ async def _train(demo: Settings) -> int:
         console.print(f"To see it: {link_to(page)}")
     so_far, on_terminal = SoFar(), console.is_terminal and not demo.json_lines
     with Store(demo.store_url, write=True) as store, live_view(so_far, console) if on_terminal else nullcontext():
-        state, events = open_run(store, demo.run)
+        state, story, events = open_run(store, demo.run)
         mark(state.run.checkpoints, state.ledger.run_id)
-        server = Server(state, store, authority_key(authority_file(demo.store_url, "")))
+        server = Server(state, store, story, authority_key(authority_file(demo.store_url, "")))
         server.addresses = (f"127.0.0.1:{await server.bind('127.0.0.1', 0)}",)
         made, secret = node_invitation(time.time(), demo.nodes, "the demo's nodes")
         server.begin_with([made])
@@ -157,7 +157,7 @@ async def _train(demo: Settings) -> int:
         server.on_event(show)
         async with (
             Children(server.invitation(made.invitation, secret), demo.folder, demo.threads, demo.device) as children,
-            page_served(page, store, server.on_event),
+            page_served(page, server.follower),
         ):
             left = set(range(1, demo.nodes + 1))
 

@@ -82,23 +82,25 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
     from dtfm.coordinator.view.so_far import SoFar
     from dtfm.coordinator.view.watch import live_view, render
 
-    so_far, console = SoFar(), Console()
-    # The log so far is shown at once, and then followed; of a store, the final state alone.
-    with live_view(so_far, console) if not store else contextlib.nullcontext():
-        async for record in log_of(where, store, follow=not store):
+    console = Console()
+    if store:  # the final state alone
+        from dtfm.coordinator.view.story_snapshot import story_in
+
+        console.print(render(story_in(store).now, console))
+        return
+    so_far = SoFar()
+    with live_view(so_far, console):  # the log so far is shown at once, and then followed
+        async for record in log_of(where, "", follow=True):
             so_far.add(record)
-    if store:
-        console.print(render(so_far, console))
 
 
 async def _members(where: str, store: str) -> tuple[list[dict[str, Any]], str]:
     """The members, and how the run has ended, if the store says that it has."""
     if store:
-        from dtfm.coordinator.log.ledger import fold
-        from dtfm.coordinator.log.record import read_log
         from dtfm.coordinator.view.members import member_documents
+        from dtfm.coordinator.view.story_snapshot import story_in
 
-        ledger = fold(record.event for record in read_log(store))
+        ledger = story_in(store).now.ledger
         end = f": the run is over, {ledger.outcome.reason}" if ledger.outcome is not None else ""
         return member_documents(ledger), end
     from dtfm.coordinator.command.client import LOOKING, ask

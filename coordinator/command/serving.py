@@ -65,7 +65,7 @@ async def serve_run(
         print(f"What was there is {aside} now.", file=sys.stderr)
     with Store(store_url, write=True) as store:
         old = None if paths.invitation is None else _written_before(paths.invitation)
-        state, events = open_run(store, run)
+        state, story, events = open_run(store, run)
         try:
             mark(state.run.checkpoints, state.ledger.run_id)
         except CheckpointError as problem:
@@ -77,7 +77,7 @@ async def serve_run(
         advertised = advertised or list(known.advertised if known else ())
         begun = len(events)
         key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
-        server = Server(state, store, key)
+        server = Server(state, store, story, key)
         server.on_event(lambda record: print_record(record, json_lines=json_lines, all_events=verbose))
         if stays and not json_lines:
             server.on_event(_tell_end)
@@ -112,7 +112,7 @@ async def serve_run(
                 print(f"To see it: {link_to(page)}", flush=True)
         announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
         healthy = answering(paths.health, "coordinator", lambda: _health(server))
-        async with healthy, announced, page_served(page, store, server.on_event):
+        async with healthy, announced, page_served(page, server.follower):
             code = await serve_until_over(server, events, stays=stays)
         if code and server.ledger.outcome is None:
             minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step

@@ -40,6 +40,16 @@ class Record:
         return cls(int(fields["sequence"]), float(fields["time"]), from_json(rest))
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the events up to ``sequence`` add up to, as ``text`` in a ``format``: see view/story_snapshot.py."""
+
+    sequence: int
+    format: int
+    digest: str
+    text: str
+
+
 def read_log(url: str, after: int = 0) -> Iterator[Record]:
     """The events in the store with larger sequence numbers than ``after``, in order. Raises StoreError."""
     if not url.startswith(_SQLITE) or "?" in url:
@@ -48,15 +58,36 @@ def read_log(url: str, after: int = 0) -> Iterator[Record]:
         with Store(url, write=False) as store:
             yield from store.read(after)
         return
-    check_exists(path := url.removeprefix(_SQLITE))
     query = (
         "SELECT events.sequence, time, event, text FROM events LEFT JOIN step_times USING (sequence) "
         "WHERE events.sequence > ? ORDER BY events.sequence"
     )
+    for row in _rows(url, query, after):
+        yield read_row(url, row)
+
+
+def read_snapshots(url: str) -> Iterator[Snapshot]:
+    """The snapshots in the store, the newest first. Raises StoreError."""
+    if not url.startswith(_SQLITE) or "?" in url:
+        from dtfm.coordinator.log.store import Store
+
+        with Store(url, write=False) as store:
+            yield from store.snapshots(store.last)
+        return
+    query = (
+        "SELECT sequence, format, digest, text FROM snapshots WHERE sequence <= (SELECT max(sequence) FROM events) "
+        "ORDER BY sequence DESC"
+    )
+    for row in _rows(url, query):
+        yield Snapshot(*row)
+
+
+def _rows(url: str, query: str, *values: int) -> Iterator[Any]:
+    """What an SQLite file answers."""
+    check_exists(path := url.removeprefix(_SQLITE))
     try:
         with closing(sqlite3.connect(path, timeout=5)) as connection:
-            for row in connection.execute(query, (after,)):
-                yield read_row(url, row)
+            yield from connection.execute(query, values)
     except sqlite3.Error as error:
         raise StoreError(f"store {url}: {in_words(str(error))}") from None
 

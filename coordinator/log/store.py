@@ -7,18 +7,26 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import IO, Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from dtfm.coordinator.log.events import Event, StepCommitted, StepTimesSummed, to_text
-from dtfm.coordinator.log.record import Record as Record, StoreError as StoreError, check_exists, in_words, read_row
+from dtfm.coordinator.log.record import (
+    Record as Record,
+    Snapshot,
+    StoreError as StoreError,
+    check_exists,
+    in_words,
+    read_row,
+)
 from dtfm.coordinator.log.step_times import summed, times_to_text, without_times
 
 _PAGE = 1000
-_SNAPSHOTS_KEPT = 2
+_LEAST_SNAPSHOTS, _MOST_CHARACTERS = 2, 32_000_000
+"""The number of snapshots that are kept in any case, and what all may hold together."""
 _METADATA = sa.MetaData()
 _EVENTS = sa.Table(
     "events",
@@ -47,16 +55,6 @@ class AnotherWriter(StoreError):
     """Another coordinator writes to the same log."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerSnapshot:
-    """The ledger as of event ``sequence``, as ``text`` in a ``format`` of ledger_snapshot.py."""
-
-    sequence: int
-    format: int
-    digest: str
-    text: str
-
-
 class Store:
     """An open log. One process writes at a time, since it gives out the sequence numbers: a second one is refused when it opens a
     file, and at its first append to another kind of database."""
@@ -64,7 +62,7 @@ class Store:
     def __init__(self, url: str, *, write: bool) -> None:
         self.url = url
         self._lock: IO[bytes] | None = None
-        self._last = self._last_snapshot = 0
+        self._last = 0
         try:
             parsed = sa.make_url(url)
             path = parsed.database if parsed.get_backend_name() == "sqlite" else None
@@ -83,19 +81,11 @@ class Store:
                 _METADATA.create_all(self._engine)
             with self._engine.connect() as connection:
                 self._last = connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0
-                if write:
-                    newest = sa.select(sa.func.max(_SNAPSHOTS.c.sequence)).where(_SNAPSHOTS.c.sequence <= self._last)
-                    self._last_snapshot = connection.execute(newest).scalar() or 0
 
     @property
     def last(self) -> int:
         """The sequence number of the newest event that this object wrote, or found when it opened the store; 0: none."""
         return self._last
-
-    @property
-    def last_snapshot(self) -> int:
-        """The event of the newest ledger snapshot that this object kept, or found when it opened the store; 0: none."""
-        return self._last_snapshot
 
     def append(self, events: Sequence[Event]) -> list[Record]:
         """Writes all of them or none; they are on disk when this returns. Raises StoreError."""
@@ -131,22 +121,28 @@ class Store:
             yield from page
             after = page[-1].sequence
 
-    def keep(self, snapshot: LedgerSnapshot) -> None:
-        """Writes the snapshot, and removes all older ones but the newest. Raises StoreError."""
-        before = sa.select(_SNAPSHOTS.c.sequence).where(_SNAPSHOTS.c.sequence < snapshot.sequence)
-        before = before.order_by(_SNAPSHOTS.c.sequence.desc()).limit(_SNAPSHOTS_KEPT - 1)
+    def keep(self, snapshot: Snapshot) -> None:
+        """Writes the snapshot. While all hold too much together, every second one of the older ones goes. Raises StoreError."""
+        sequence, size = _SNAPSHOTS.c.sequence, sa.func.length(_SNAPSHOTS.c.text)
+        query = sa.select(sequence, size).where(sequence < snapshot.sequence).order_by(sequence.desc())
         with _Explained(self.url), self._engine.begin() as connection:
-            kept = connection.execute(before).scalars().all()
-            connection.execute(sa.delete(_SNAPSHOTS).where(_SNAPSHOTS.c.sequence.not_in(kept)))
+            sizes = {snapshot.sequence: len(snapshot.text)} | {row[0]: row[1] for row in connection.execute(query)}
+            kept = list(sizes)
+            while len(kept) > _LEAST_SNAPSHOTS and sum(sizes[each] for each in kept) > _MOST_CHARACTERS:
+                kept = kept[:_LEAST_SNAPSHOTS] + kept[_LEAST_SNAPSHOTS + 1 :: 2]
+            connection.execute(sa.delete(_SNAPSHOTS).where(sequence.not_in(kept[1:])))
             connection.execute(sa.insert(_SNAPSHOTS).values(asdict(snapshot)))
-        self._last_snapshot = snapshot.sequence
 
-    def snapshots(self) -> list[LedgerSnapshot]:
-        """The newest first. Raises StoreError."""
-        query = sa.select(_SNAPSHOTS).order_by(_SNAPSHOTS.c.sequence.desc())
-        with _Explained(self.url), self._engine.connect() as connection:
-            rows = connection.execute(query).all()
-        return [LedgerSnapshot(row.sequence, row.format, row.digest, row.text) for row in rows]
+    def snapshots(self, until: int) -> Iterator[Snapshot]:
+        """Those of events up to this one, the newest first. Raises StoreError."""
+        while True:
+            query = sa.select(_SNAPSHOTS).where(_SNAPSHOTS.c.sequence <= until)
+            with _Explained(self.url), self._engine.connect() as connection:
+                row = connection.execute(query.order_by(_SNAPSHOTS.c.sequence.desc()).limit(1)).first()
+            if row is None:
+                return
+            yield Snapshot(row.sequence, row.format, row.digest, row.text)
+            until = row.sequence - 1
 
     def put_aside(self) -> str:
         """Renames the store's file, and ends with it: a store of the same URL is empty then. Returns the new name. Raises

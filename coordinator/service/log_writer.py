@@ -1,4 +1,4 @@
-"""Writing the log: entries before anything is sent, ledger snapshots beside them, and readers that follow."""
+"""Writing the log: entries before anything is sent, and readers that follow."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from dtfm.coordinator.log import ledger_snapshot, step_times
+from dtfm.coordinator.log import step_times
 from dtfm.coordinator.log.events import Event, StepTimesSummed
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.record import Record, StoreError
@@ -34,15 +34,9 @@ class LogWriter:
         self._listeners: set[Callable[[Record], None]] = set()
         self._appended = asyncio.Event()
         self._writing: set[asyncio.Future[Any]] = set()
-        self._snapshot_due = store.last_snapshot + ledger_snapshot.EVERY
-        self._snapshots = asyncio.Lock()
         self._summing_due = 0
         self._closed = False
         self.is_failing = False  # the last write failed, and is tried again
-
-    @property
-    def snapshot_is_due(self) -> bool:
-        return self._store.last >= self._snapshot_due
 
     def on_event(self, listener: Callable[[Record], None]) -> None:
         """Calls ``listener`` with every event from now on, once it is in the log."""
@@ -93,12 +87,6 @@ class LogWriter:
         self._summing_due = self._store.last + step_times.EVERY  # if it fails, it is tried again then
         return await asyncio.to_thread(self._store.step_times, after, after + step_times.EVERY)
 
-    def take_snapshot(self, ledger: Ledger) -> Coroutine[Any, Any, None]:
-        """Keeps ``ledger``, which is the fold of the log as of this call, however late the coroutine runs."""
-        last = self._store.last
-        self._snapshot_due = last + ledger_snapshot.EVERY
-        return self._keep(ledger, last)
-
     async def records(self, after: int, follow: bool) -> AsyncIterator[Record]:
         """The events with larger sequence numbers than ``after``; with ``follow``, later ones too. Raises StoreError."""
         while True:
@@ -125,16 +113,6 @@ class LogWriter:
         if self._writing:
             await asyncio.wait(self._writing)
         self._thread.shutdown(wait=False)
-
-    async def _keep(self, ledger: Ledger, last: int) -> None:
-        async with self._snapshots:  # one after the other, since the newest counts
-            if last <= self._store.last_snapshot:
-                return
-            try:
-                snapshot = await asyncio.to_thread(ledger_snapshot.take, ledger, last)
-                await self._write(self._store.keep, snapshot)
-            except StoreError as error:
-                log.warning("no ledger snapshot of event %d: %s", last, error)
 
     async def _write(self, write: Callable[[What], Result], what: What) -> Result:
         writing = asyncio.get_running_loop().run_in_executor(self._thread, write, what)

@@ -42,6 +42,8 @@ from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.planner import choose
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
+from dtfm.coordinator.view.follower import Follower
+from dtfm.coordinator.view.story import Story
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.access import Role
 from dtfm.protos.candidates import origin_of, read_candidate
@@ -58,7 +60,8 @@ class Deaf(RuntimeError):
 
 
 class Server:
-    """The coordinator of one run. ``authority_key``: its authority's (PEM). ``clock``: seconds that never go back.
+    """The coordinator of one run. ``story`` is the store's so far. ``authority_key``: its authority's (PEM). ``clock``: seconds
+    that never go back.
 
     ``pin`` is the authority's; invitations name it, and the ``addresses``, which are known once it listens.
     """
@@ -67,6 +70,7 @@ class Server:
         self,
         state: State,
         store: Store,
+        story: Story,
         authority_key: bytes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,6 +85,8 @@ class Server:
         self._inputs = Inputs()
         self._streams = Streams(self._inputs, state.lease, lambda name: self.ledger.party(name))
         self._log = LogWriter(store)
+        self.follower = Follower(store, story)
+        self._log.on_event(self.follower.wake)
         # A thread each: none waits for a storage that hangs, or for another.
         self._planning, self._manifests, self._tidying = (
             ThreadPoolExecutor(1, n) for n in ("plan", "manifest", "tidy")
@@ -149,7 +155,7 @@ class Server:
         contains, go into the log first. ``stays``: a run that is complete goes on being served, until `ask_to_stop` is called.
         Raises Deaf, and StoreError if these events cannot be written, if another coordinator writes to the log, or if it is to
         stop while the log cannot be written."""
-        timer = asyncio.create_task(self._beat())
+        timer, following = asyncio.create_task(self._beat()), asyncio.create_task(self.follower.follow())
         self._compiling = asyncio.create_task(compile_scheduler())
         try:
             if events:
@@ -158,7 +164,6 @@ class Server:
                 while self.exit_code is None:
                     await self._go_on()
                 await self._let_nodes_go()
-                await self._log.take_snapshot(self.ledger)
                 if self.ledger.outcome is not None:
                     self._log.let_follow(False)
                     while stays and self.state.is_complete and not self._told_to_stop.is_set():
@@ -168,9 +173,10 @@ class Server:
                 self.exit_code = None  # an operator has given the run more steps
                 self._log.let_follow(True)
         finally:
-            timer.cancel()
-            self._compiling.cancel()
-            await asyncio.wait([self._compiling])
+            working = {timer, following, self._compiling}
+            for task in working:
+                task.cancel()
+            await asyncio.wait(working)
             await self.close()
 
     async def _go_on(self) -> None:
@@ -183,6 +189,7 @@ class Server:
         for answer in self._answers.values():
             answer.cancel()
         await self._log.close()
+        await self.follower.close()
         for threads in (self._planning, self._manifests, self._tidying, self._disk.thread):
             threads.shutdown(wait=False, cancel_futures=True)
         await self._grpc.stop(grace=0.5)
@@ -269,8 +276,6 @@ class Server:
             self._streams.logged(event, 0 if free else len(ready.entries))
         for command in ready.commands:
             self._carry_out(command)
-        if self._log.snapshot_is_due:
-            self._start(self._log.take_snapshot(self.ledger))
         if self._log.summing_is_due(self.ledger):
             self._start(self._sum_up(self.ledger.summed_until))
 

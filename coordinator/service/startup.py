@@ -21,10 +21,11 @@ from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.ledger_snapshot import restore
 from dtfm.coordinator.log.store import Store, free_name
 from dtfm.coordinator.service.checkpoint_folder import manifest_and_digest, newest, read_manifest
 from dtfm.coordinator.service.server import Deaf, Server
+from dtfm.coordinator.view.story import Story
+from dtfm.coordinator.view.story_snapshot import story_of
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.places import COORDINATOR
 from dtfm.protos.run_file.run_file import RunFile, parse_run
@@ -33,11 +34,12 @@ REASONS = {signal.SIGINT: "it was interrupted (Ctrl-C)", signal.SIGTERM: "it was
 """By signal, why the coordinator stops."""
 
 
-def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
-    """The state to start with, and the events that start it, which the caller writes once it listens. The run in the store goes
-    on; with an empty store, the run goes on from its newest checkpoint, or starts. ``run`` None: the run file of before, or the
-    defaults. Raises ValueError."""
-    ledger = restore(store)
+def open_run(store: Store, run: RunFile | None) -> tuple[State, Story, list[ev.Event]]:
+    """The state to start with, the story of the log, and the events that start the run, which the caller writes once it listens.
+    The run in the store goes on; with an empty store, the run goes on from its newest checkpoint, or starts. ``run`` None: the
+    run file of before, or the defaults. Raises ValueError."""
+    story = story_of(store.snapshots(store.last), store.read)
+    ledger = story.now.ledger
     if not ledger.run_id:
         run = run or RunFile()
         folder = newest(run.checkpoints)
@@ -71,7 +73,7 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, list[ev.Event]]:
         disk_bytes=_free(Path(url_to_fs(current.own_folder)[1])),
         stopped=ledger.outcome is not None,
     )
-    return state, events
+    return state, story, events
 
 
 def start_over(store_url: str, run: RunFile) -> list[str]:

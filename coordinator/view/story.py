@@ -1,4 +1,4 @@
-"""The whole run as the page tells it: as it is, and as it was after any event."""
+"""The whole run as it is told: as it is, and as it was after any event."""
 
 from __future__ import annotations
 
@@ -31,11 +31,19 @@ class Story:
             if len(self._kept) == MOST_KEPT:
                 self._kept, self._every = self._kept[1::2], 2 * self._every
 
-    def at(self, sequence: int, read: Callable[[int], Iterator[Record]]) -> SoFar:
-        """The run after that event, or after the nearest one that was added. ``read`` yields the records after a number."""
+    def at(
+        self,
+        sequence: int,
+        read: Callable[[int], Iterator[Record]],
+        earlier: Callable[[int], SoFar] = lambda _: SoFar(),
+    ) -> SoFar:
+        """The run after that event, or after the nearest one that was added. ``read`` yields the records after a number, and
+        ``earlier`` returns the run after that event or some before, where none is kept here."""
         if sequence >= self.now.sequence:
             return self.now
-        then = next((kept.copy() for kept in reversed(self._kept) if kept.sequence <= sequence), None) or SoFar()
+        then = next((kept.copy() for kept in reversed(self._kept) if kept.sequence <= sequence), None) or earlier(
+            sequence
+        )
         for record in read(then.sequence):
             if record.sequence > max(1, sequence):
                 break

@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from dtfm.coordinator.log.store import StoreError
-from dtfm.coordinator.web.follower import Follower
+from dtfm.coordinator.view.follower import Follower
 
 HOSTS = ("127.0.0.1", "localhost")
 """Where the page is, and the names by which it may be called: a stranger's site may have pointed its own name at this machine, to

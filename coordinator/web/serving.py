@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 
-from dtfm.coordinator.log.record import Record
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.web import DEFAULT_PAGE
 from dtfm.coordinator.web.app import HEADERS, HOSTS, MOST_VIEWERS, make_app
-from dtfm.coordinator.web.follower import Follower
 from dtfm.protos.connection import read_address
 
 log = logging.getLogger(__name__)
@@ -52,16 +50,11 @@ def link_to(listening: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def page_served(
-    listening: socket.socket | None, store: Store, on_event: Callable[[Callable[[Record], None]], None]
-) -> AsyncIterator[None]:
-    """Serves the page of the run in this store on this socket, which uvicorn closes at the end; without a socket, does nothing.
-    ``on_event`` takes what is to be called with each later event."""
+async def page_served(listening: socket.socket | None, follower: Follower) -> AsyncIterator[None]:
+    """Serves what ``follower`` tells on this socket, which uvicorn closes at the end; without a socket, does nothing."""
     if listening is None:
         yield
         return
-    follower = Follower(store)
-    on_event(follower.wake)
     config = uvicorn.Config(
         make_app(follower),
         http="h11",
@@ -75,19 +68,15 @@ async def page_served(
         timeout_graceful_shutdown=1,
     )
     server = PageServer(config)
-    following, serving = asyncio.create_task(follower.follow()), asyncio.create_task(server.serve([listening]))
-    for task in (following, serving):
-        task.add_done_callback(_say_why)
+    serving = asyncio.create_task(server.serve([listening]))
+    serving.add_done_callback(_say_why)
     try:
         yield
     finally:
-        following.cancel()
-        await asyncio.wait([following])
         server.should_exit = True
         await asyncio.wait([serving])
-        follower.close()
 
 
 def _say_why(ended: asyncio.Task[None]) -> None:
     if not ended.cancelled() and (error := ended.exception()) is not None:
-        log.error("the page is up to date no more; the run goes on", exc_info=error)
+        log.error("the page is served no more; the run goes on", exc_info=error)

@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.ledger_snapshot import take
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.view.story_snapshot import story_in, take
 from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler.model.plan import Stage, from_routes
@@ -112,7 +111,7 @@ def restart_rows() -> Iterator[Row]:
         with Store(f"sqlite:///{folder}/dtfm.db", write=True) as store:
             while batch := list(islice(log, 1000)):
                 store.append(batch)
-            snapshot = take(fold(record.event for record in store.read()), store.last)
+            snapshot = take(story_in(store.url))
         seconds: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(RESTARTS):
             seconds[False].append(restart_seconds(folder, with_snapshot=False))

@@ -30,8 +30,8 @@ class TimedServer(Server):
             _say("plan_wanted")
 
     def __init__(self, store: Store, run: RunFile) -> None:
-        state, self.first = open_run(store, run)
-        super().__init__(state, store, make_key())
+        state, story, self.first = open_run(store, run)
+        super().__init__(state, store, story, make_key())
         self.beats: list[tuple[float, float]] = []
 
     async def _handle(self, event: t.Input) -> None:

@@ -90,9 +90,9 @@ class Served:
 @asynccontextmanager
 async def serving(folder: Path, run: RunFile | None = None, *, stays: bool = False) -> AsyncIterator[Served]:
     with Store(store_url(folder), write=True) as store:
-        state, events = open_run(store, run or run_in(folder))
+        state, story, events = open_run(store, run or run_in(folder))
         key = authority_key(authority_file(store.url, ""))
-        server = Server(state, store, key)
+        server = Server(state, store, story, key)
         port = await server.bind("127.0.0.1", 0)
         server.addresses = (f"127.0.0.1:{port}",)
         made, secret = node_invitation(time.time(), 1000, "the test's nodes")

@@ -107,7 +107,7 @@ def test_a_run_goes_on_with_new_pins_if_they_are_what_was_trained(tmp_path: Path
         run_table(checkpoint={"uri": tmp_path.as_uri()}, trust=trust) for trust in (pins, {"data": "0" * 64})
     )
     with Store(store_url(tmp_path), write=True) as store:
-        _, events = open_run(store, run)
+        *_, events = open_run(store, run)
         store.append([*events, ev.RunDescribed(DESCRIBED, "a")])
         open_run(store, parse_run(right, "the test"))
         with pytest.raises(ValueError, match=r"trust.data pins 0000.*as a said"):

@@ -1,4 +1,4 @@
-"""The ledger snapshots that the log's writer stores: `service/log_writer.py`."""
+"""Writing the log: `service/log_writer.py`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.log import events as ev, ledger_snapshot, step_times
+from dtfm.coordinator.log import events as ev, step_times
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.store import LedgerSnapshot, Store, StoreError
+from dtfm.coordinator.log.store import Store, StoreError
 from dtfm.coordinator.service.log_writer import LogWriter
 from tests.coordinator.serving import serving, train
-
-
-async def test_a_ledger_snapshot_is_stored_at_intervals_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger_snapshot, "EVERY", 5)
-    async with serving(tmp_path) as served:
-        assert await train(served, served.node("a"), served.node("b")) == 0
-        last, before = served.store.snapshots()
-        assert last.sequence == served.store.last
-        assert 5 <= before.sequence < last.sequence
-        for snapshot in (last, before):
-            assert ledger_snapshot.read(snapshot) == fold(served.events[: snapshot.sequence])
 
 
 @pytest.mark.parametrize("failures", [0, 1], ids=["", "after the log could not be read once"])
@@ -54,18 +41,6 @@ async def test_the_times_of_old_steps_are_summed_up_while_the_run_goes_on(
         steps = [(number, event) for number, event in enumerate(kept, 1) if isinstance(event, ev.StepCommitted)]
         assert all(bool(event.compute_seconds) == (number > until) for number, event in steps)
         assert fold(kept) == fold(served.events)
-
-
-async def test_a_full_disk_costs_only_the_ledger_snapshot_and_causes_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(_: LedgerSnapshot) -> None:
-        raise StoreError("the disk is full")
-
-    async with serving(tmp_path) as served:
-        monkeypatch.setattr(served.store, "keep", full)
-        assert await train(served, served.node("a"), served.node("b")) == 0
-        assert f"no ledger snapshot of event {served.store.last}: the disk is full" in caplog.text
 
 
 async def test_a_write_does_not_wait_for_what_hangs_in_other_threads(tmp_path: Path) -> None:

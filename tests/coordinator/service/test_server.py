@@ -98,8 +98,8 @@ async def test_nodes_that_hang_when_the_run_ends_do_not_stay_members(tmp_path: P
 async def test_a_port_in_use_is_named_with_the_fix(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         with Store(f"sqlite:///{tmp_path / 'other.db'}", write=True) as store:
-            state, _ = open_run(store, run_in(tmp_path / "other"))
-            second = Server(state, store, make_key())
+            state, story, _ = open_run(store, run_in(tmp_path / "other"))
+            second = Server(state, store, story, make_key())
             with pytest.raises(ValueError, match=r"the port is in use.*--listen"):
                 await second.bind("127.0.0.1", int(served.address.rpartition(":")[2]))
             assert store.last == 0

@@ -136,7 +136,7 @@ async def test_a_place_is_tried_before_the_run_has_it(tmp_path: Path) -> None:
 def begin(folder: Path, run: RunFile | None) -> Ledger:
     """What a coordinator with this run file begins with, or goes on with."""
     with Store(store_url(folder), write=True) as store:
-        state, events = open_run(store, run)
+        state, _, events = open_run(store, run)
         store.append(events)
         return state.ledger
 

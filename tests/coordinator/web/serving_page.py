@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.view.follower import Follower
+from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served
 from tests.coordinator.stores import store_url
 from tests.coordinator.web.stored_run import write
@@ -20,15 +23,15 @@ class PageServed:
     link: str
     _store: Store
     _records: list[Record]
-    _listeners: list[Callable[[Record], None]] = field(default_factory=list)
+    _follower: Follower
 
     def happen(self, until: int | None = None) -> None:
         """The coordinator writes the next records, up to this number, or all."""
         there = self._store.last
         write(self._store, self._records[there:until])
         self._store._last += len(self._records[there:until])
-        for listener in self._listeners:
-            listener(self._records[self._store.last - 1])
+        if self._records[: self._store.last]:
+            self._follower.wake(self._records[self._store.last - 1])
 
 
 @asynccontextmanager
@@ -36,7 +39,12 @@ async def page_of(records: list[Record], folder: Path, so_far: int | None = None
     """The page, when the first ``so_far`` of the records are written, or all."""
     with Store(store_url(folder), write=True) as store:
         page = bind_page("127.0.0.1:0")
-        served = PageServed(link_to(page), store, records)
+        follower = Follower(store, Story())
+        served = PageServed(link_to(page), store, records, follower)
         served.happen(so_far)
-        async with page_served(page, store, served._listeners.append):
+        following = asyncio.create_task(follower.follow())
+        async with page_served(page, follower):
             yield served
+            following.cancel()
+            await asyncio.wait([following])
+            await follower.close()

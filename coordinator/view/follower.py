@@ -1,4 +1,4 @@
-"""Reads the log for the page, in a thread of its own: neither a long log nor many viewers delay a commit."""
+"""Reads the log for whoever looks on, in a thread of its own: neither a long log nor many viewers delay a commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dtfm.coordinator.log.record import Record, StoreError
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.view import story_snapshot
 from dtfm.coordinator.view.page import page_text
+from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story import Story
 
 log = logging.getLogger(__name__)
@@ -22,12 +24,13 @@ FRESH_SECONDS = 1.0
 
 
 class Follower:
-    """The log as the page tells it, as far as it has been read. Its own thread alone touches the story."""
+    """The story as far as it has been read, of which it takes snapshots. Its own thread alone touches it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, story: Story) -> None:
         self._store = store
-        self._story = Story()
-        self._thread = ThreadPoolExecutor(1, "page")
+        self._story = story
+        self._kept = 0  # the event of the last snapshot
+        self._thread = ThreadPoolExecutor(1, "follower")
         self._written, self._read = asyncio.Event(), asyncio.Event()
         self._made: tuple[int, float, bytes] | None = None
         self.last = 0
@@ -40,19 +43,15 @@ class Follower:
 
     async def follow(self) -> None:
         """Reads the log, and then what is added to it, until it is cancelled."""
-        try:
-            while True:
-                self._written.clear()
-                if await self._more():
-                    self.last = self._story.now.sequence
-                    self._read.set()
-                    self._read = asyncio.Event()
-                else:
-                    await self._written.wait()
-                    await asyncio.sleep(SHORTEST_PAUSE)
-        finally:
-            self.ended.set()
-            self._read.set()
+        while True:
+            self._written.clear()
+            if await self._more():
+                self.last = self._story.now.sequence
+                self._read.set()
+                self._read = asyncio.Event()
+            else:
+                await self._written.wait()
+                await asyncio.sleep(SHORTEST_PAUSE)
 
     async def news(self, seconds: float) -> int:
         """The number of the newest event that was read, once there is another one, or after this time."""
@@ -64,27 +63,58 @@ class Follower:
         """The page's JSON, compressed by gzip, as of this event; None: as it is now. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._page, at)
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    async def close(self) -> None:
+        """Nothing is added any more. Takes a last snapshot, unless much is left to read."""
+        if self.ended.is_set():
+            return
+        self.ended.set()
+        self._read.set()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._finish)
+        except StoreError as error:
+            log.warning("the end of the log cannot be read: %s", error)
+        self._thread.shutdown(wait=False)
 
     async def _more(self) -> bool:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._read_on)
         except StoreError as error:
-            log.warning("the page cannot read the log, and tries again when there is more: %s", error)
+            log.warning(
+                "the page is not up to date, as the log cannot be read; this is tried again when there is more: %s",
+                error,
+            )
             return False
 
     def _read_on(self) -> bool:
         page = self._store.page(self._story.now.sequence)
         for record in page:
             self._story.add(record)
+        if self._story.now.sequence >= self._kept + story_snapshot.EVERY:
+            self._keep()
         return bool(page)
+
+    def _finish(self) -> None:
+        if self._store.last - self._story.now.sequence < story_snapshot.EVERY:
+            while self._read_on():
+                pass
+        if self._story.now.sequence > self._kept:
+            self._keep()
+
+    def _keep(self) -> None:
+        self._kept = self._story.now.sequence
+        try:
+            self._store.keep(story_snapshot.take(self._story))
+        except StoreError as error:
+            log.warning("no story snapshot of event %d: %s", self._kept, error)
+
+    def _earlier(self, sequence: int) -> SoFar:
+        return story_snapshot.newest(self._store.snapshots(sequence)).now
 
     def _page(self, at: int | None) -> bytes:
         story, now = self._story, time.time()
         last = story.now.sequence
         if at is not None and at < last:
-            then = story.at(at, self._store.read)
+            then = story.at(at, self._store.read, self._earlier)
             return _compressed(page_text(then, story.history, self._store.last, then.last))
         if self._made is None or self._made[0] != last or now - self._made[1] > FRESH_SECONDS:
             self._made = (last, now, _compressed(page_text(story.now, story.history, self._store.last, now)))
