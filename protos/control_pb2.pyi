@@ -824,20 +824,24 @@ class MembersReply(_message.Message):
     def __init__(self, members_json: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
-    __slots__ = ("after", "follow")
+    __slots__ = ("after", "follow", "story_format")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    STORY_FORMAT_FIELD_NUMBER: _ClassVar[int]
     after: int
     follow: bool
-    def __init__(self, after: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+    story_format: int
+    def __init__(self, after: _Optional[int] = ..., follow: _Optional[bool] = ..., story_format: _Optional[int] = ...) -> None: ...
 
 class EventRecord(_message.Message):
-    __slots__ = ("sequence", "event_json")
+    __slots__ = ("sequence", "event_json", "story")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EVENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    STORY_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     event_json: str
-    def __init__(self, sequence: _Optional[int] = ..., event_json: _Optional[str] = ...) -> None: ...
+    story: str
+    def __init__(self, sequence: _Optional[int] = ..., event_json: _Optional[str] = ..., story: _Optional[str] = ...) -> None: ...
 
 class PlanNowRequest(_message.Message):
     __slots__ = ()

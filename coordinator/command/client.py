@@ -19,6 +19,7 @@ from dtfm.protos.enrolment import Entry, Opened, refusal_in
 
 if TYPE_CHECKING:  # the commands that read no log start faster without it
     from dtfm.coordinator.log.record import Record
+    from dtfm.coordinator.view.so_far import SoFar
 
 LOOKING = (Role.VIEWER, Role.OPERATOR)
 DIRECTING = (Role.OPERATOR,)
@@ -33,17 +34,41 @@ async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[
     Entry). With ``follow``, goes on with new events until the coordinator ends. Raises ValueError."""
     from dtfm.coordinator.log.record import Record
 
+    async for reply in _events(where, wire.EventsRequest(after=after, follow=follow)):
+        yield Record.from_json(json.loads(reply.event_json))
+
+
+async def told(where: str) -> AsyncIterator[SoFar]:
+    """Yields the run so far, as the running coordinator has it, and the same again after each new event. Raises ValueError."""
+    from dtfm.coordinator.log.record import Record
+    from dtfm.coordinator.view.so_far import SoFar
+    from dtfm.coordinator.view.story_snapshot import story_format, story_from
+
+    so_far, pieces = SoFar(), list[str]()
+    async for reply in _events(where, wire.EventsRequest(follow=True, story_format=story_format())):
+        if reply.event_json:
+            so_far.add(Record.from_json(json.loads(reply.event_json)))
+        else:
+            pieces.append(reply.story)
+            if not reply.sequence:
+                continue
+            so_far = story_from("".join(pieces).removesuffix("\n").split("\n")).now
+        yield so_far
+
+
+async def _events(where: str, request: wire.EventsRequest) -> AsyncIterator[wire.EventRecord]:
     opened = await open_way(where, LOOKING)
     async with opened.channel(DEFAULT_LEASE) as channel:
         stub = services.stub("Observer", channel)
         heard = False
         try:
-            request = wire.EventsRequest(after=after, follow=follow)
             async for reply in stub.Events(request, metadata=opened.metadata):
                 heard = True
-                yield Record.from_json(json.loads(reply.event_json))
+                yield reply
         except grpc.aio.AioRpcError as error:
-            if not (follow and heard and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)):
+            if not (
+                request.follow and heard and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+            ):
                 raise _explained(opened.address, error) from None
 
 

@@ -41,11 +41,11 @@ def export(
     from dtfm.coordinator.command.exporting import (
         check_target,
         export_checkpoint,
-        ledger_of,
         logged_checkpoint,
         newest,
         newest_of,
     )
+    from dtfm.coordinator.view.story_snapshot import story_in
     from dtfm.protos.enrolment import NotAdmitted
 
     check_target(target)
@@ -58,7 +58,7 @@ def export(
                 raise
             store = store_url(DEFAULT_STORE)
     if store:
-        ledger = ledger_of(store)
+        ledger = story_in(store).now.ledger
         folder = folder or logged_checkpoint(ledger, store)
     step = export_checkpoint(folder, target, ledger, in_bf16=dtype is Dtype.BF16)
     if ledger is None:

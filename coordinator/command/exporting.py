@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, TensorSpec, serialize_file
 from safetensors.numpy import load
 
-from dtfm.coordinator.command.client import ask, open_way, records
-from dtfm.coordinator.log.events import CheckpointFailed, CheckpointWritten, Event
-from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.record import read_log
+from dtfm.coordinator.command.client import ask, open_way, told
+from dtfm.coordinator.log.events import CheckpointFailed
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.checkpoint_folder import (
     INDEX,
     BucketFile,
@@ -58,30 +57,21 @@ async def newest_of(where: str) -> tuple[Ledger, str]:
     the run's ledger, and the URL of that checkpoint. Raises ValueError."""
     reply: wire.Done = await ask(where, "Steer", wish="SAVE")
     print(f"{reply.sentence}.", file=sys.stderr)
-    seen = [record async for record in records(where, follow=False)]
-    if not any(_is_there(record.event, reply.step) for record in seen):
-        async for record in records(where, after=seen[-1].sequence, follow=True):
-            seen.append(record)
-            if _is_there(record.event, reply.step):
-                break
-            if isinstance(record.event, CheckpointFailed) and record.event.step >= reply.step:
-                raise CheckpointError(record.event.narrate())
-        else:
-            raise CheckpointError(f"the coordinator has ended before the weights of step {reply.step} were there")
-    ledger = fold(record.event for record in seen)
+    known = 0  # the last event when this was asked for
+    async for so_far in told(where):
+        ledger = so_far.ledger
+        if ledger.copies.checkpoint_step >= reply.step:
+            break
+        known, last = known or so_far.sequence, so_far.recent[-1] if so_far.recent else None
+        if last is not None and last.sequence > known and isinstance(failed := last.event, CheckpointFailed):
+            raise CheckpointError(failed.narrate())
+    else:
+        raise CheckpointError(f"the coordinator has ended before the weights of step {reply.step} were there")
     folder = ledger.copies.checkpoints[ledger.copies.checkpoint_step].folder
     if not fsspec.url_to_fs(folder)[0].exists(folder):
         coordinator_disk.lead_to(await open_way(where))
         folder = parse_run(ledger.run, "the log").as_nodes_reach(folder)
     return ledger, folder
-
-
-def _is_there(event: Event, step: int) -> bool:
-    return isinstance(event, CheckpointWritten) and event.step >= step
-
-
-def ledger_of(store: str) -> Ledger:
-    return fold(record.event for record in read_log(store))
 
 
 def logged_checkpoint(ledger: Ledger, store: str) -> str:

@@ -79,7 +79,6 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
         return
     from rich.console import Console
 
-    from dtfm.coordinator.view.so_far import SoFar
     from dtfm.coordinator.view.watch import live_view, render
 
     console = Console()
@@ -88,10 +87,12 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
 
         console.print(render(story_in(store).now, console))
         return
-    so_far = SoFar()
-    with live_view(so_far, console):  # the log so far is shown at once, and then followed
-        async for record in log_of(where, "", follow=True):
-            so_far.add(record)
+    from dtfm.coordinator.command.client import told
+
+    with contextlib.ExitStack() as stack:
+        shown = None
+        async for so_far in told(where):
+            shown = shown or stack.enter_context(live_view(so_far, console))
 
 
 async def _members(where: str, store: str) -> tuple[list[dict[str, Any]], str]:

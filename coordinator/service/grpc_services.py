@@ -20,12 +20,16 @@ from dtfm.coordinator.service.disk import Forbidden, MembersDisk
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.knocking import knock
 from dtfm.coordinator.service.streams import Streams
+from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import for_members, published
+from dtfm.coordinator.view.story_snapshot import story_format
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import Address
 from dtfm.protos.proof import LET_IN
 
+STORY_PIECE = 1 << 19
+"""The number of characters of a story that are sent at once."""
 Done = TypeVar("Done")
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,6 +39,9 @@ class Asked(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
+
+    @property
+    def follower(self) -> Follower: ...
 
     def records(self, after: int, follow: bool) -> AsyncIterator[Record]: ...
 
@@ -120,9 +127,17 @@ class Observers:
         return wire.MembersReply(members_json=[json.dumps(document) for document in documents])
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> AsyncIterator[wire.EventRecord]:
-        caller = await self._gate.admit(context, "Events")
+        caller, after = await self._gate.admit(context, "Events"), request.after
         try:
-            async for record in self._asked.records(request.after, request.follow):
+            if request.story_format == story_format():
+                snapshot = await self._asked.follower.told()
+                for line in snapshot.text.split("\n"):
+                    text = f"{self._shown_text(line, caller)}\n"
+                    for start in range(0, len(text), STORY_PIECE):
+                        yield wire.EventRecord(story=text[start : start + STORY_PIECE])
+                after = snapshot.sequence
+                yield wire.EventRecord(sequence=after)
+            async for record in self._asked.records(after, request.follow):
                 self._gate.check_role(caller, "Events")  # it may have been revoked since
                 shown = self._shown(published(record).to_json(), caller)
                 yield wire.EventRecord(sequence=record.sequence, event_json=json.dumps(shown))
@@ -130,6 +145,9 @@ class Observers:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Refused as refused:
             await refuse(context, refused)
+
+    def _shown_text(self, text: str, caller: str) -> str:
+        return text if self._gate.sees_addresses(caller) else json.dumps(for_members(json.loads(text)))
 
     def _shown(self, document: dict[str, Any], caller: str) -> dict[str, Any]:
         return document if self._gate.sees_addresses(caller) else for_members(document)

@@ -9,10 +9,11 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from dtfm.coordinator.log.record import Record, StoreError
+from dtfm.coordinator.log.record import Record, Snapshot, StoreError
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.view import story_snapshot
 from dtfm.coordinator.view.page import page_text
+from dtfm.coordinator.view.published import published_story
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story import Story
 
@@ -33,7 +34,7 @@ class Follower:
         self._thread = ThreadPoolExecutor(1, "follower")
         self._written, self._read = asyncio.Event(), asyncio.Event()
         self._made: tuple[int, float, bytes] | None = None
-        self.last = 0
+        self.last = story.now.sequence
         self.ended = asyncio.Event()
         """No more is read: whoever waits for news need not."""
 
@@ -43,15 +44,18 @@ class Follower:
 
     async def follow(self) -> None:
         """Reads the log, and then what is added to it, until it is cancelled."""
-        while True:
-            self._written.clear()
-            if await self._more():
-                self.last = self._story.now.sequence
-                self._read.set()
-                self._read = asyncio.Event()
-            else:
-                await self._written.wait()
-                await asyncio.sleep(SHORTEST_PAUSE)
+        try:
+            while True:
+                self._written.clear()
+                if await self._more():
+                    self.last = self._story.now.sequence
+                    self._read.set()
+                    self._read = asyncio.Event()
+                else:
+                    await self._written.wait()
+                    await asyncio.sleep(SHORTEST_PAUSE)
+        except Exception:
+            log.exception("a bug in dtfm: the page is up to date no more; the run goes on")
 
     async def news(self, seconds: float) -> int:
         """The number of the newest event that was read, once there is another one, or after this time."""
@@ -62,6 +66,11 @@ class Follower:
     async def page(self, at: int | None) -> bytes:
         """The page's JSON, compressed by gzip, as of this event; None: as it is now. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._page, at)
+
+    async def told(self) -> Snapshot:
+        """A snapshot of the story so far for whoever looks on."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: story_snapshot.take(published_story(self._story)))
 
     async def close(self) -> None:
         """Nothing is added any more. Takes a last snapshot, unless much is left to read."""

@@ -40,6 +40,17 @@ class Point:
         return replace(later, loss=loss, tokens=tokens, seconds=seconds, count=count)
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A plan came into force by event ``sequence``, after ``step``."""
+
+    sequence: int
+    time: float
+    generation: int
+    step: int
+    reason: str
+
+
 @dataclass(slots=True)
 class Curve:
     """At most MOST_POINTS of the points that were added, each of ``every`` of them, but for the last."""
@@ -86,8 +97,7 @@ class History:
 
     losses: Curve = field(default_factory=Curve)
     held_out: Curve = field(default_factory=Curve)
-    plans: deque[Record] = field(default_factory=lambda: deque(maxlen=MOST_SPANS // 5))
-    """The records of their adoption."""
+    plans: deque[Adopted] = field(default_factory=lambda: deque(maxlen=MOST_SPANS // 5))
     _spans: deque[Span] = field(default_factory=lambda: deque(maxlen=MOST_SPANS))
     """Those that ended, in the order in which they did."""
     _open: dict[str, Span] = field(default_factory=dict)
@@ -107,7 +117,7 @@ class History:
                 self.held_out.add(Point(sequence, event.step, time, event.loss))
             case ev.PlanAdopted():
                 self._began = False
-                self.plans.append(record)
+                self.plans.append(Adopted(sequence, time, event.generation, event.step, event.reason))
             case ev.PlanStarted():
                 self._began = True
             case ev.DeviceTimed():

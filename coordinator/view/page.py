@@ -10,9 +10,8 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from dtfm.coordinator.log.events import PlanAdopted, Waiting
+from dtfm.coordinator.log.events import Waiting
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.wording import describe_codecs, without_addresses
 from dtfm.coordinator.view.history import History, Span
 from dtfm.coordinator.view.members import member_document, quarantine_document
@@ -50,7 +49,7 @@ def page_text(so_far: SoFar, history: History, last: int, now: float) -> str:
         "contributions": contributions(so_far),
         "links": link_map(ledger),
         "spans": _lanes(spans),
-        "plans": [_adopted(each) for each in history.plans if each.sequence <= at],
+        "plans": [asdict(each) for each in history.plans if each.sequence <= at],
         "events": [[each.sequence, each.time, each.event.narrate()] for each in so_far.recent],
     }
     return json.dumps(_shown(document), allow_nan=False, separators=(",", ":"))
@@ -179,13 +178,6 @@ def link_map(ledger: Ledger) -> Document:
         "megabits": [[link.bandwidth * 8 / 1e6 if link else None for link in row] for row in rows],
         "left_out": len(ledger.members) - len(shown),
     }
-
-
-def _adopted(record: Record) -> Document:
-    event = record.event
-    assert isinstance(event, PlanAdopted)
-    at = {"sequence": record.sequence, "time": record.time}
-    return {**at, "generation": event.generation, "step": event.step, "reason": event.reason}
 
 
 def _lanes(spans: list[Span]) -> list[Document]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -51,7 +51,12 @@ def read(snapshot: Snapshot) -> Story:
         raise ValueError(f"it has format {snapshot.format}, this dtfm writes {story_format()}")
     if snapshot.digest != _digest(snapshot.sequence, snapshot.text):
         raise ValueError("it is damaged: its digest differs")
-    first, *rest = snapshot.text.split("\n")
+    return story_from(snapshot.text.split("\n"))
+
+
+def story_from(lines: Sequence[str]) -> Story:
+    """The story of a snapshot with these lines. Raises ValueError."""
+    first, *rest = lines
     try:
         story = _adapter().validate_json(first)
         story.now.ledger = _with_links(story.now.ledger, dict(map(_row, rest)))

@@ -1,7 +1,7 @@
 """What a month of steps takes in the log: ``python -m tests.bench.month [--nodes 64] [--steps 518400] [--json]``.
 
 Steps, one every five seconds, are written to a store as the coordinator writes them, each node's time in old ones being summed
-up; none is audited. Then ``dtfm-coordinator check`` reads the log.
+up; none is audited. Then ``dtfm-coordinator check`` reads the log, and the run's story is read as the page tells it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 
 from dtfm.coordinator.log import events as ev, step_times
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.view.story import Story
+from dtfm.coordinator.view.story_snapshot import EVERY, story_of, take
 from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Stage, from_routes
@@ -66,6 +68,22 @@ def write(path: Path, nodes: int, number: int) -> float:
     return bytes_of_one
 
 
+def telling(path: Path) -> tuple[float, float]:
+    """Seconds until the run's story is known, as the page, `watch` and a restart need it: from the whole log, and from a snapshot
+    that is as old as it can be."""
+    began = time.monotonic()
+    with Store(f"sqlite:///{path}", write=True) as store:
+        story = Story()
+        for record in store.read():
+            story.add(record)
+            if record.sequence == max(store.last - EVERY, 1):
+                store.keep(take(story))
+        whole = time.monotonic() - began
+        began = time.monotonic()
+        story_of(store.snapshots(store.last), store.read)
+        return whole, time.monotonic() - began
+
+
 def main() -> None:
     """Prints the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -81,6 +99,7 @@ def main() -> None:
         began = time.monotonic()
         print(subprocess.run(program, check=True, capture_output=True, text=True).stdout, file=sys.stderr)
         took = time.monotonic() - began
+        whole, from_snapshot = telling(path)
         memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     show(
         f"{arguments.steps} steps of {arguments.nodes} nodes",
@@ -89,6 +108,8 @@ def main() -> None:
             Row("a step in the end, with all that is beside it", size / arguments.steps, "bytes"),
             Row("the store", size / 1e6, "MB"),
             Row("check", took, "s"),
+            Row("the story, from the whole log", whole, "s"),
+            Row("the story, from the last snapshot", from_snapshot, "s", "from the whole log", from_snapshot / whole),
             Row("check: memory", memory / 1e6, "MB"),
         ],
         arguments.json,

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.command.client import LOOKING, ask, records
+from dtfm.coordinator.command.client import LOOKING, ask, records, told
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.service import grpc_services
 from dtfm.coordinator.view.published import for_members
+from dtfm.coordinator.view.so_far import SoFar
+from dtfm.coordinator.view.story_snapshot import story_format, story_in
 from dtfm.protos import control_pb2 as wire, services
 from tests.coordinator.every_event import EVERY_EVENT
 from tests.coordinator.serving import serving, train
@@ -41,6 +44,42 @@ async def test_incarnations_are_not_published(tmp_path: Path) -> None:
         seen = [record async for record in records(served.address, follow=False)]
         assert "abcdef" not in str([record.to_json() for record in seen])
         assert "abcdef" not in str((await members(served.address)).members_json)
+        assert "abcdef" not in repr(await anext(told(served.address)))
+
+
+async def test_who_looks_on_is_told_the_story_so_far_and_then_each_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_services, "STORY_PIECE", 100)
+    async with serving(tmp_path) as served, asyncio.timeout(30):
+        numbers, begun = list[int](), asyncio.Event()
+
+        async def follow() -> SoFar:
+            async for so_far in told(served.address):
+                numbers.append(so_far.sequence)
+                begun.set()
+            return so_far
+
+        async with served.node("a"):
+            await served.until(lambda: any(isinstance(event, ev.NodeReady) for event in served.events))
+            while await served.server.follower.news(10) < served.store.last:
+                pass
+            follower = asyncio.create_task(follow())
+            await begun.wait()
+            assert await train(served, served.node("b")) == 0
+        so_far = await follower
+        assert numbers == list(range(numbers[0], served.store.last + 1))
+        assert numbers[0] > 5
+        whole = story_in(served.store.url).now
+        assert (so_far.sequence, so_far.losses, so_far.given) == (whole.sequence, whole.losses, whole.given)
+        assert so_far.ledger.training.plan == whole.ledger.training.plan
+
+
+async def test_who_reads_other_stories_is_told_every_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as served, served.node("a"):
+        await served.until(lambda: "a" in served.ledger.members)
+        monkeypatch.setattr(grpc_services, "story_format", lambda: 1)
+        assert (await anext(told(served.address))).sequence == 1
 
 
 async def test_a_nodes_key_shows_how_the_run_fares_and_nobodys_address(tmp_path: Path) -> None:
@@ -52,10 +91,14 @@ async def test_a_nodes_key_shows_how_the_run_fares_and_nobodys_address(tmp_path:
             json.loads(text) for text in (await stub.Members(wire.MembersRequest(), metadata=metadata)).members_json
         ]
         assert [(member["node"], member["status"]) for member in shown] == [("a", "idle")]
-        told = [json.loads(each.event_json) async for each in stub.Events(wire.EventsRequest(), metadata=metadata)]
-        assert [event["event"] for event in told] == [event.event for event in served.events]
+        heard = [json.loads(each.event_json) async for each in stub.Events(wire.EventsRequest(), metadata=metadata)]
+        assert [event["event"] for event in heard] == [event.event for event in served.events]
         assert "10.0.0.1" in str(served.events)
-        assert "10.0.0.1" not in str((shown, told))
+        assert "10.0.0.1" not in str((shown, heard))
+        request = wire.EventsRequest(story_format=story_format())
+        story = "".join([each.story async for each in stub.Events(request, metadata=metadata)])
+        assert '"a"' in story
+        assert "10.0.0.1" not in story
 
 
 @pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: event.event)
