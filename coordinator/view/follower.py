@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import gzip
 import logging
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from dtfm.coordinator.log.record import Record, Snapshot, StoreError
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.view import story_snapshot
+from dtfm.coordinator.view.metrics import Disk, Figures
 from dtfm.coordinator.view.page import page_text
 from dtfm.coordinator.view.published import published_story
 from dtfm.coordinator.view.so_far import SoFar
@@ -21,7 +24,10 @@ log = logging.getLogger(__name__)
 SHORTEST_PAUSE = 0.25
 """Seconds between two looks at the log. What happens meanwhile is shown together."""
 FRESH_SECONDS = 1.0
-"""The present state is turned into a document at most this often; all viewers get the same one."""
+"""The present state is turned into a document, and into metrics, at most this often; all viewers get the same ones."""
+
+OWN_DISK = Path("dtfm-runs")
+"""Where the coordinator keeps checkpoints, in the folder where it runs."""
 
 
 class Follower:
@@ -34,6 +40,7 @@ class Follower:
         self._thread = ThreadPoolExecutor(1, "follower")
         self._written, self._read = asyncio.Event(), asyncio.Event()
         self._made: tuple[int, float, bytes] | None = None
+        self._figures = 0.0, b""  # when they were made
         self.last = story.now.sequence
         self.ended = asyncio.Event()
         """No more is read: whoever waits for news need not."""
@@ -66,6 +73,10 @@ class Follower:
     async def page(self, at: int | None) -> bytes:
         """The page's JSON, compressed by gzip, as of this event; None: as it is now. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._page, at)
+
+    async def metrics(self) -> bytes:
+        """As Prometheus reads them."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._metrics)
 
     async def told(self) -> Snapshot:
         """A snapshot of the story so far for whoever looks on."""
@@ -118,6 +129,12 @@ class Follower:
 
     def _earlier(self, sequence: int) -> SoFar:
         return story_snapshot.newest(self._store.snapshots(sequence)).now
+
+    def _metrics(self) -> bytes:
+        if (now := time.time()) - self._figures[0] > FRESH_SECONDS:
+            size, _, free = shutil.disk_usage(OWN_DISK if OWN_DISK.exists() else ".")
+            self._figures = now, Figures(self._story.now, Disk(size, free), now).text()
+        return self._figures[1]
 
     def _page(self, at: int | None) -> bytes:
         story, now = self._story, time.time()

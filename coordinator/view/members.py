@@ -9,6 +9,8 @@ from dtfm.coordinator.log.events import NodeQuarantined
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.standing import earned
 
+STATUSES = ("computing", "idle", "preparing", "relays")
+
 
 def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
     """One JSON object per node, sorted by name: its address, device, status, stage and links; then one per quarantine.
@@ -67,7 +69,7 @@ def quarantine_document(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
 
 
 def status(ledger: Ledger, node: str) -> str:
-    """What the node does, in a word."""
+    """What the node does: one of STATUSES."""
     if ledger.training.plan is not None and ledger.training.plan.stage_of(node) is not None:
         return "computing"
     member = ledger.members[node]

@@ -56,21 +56,20 @@ def page_text(so_far: SoFar, history: History, last: int, now: float) -> str:
 
 
 def head(so_far: SoFar, now: float) -> Document:
-    """The run in a line. ``state``: "waiting", "training", "paused", "finished" or "failed", and ``said``: why. ``frequencies``:
-    the held-out loss of a model that knows token frequencies alone."""
+    """The run in a line. ``said``: why it is in this ``state``. ``frequencies``: the held-out loss of a model that knows token
+    frequencies alone."""
     ledger = so_far.ledger
-    training, told, outcome = ledger.training, ledger.evaluated, ledger.outcome
-    state, said = "training", ""
-    if outcome is not None:
-        state, said = "finished" if outcome.completed else "failed", outcome.reason
+    training, told, said = ledger.training, ledger.evaluated, ""
+    if ledger.outcome is not None:
+        said = ledger.outcome.reason
     elif ledger.hold is not None:
-        state, said = "paused", ledger.hold.narrate()
+        said = ledger.hold.narrate()
     elif training.plan is None:
         reasons = [each.event.reason for each in so_far.recent if isinstance(each.event, Waiting)]
-        state, said = "waiting", reasons[-1] if reasons else ""
+        said = reasons[-1] if reasons else ""
     return {
         "name": str(ledger.run.get("name", "")),
-        "state": state,
+        "state": so_far.state,
         "said": said,
         "step": training.step,
         "steps": so_far.run_steps,

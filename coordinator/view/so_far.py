@@ -18,6 +18,21 @@ RECENT_STEPS = 20
 """Number of steps that tokens/s is averaged over."""
 RECENT_EVENTS = 30
 
+STATES = ("waiting", "training", "paused", "finished", "failed")
+
+STALL_LEASES, STALL_STEPS = 30, 5
+"""A commit is long overdue after the longer of these: so many leases, and so many times what the last step took."""
+
+MOVES_ON = ev.RunStarted | ev.RunResumed | ev.RunContinued | ev.RunChanged | ev.StepCommitted | ev.Evaluated
+"""From these events on, the next commit is waited for."""
+
+
+def is_stalled(ledger: Ledger, since: float, now: float) -> bool:
+    """Whether a commit is long overdue that has been waited for ``since`` then, in seconds."""
+    longest = STALL_LEASES * ledger.run.get("cluster", {}).get("lease", 0.0)
+    longest = max(longest, STALL_STEPS * (ledger.training.step_seconds or 0.0))
+    return ledger.outcome is None and ledger.hold is None and now - since > longest
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -40,6 +55,10 @@ class SoFar:
     """Why the last plan was adopted."""
     given: dict[str, Given] = field(default_factory=dict)
     """By node, for those that took part in a committed step."""
+    events: dict[str, int] = field(default_factory=dict)
+    """The number of the log's events, by name."""
+    joins: dict[str, int] = field(default_factory=dict)
+    """How often each node was let in."""
     lent: float = 0.0
     """See ``lent_until``: until ``last``."""
     untimed: int = 0
@@ -48,6 +67,8 @@ class SoFar:
     """When the run began; 0: it has not."""
     committed: float = 0.0
     """When its last step was committed."""
+    awaited: float = 0.0
+    """Since when the next commit is waited for."""
     over: float = 0.0
     """When it ended, if it has."""
     last: float = 0.0
@@ -61,6 +82,11 @@ class SoFar:
             self.lent += len(before.members) * max(0.0, record.time - self.last)
         self.ledger = event.apply(before)
         self.last, self.sequence, self.began = record.time, record.sequence, self.began or record.time
+        self.events[event.event] = self.events.get(event.event, 0) + 1
+        if isinstance(event, ev.NodeJoined) and (event.node in self.joins or len(self.joins) < MOST_KNOWN):
+            self.joins[event.node] = self.joins.get(event.node, 0) + 1
+        if isinstance(event, MOVES_ON):
+            self.awaited = record.time
         if isinstance(event, ev.RunFinished | ev.RunFailed):
             self.over = record.time
         if isinstance(event, ev.PlanAdopted):
@@ -81,7 +107,8 @@ class SoFar:
     def copy(self) -> Self:
         """One that is the same, and stays so when more is added to this."""
         steps, losses, recent = self.steps.copy(), self.losses.copy(), self.recent.copy()
-        return replace(self, steps=steps, losses=losses, recent=recent, given=dict(self.given))
+        given, events, joins = dict(self.given), dict(self.events), dict(self.joins)
+        return replace(self, steps=steps, losses=losses, recent=recent, given=given, events=events, joins=joins)
 
     def _given_by(self, step: ev.StepCommitted) -> Iterator[tuple[str, Given]]:
         plan = self.ledger.training.plan
@@ -92,6 +119,17 @@ class SoFar:
                     continue
                 was = was or Given()
                 yield node, Given(was.micro_batches + load, was.computed + step.compute_seconds.get(node, 0.0))
+
+    @property
+    def state(self) -> str:
+        """One of STATES."""
+        ledger = self.ledger
+        if ledger.outcome is not None:
+            return "finished" if ledger.outcome.completed else "failed"
+        return "paused" if ledger.hold is not None else "waiting" if ledger.training.plan is None else "training"
+
+    def is_stalled(self, now: float) -> bool:
+        return is_stalled(self.ledger, self.awaited, now)
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What the page's port answers: its files, the run as JSON, and news as server-sent events. It changes nothing."""
+"""What the page's port answers: its files, the run as JSON, news as server-sent events, and metrics. It changes nothing."""
 
 from __future__ import annotations
 
@@ -51,8 +51,15 @@ def make_app(follower: Follower) -> Starlette:
         return Response(content, media_type="application/json", headers={"Content-Encoding": "gzip"})
 
     static = StaticFiles(directory=Path(__file__).parent / "static", html=True)
-    routes = [Route("/state", state), Route("/news", Viewers(follower)), Mount("/", static)]
+    routes = [Route("/state", state), _metrics(follower), Route("/news", Viewers(follower)), Mount("/", static)]
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
+
+
+def _metrics(follower: Follower) -> Route:
+    async def metrics(_request: Request) -> Response:
+        return Response(await follower.metrics(), media_type="text/plain; version=0.0.4")
+
+    return Route("/metrics", metrics)
 
 
 class Viewers:

@@ -39,6 +39,14 @@ async def test_the_run_is_answered_as_of_now_and_as_of_an_event(tmp_path: Path) 
         assert (await asked(served, "/../app.py"))[0] == 404
 
 
+async def test_the_metrics_are_on_the_pages_port(tmp_path: Path) -> None:
+    async with page_of(stored_run(), tmp_path) as served:
+        status, headers, content = await asked(served, "/metrics")
+        assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        assert b"\ndtfm_step 180.0\n" in content
+        assert (await asked(served, "/metrics", "evil.example"))[0] == 400
+
+
 async def test_the_name_of_a_strangers_site_is_refused_and_nothing_foreign_may_run_in_the_page(tmp_path: Path) -> None:
     async with page_of(stored_run(), tmp_path) as served:
         for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example"):
