@@ -32,6 +32,13 @@ def serve(
         ),
     ] = "",
     no_page: Annotated[bool, typer.Option("--no-page", help="Serve no web page.")] = False,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT where /metrics is served too, for a Prometheus elsewhere. Whoever reaches it reads the figures and "
+            "nodes' names."
+        ),
+    ] = "",
     store: Annotated[
         str, store_option("The event log (an SQLite file, or a SQLAlchemy URL), created when missing.")
     ] = DEFAULT_STORE,
@@ -98,5 +105,5 @@ def serve(
     if web and no_page:
         raise ValueError("--web says where the page is, and --no-page that there is none; leave one of them out")
     page = None if no_page else web
-    options = (listen, page, advertise or [], paths, announce, json, verbose, not exit_when_over)
+    options = (listen, page, metrics, advertise or [], paths, announce, json, verbose, not exit_when_over)
     raise typer.Exit(asyncio.run(serve_run(store, run_file, new, *options)))

@@ -21,7 +21,7 @@ from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, fir
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
-from dtfm.coordinator.web.serving import bind_page, link_to, page_served
+from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served
 from dtfm.protos import DEFAULT_ADDRESS
 from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
@@ -47,6 +47,7 @@ async def serve_run(
     new: bool,
     listen: str,
     web: str | None,
+    metrics: str,
     advertised: list[str],
     paths: Paths,
     announce: bool,
@@ -56,11 +57,12 @@ async def serve_run(
 ) -> int:
     """Serves the run, and returns the exit code. ``new``: see start_over. ``listen`` and ``advertised``, if they are empty, are
     as the store remembers. ``web``: where the page is served, see bind_page; None: nowhere.
-    ``stays``: see serve_until_over. Raises ValueError."""
+    ``metrics``: where they are served beside the page; empty: nowhere. ``stays``: see serve_until_over. Raises ValueError."""
     if listen:
         read_address(listen)
     run = read_run_file(run_file) if run_file is not None or new else None
     page = bind_page(web) if web is not None else None
+    for_prometheus = bind_metrics(metrics) if metrics else None
     for aside in start_over(store_url, run) if new and run is not None else ():
         print(f"What was there is {aside} now.", file=sys.stderr)
     with Store(store_url, write=True) as store:
@@ -112,7 +114,8 @@ async def serve_run(
                 print(f"To see it: {link_to(page)}", flush=True)
         announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
         healthy = answering(paths.health, "coordinator", lambda: _health(server))
-        async with healthy, announced, page_served(page, server.follower):
+        pages = page_served(page, server.follower), page_served(for_prometheus, server.follower, metrics_alone=True)
+        async with healthy, announced, pages[0], pages[1]:
             code = await serve_until_over(server, events, stays=stays)
         if code and server.ledger.outcome is None:
             minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step

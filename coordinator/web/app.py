@@ -55,6 +55,11 @@ def make_app(follower: Follower) -> Starlette:
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
 
 
+def make_metrics_app(follower: Follower) -> Starlette:
+    """Answers /metrics alone, whatever name the caller has for this machine."""
+    return Starlette(routes=[_metrics(follower)])
+
+
 def _metrics(follower: Follower) -> Route:
     async def metrics(_request: Request) -> Response:
         return Response(await follower.metrics(), media_type="text/plain; version=0.0.4")

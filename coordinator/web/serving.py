@@ -9,13 +9,31 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.web import DEFAULT_PAGE
-from dtfm.coordinator.web.app import HEADERS, HOSTS, MOST_VIEWERS, make_app
+from dtfm.coordinator.web.app import HEADERS, HOSTS, MOST_VIEWERS, make_app, make_metrics_app
 from dtfm.protos.connection import read_address
 
 log = logging.getLogger(__name__)
+
+MOST_SCRAPERS = 16
+"""The number of connections to the port of the metrics, which strangers may reach. The others are closed."""
+SCRAPE_SECONDS = 10.0
+"""The longest time that such a connection lasts: Prometheus waits no longer for an answer."""
+
+
+class ScraperProtocol(H11Protocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._end = asyncio.get_running_loop().call_later(SCRAPE_SECONDS, transport.abort)
+        if len(self.connections) > MOST_SCRAPERS:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end.cancel()
+        super().connection_lost(exc)
 
 
 class PageServer(uvicorn.Server):
@@ -39,9 +57,21 @@ def bind_page(address: str) -> socket.socket:
     except OSError as error:
         if not address:
             return socket.create_server((host, 0))
-        raise ValueError(
-            f"--web {address}: cannot listen there ({error.strerror}); choose another port (port 0: any free one), or --no-page"
-        ) from None
+        raise _taken(f"--web {address}", error, ", or --no-page") from None
+
+
+def bind_metrics(address: str) -> socket.socket:
+    """A socket that listens on HOST:PORT. Raises ValueError."""
+    host, port = read_address(address)
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise _taken(f"--metrics {address}", error) from None
+
+
+def _taken(option: str, error: OSError, instead: str = "") -> ValueError:
+    ports = "choose another port (port 0: any free one)"
+    return ValueError(f"{option}: cannot listen there ({error.strerror}); {ports}{instead}")
 
 
 def link_to(listening: socket.socket) -> str:
@@ -50,14 +80,16 @@ def link_to(listening: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def page_served(listening: socket.socket | None, follower: Follower) -> AsyncIterator[None]:
+async def page_served(
+    listening: socket.socket | None, follower: Follower, *, metrics_alone: bool = False
+) -> AsyncIterator[None]:
     """Serves what ``follower`` tells on this socket, which uvicorn closes at the end; without a socket, does nothing."""
     if listening is None:
         yield
         return
     config = uvicorn.Config(
-        make_app(follower),
-        http="h11",
+        make_metrics_app(follower) if metrics_alone else make_app(follower),
+        http=ScraperProtocol if metrics_alone else H11Protocol,
         ws="none",
         lifespan="off",
         log_config=None,

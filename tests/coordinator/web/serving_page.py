@@ -11,16 +11,17 @@ from pathlib import Path
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.story import Story
-from dtfm.coordinator.web.serving import bind_page, link_to, page_served
+from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served
 from tests.coordinator.stores import store_url
 from tests.coordinator.web.stored_run import write
 
 
 @dataclass(slots=True)
 class PageServed:
-    """``link`` opens it."""
+    """``link`` opens it; ``metrics`` is the other port."""
 
     link: str
+    metrics: str
     _store: Store
     _records: list[Record]
     _follower: Follower
@@ -38,12 +39,12 @@ class PageServed:
 async def page_of(records: list[Record], folder: Path, so_far: int | None = None) -> AsyncIterator[PageServed]:
     """The page, when the first ``so_far`` of the records are written, or all."""
     with Store(store_url(folder), write=True) as store:
-        page = bind_page("127.0.0.1:0")
+        page, metrics = bind_page("127.0.0.1:0"), bind_metrics("127.0.0.1:0")
         follower = Follower(store, Story())
-        served = PageServed(link_to(page), store, records, follower)
+        served = PageServed(link_to(page), link_to(metrics), store, records, follower)
         served.happen(so_far)
         following = asyncio.create_task(follower.follow())
-        async with page_served(page, follower):
+        async with page_served(page, follower), page_served(metrics, follower, metrics_alone=True):
             yield served
             following.cancel()
             await asyncio.wait([following])

@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 from starlette.types import Message
 
-from dtfm.coordinator.web import app
-from dtfm.coordinator.web.serving import bind_page, link_to
+from dtfm.coordinator.web import app, serving
+from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to
 from tests.coordinator.web.serving_page import PageServed, page_of
 from tests.coordinator.web.stored_run import stored_run
 
 
-async def asked(served: PageServed, path: str, host: str = "") -> tuple[int, dict[str, str], bytes]:
-    """The answer's status, headers and content."""
-    address = served.link.removeprefix("http://").rstrip("/")
-    reader, writer = await asyncio.open_connection(*address.split(":"))
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host or address}\r\nConnection: close\r\n\r\n".encode())
+async def connected(link: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(*link.removeprefix("http://").rstrip("/").split(":"))
+
+
+async def asked(served: PageServed, path: str, host: str = "", at: str = "") -> tuple[int, dict[str, str], bytes]:
+    """The answer's status, headers and content. ``at``: a link to the port; empty: the page's."""
+    reader, writer = await connected(at or served.link)
+    name = host or served.link.removeprefix("http://").rstrip("/")
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())
     head, _, content = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
     writer.close()
     first, *lines = head.decode().split("\r\n")
@@ -39,12 +43,27 @@ async def test_the_run_is_answered_as_of_now_and_as_of_an_event(tmp_path: Path) 
         assert (await asked(served, "/../app.py"))[0] == 404
 
 
-async def test_the_metrics_are_on_the_pages_port(tmp_path: Path) -> None:
+async def test_the_metrics_are_on_the_pages_port_and_alone_on_another(tmp_path: Path) -> None:
     async with page_of(stored_run(), tmp_path) as served:
         status, headers, content = await asked(served, "/metrics")
         assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
         assert b"\ndtfm_step 180.0\n" in content
         assert (await asked(served, "/metrics", "evil.example"))[0] == 400
+        assert b"\ndtfm_step 180.0\n" in (await asked(served, "/metrics", "coordinator", served.metrics))[2]
+        for path in ("/", "/state", "/news"):
+            assert (await asked(served, path, at=served.metrics))[0] == 404, "the other port has metrics alone"
+
+
+async def test_a_stranger_at_the_port_of_the_metrics_takes_few_connections_and_none_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with page_of(stored_run(), tmp_path) as served, asyncio.timeout(30):
+        for most, seconds in ((1, 0.1), (0, 600.0)):
+            monkeypatch.setattr(serving, "MOST_SCRAPERS", most)
+            monkeypatch.setattr(serving, "SCRAPE_SECONDS", seconds)
+            reader, writer = await connected(served.metrics)
+            assert await reader.read() == b"", "it says nothing, and is closed"
+            writer.close()
 
 
 async def test_the_name_of_a_strangers_site_is_refused_and_nothing_foreign_may_run_in_the_page(tmp_path: Path) -> None:
@@ -67,6 +86,8 @@ def test_the_page_listens_on_loopback_alone_and_the_refusal_says_what_to_do() ->
         assert link_to(taken) == f"http://127.0.0.1:{port}/"
         with pytest.raises(ValueError, match="--no-page"):
             bind_page(f"127.0.0.1:{port}")
+        with pytest.raises(ValueError, match=rf"--metrics 127\.0\.0\.1:{port}: cannot listen there"):
+            bind_metrics(f"127.0.0.1:{port}")
 
 
 async def test_the_default_port_gives_way_where_another_page_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
