@@ -66,7 +66,7 @@ def test_every_command_and_option_is_there(path: Path) -> None:
 def test_what_is_yaml_and_json_can_be_read() -> None:
     read = [yaml.safe_load(path.read_text()) for path in FILES if path.suffix in (".yaml", ".yml")]
     read += [json.loads(path.read_text()) for path in FILES if path.suffix == ".json"]
-    assert len(read) == 4
+    assert len(read) == 9
     assert all(isinstance(document, dict) for document in read)
 
 
