@@ -18,6 +18,7 @@ from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
+from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
@@ -114,8 +115,9 @@ async def serve_run(
                 print(f"To see it: {link_to(page)}", flush=True)
         announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
         healthy = answering(paths.health, "coordinator", lambda: _health(server))
+        telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.on_event)
         pages = page_served(page, server.follower), page_served(for_prometheus, server.follower, metrics_alone=True)
-        async with healthy, announced, pages[0], pages[1]:
+        async with healthy, announced, telling, pages[0], pages[1]:
             code = await serve_until_over(server, events, stays=stays)
         if code and server.ledger.outcome is None:
             minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step

@@ -12,17 +12,16 @@ from typing import Any
 
 from dtfm.coordinator.log.events import Waiting
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.wording import describe_codecs, without_addresses
+from dtfm.coordinator.log.wording import describe_codecs
 from dtfm.coordinator.view.history import History, Span
 from dtfm.coordinator.view.members import member_document, quarantine_document
+from dtfm.coordinator.view.published import for_anybody
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.scheduler.model.plan import Plan
 
 Document = dict[str, Any]
 """A JSON object. Times are in seconds since 1970, and what takes time is in seconds."""
 
-MOST_CHARACTERS = 400
-"""Longer texts are cut: a member may have said them."""
 MOST_NODES = 200
 """The number of nodes that are listed, and that have a lane."""
 MOST_IN_MAP = 48
@@ -199,9 +198,7 @@ def _shown(document: Any) -> Any:
         case list() | tuple():
             return [_shown(value) for value in document]
         case str():
-            cut = document if len(document) <= MOST_CHARACTERS else document[: MOST_CHARACTERS - 1] + "…"
-            printable = cut if cut.isprintable() else "".join(c if c.isprintable() else "�" for c in cut)
-            return without_addresses(printable)
+            return for_anybody(document)
         case float() if abs(document) < 1e9:
             return float(f"{document:.5g}")
         case float():

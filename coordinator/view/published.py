@@ -11,6 +11,9 @@ from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.wording import without_addresses
 from dtfm.coordinator.view.story import Story
 
+MOST_CHARACTERS = 400
+"""Longer texts are cut: a member may have said them."""
+
 
 def published(record: Record) -> Record:
     """By an incarnation the coordinator tells a node that reconnects from another process; nobody else needs to know it."""
@@ -38,3 +41,10 @@ def for_members(document: Any) -> Any:
         case str():
             return without_addresses(document)
     return document
+
+
+def for_anybody(text: str) -> str:
+    """The text as one printable line of bounded length, without IP addresses."""
+    hidden = without_addresses(text)
+    cut = hidden if len(hidden) <= MOST_CHARACTERS else hidden[: MOST_CHARACTERS - 1] + "…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "�" for c in cut)

@@ -50,7 +50,8 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
         if problem["type"] == "extra_forbidden":
             yield _unknown_key(path, model)
         else:
-            yield f"{_dotted(path)} = {_shown(problem['input'])}: {_wanted(problem)}"
+            shown = "(hidden)" if path[:1] == ["notify"] else _shown(problem["input"])
+            yield f"{_dotted(path)} = {shown}: {_wanted(problem)}"
 
 
 def _unknown_key(path: list[Any], model: type[BaseModel]) -> str:

@@ -482,3 +482,23 @@ class Checkpoint(Table):
             fix = f"; install it, here and on each node, with: {install_line(extra)}" if extra else ""
             raise ValueError(f"names a kind of storage that is not installed here: {error}{fix}") from None
         return uri.rstrip("/")
+
+
+class Notify(Table):
+    """Who is told when a person should look. The log does not keep this table, and nodes do not get it: `serve` reads it at each
+    start."""
+
+    url: str = Field(
+        default="",
+        max_length=2048,
+        repr=False,
+        description="Where `serve` sends a message (POST, JSON) when the run begins or ends, when no step is committed for long, "
+        "and when a member is quarantined. It may hold a token: keep the file to yourself.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _url_usable(cls, url: str) -> str:
+        if not re.fullmatch(r"(https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?)?", url):
+            raise ValueError("must begin with https:// or http://, a host without a user name, and have no spaces")
+        return url

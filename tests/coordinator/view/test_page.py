@@ -9,7 +9,8 @@ from typing import Any
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.step_times import summed, without_times
 from dtfm.coordinator.log.store import Record
-from dtfm.coordinator.view.page import MOST_CHARACTERS, MOST_IN_MAP, MOST_NODES, page_text
+from dtfm.coordinator.view.page import MOST_IN_MAP, MOST_NODES, page_text
+from dtfm.coordinator.view.published import MOST_CHARACTERS
 from dtfm.coordinator.view.story import Story
 from tests.coordinator.every_event import EVERY_EVENT
 from tests.coordinator.script import LONG, training
