@@ -13,7 +13,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 REFUSED_BY_NAME_BYTES = 4 << 10
 """Beyond a frame, what a node still reads of a message, so that it can say what is wrong with it."""
 
-Way = tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]
+Way = tuple[grpc.ChannelCredentials, tuple[tuple[str, str | int], ...]]
 """Credentials and channel options that fix who is at the other end: credentials.to_coordinator and to_peer make them."""
 
 LOOKAHEAD_BYTES = 16 << 20

@@ -68,7 +68,10 @@ class Opened:
         return proof(self.access.key, self.access.name, self.access.pin)
 
     def channel(self, lease: float) -> grpc.aio.Channel:
-        return open_channel(self.address, to_coordinator(self.authority), lease)
+        credentials, options = to_coordinator(self.authority)
+        # Of gRPC's own pings, for which those of the channel wait: else a coordinator that is stopped is noticed after a minute.
+        ping = ("grpc.http2.ping_timeout_ms", int(lease * 1000))
+        return open_channel(self.address, (credentials, (*options, ping)), lease)
 
 
 class Entry:
