@@ -28,7 +28,7 @@ from dtfm.protos.credentials import (
     to_coordinator,
 )
 from dtfm.protos.file_lock import locked
-from dtfm.protos.invitation import MOST_CHARACTERS, Invitation, invitation_in, read_invitation
+from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, Invitation, invitation_in, read_invitation
 from dtfm.protos.proof import ClockError, Metadata, proof
 
 OWN_INVITATION_SECONDS = 600.0
@@ -104,7 +104,7 @@ class Entry:
         # Once this process has been let in, nobody else at the address can lead it elsewhere.
         last = self._used or (None if self._place else self._newest())
         if last is not None:
-            return (self._place,) if self._place else last.addresses, last.pin
+            return tuple(dict.fromkeys([*filter(None, [self._place]), *last.addresses])), last.pin
         return (self._place or DEFAULT_ADDRESS,), None
 
     async def answering(self, timeout: float) -> tuple[str, bytes, bytes]:
@@ -160,7 +160,8 @@ class Entry:
             return Opened(address, authority, access)
         if Role.NODE in self._roles and (operators := _enrolled([Role.OPERATOR], pin)):
             own = await _invite(Opened(address, authority, operators[0]), self._name, timeout)
-            return await self._by_invitation(replace(own, addresses=(address,), pin=pin), address, authority, timeout)
+            addresses = tuple(dict.fromkeys([address, *own.addresses]))[:MOST_ADDRESSES]
+            return await self._by_invitation(replace(own, addresses=addresses, pin=pin), address, authority, timeout)
         if (key := self._key_here(pin)) is not None:
             fresh = Access((address,), pin, self._name, Role.NODE, key)
             self._used = await self._enrol(Opened(address, authority, fresh), None, timeout)
