@@ -70,9 +70,9 @@ from dtfm.protos.proof import is_let_in
 log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
 
-FIRST_PAUSE_SECONDS = 0.5
-"""Seconds before the second attempt to connect; later pauses double."""
-LONGEST_PAUSE_SECONDS = 15.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
+"""Between attempts to connect. A pause is a tenth of the time since the coordinator was heard last: a reserve that takes over
+after a lease does not wait long for its nodes."""
 TEMPORARY = ("BUSY", "FULL")
 """Refusals that nobody has to do anything about: a node that is started again later may be let in."""
 IDLE_BEATS = 40
@@ -193,7 +193,6 @@ class Session:
 
     async def _stay_connected(self) -> None:
         """Connects whenever there is no connection, with growing pauses, until the node is to exit or gives up."""
-        pause = FIRST_PAUSE_SECONDS
         silent_since = time.monotonic()
         while self._exit is None:
             if self._leaving.is_set():
@@ -204,8 +203,9 @@ class Session:
             if self._exit is not None or self._leaving.is_set():
                 continue
             if answered:
-                silent_since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
-            left = self._patience - (time.monotonic() - silent_since)
+                silent_since = time.monotonic()
+            silent = time.monotonic() - silent_since
+            left = self._patience - silent
             if left <= 0:
                 longer = (
                     "[cluster] wait_for_coordinator in the run file" if self._identity else "--give-up-after SECONDS"
@@ -219,6 +219,7 @@ class Session:
                 )
                 self._exit = 1
                 return
+            pause = min(max(silent / 10, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             wait = min(pause * random.uniform(0.8, 1.2), max(left, 0.05))
             print(
                 f"The coordinator at {self._settings.coordinator} does not answer ({problem}); trying again in {wait:.1f} s, "
@@ -228,7 +229,6 @@ class Session:
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), wait)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _connect_once(self) -> tuple[str, bool]:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
