@@ -30,6 +30,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         asyncio.run(compile_apart("dtfm.scheduler.warm_up"))
 
 
+def pytest_sessionfinish() -> None:
+    """Ends the database: a worker of xdist that takes long to end is killed, and leaves it running."""
+    if (postgres := sys.modules.get("tests.postgres")) is not None:
+        postgres.end()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     before = os.environ.get("XDG_STATE_HOME")

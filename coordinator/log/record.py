@@ -19,6 +19,10 @@ class StoreError(ValueError):
     """The store cannot be used. The message says why, and what to do."""
 
 
+class AnotherWriter(StoreError):
+    """Another coordinator writes to the same log."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """An event in the log. ``sequence`` counts from 1 without gaps. ``time`` is in seconds since 1970, for people: nothing is
@@ -120,7 +124,10 @@ _CAUSES = {
     "is locked": "another process has locked it; stop that one, or give another store with --store",
     "disk is full": "the disk is full; make room",
     "unable to open": "it cannot be opened; make sure that its folder exists and may be written to",
+    "UNIQUE constraint": "another coordinator writes to it; stop one of them, or give this one its own with --store",
+    "duplicate key": "another coordinator writes to it; stop one of them, or give this one its own with --store",
     "readonly": "it is read-only; change its permissions, or give another with --store",
     "not a database": "it is not a database; give another with --store",
     "no such table": "it is not a store of dtfm; give the one that `serve --store` wrote",
+    'relation "events" does not exist': "it is not a store of dtfm; give the one that `serve --store` wrote",
 }

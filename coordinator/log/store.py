@@ -1,49 +1,44 @@
-"""The event log in a database: append-only, one row per event. Any database of SQLAlchemy's will do; SQLite is tested."""
+"""The event log in a database, SQLite or PostgreSQL: append-only, one row per event."""
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import IO, Any, Self
+from pathlib import Path
+from typing import Self
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
+from dtfm.coordinator.log import lease
+from dtfm.coordinator.log.database import explained, open_engine, sqlite_file
 from dtfm.coordinator.log.events import Event, StepCommitted, StepTimesSummed, to_text
-from dtfm.coordinator.log.record import (
-    Record as Record,
-    Snapshot,
-    StoreError as StoreError,
-    check_exists,
-    in_words,
-    read_row,
-)
+from dtfm.coordinator.log.record import Record as Record, Snapshot, StoreError as StoreError, read_row
 from dtfm.coordinator.log.step_times import summed, times_to_text, without_times
+from dtfm.protos.file_lock import try_lock
 
 _PAGE = 1000
 _LEAST_SNAPSHOTS, _MOST_CHARACTERS = 2, 32_000_000
 """The number of snapshots that are kept in any case, and what all may hold together."""
-_METADATA = sa.MetaData()
 _EVENTS = sa.Table(
     "events",
-    _METADATA,
+    lease.METADATA,
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("time", sa.Float, nullable=False),
     sa.Column("event", sa.Text, nullable=False),
 )
 _STEP_TIMES = sa.Table(  # of step_committed events: see step_times.py
     "step_times",
-    _METADATA,
+    lease.METADATA,
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("text", sa.Text, nullable=False),
 )
 _SNAPSHOTS = sa.Table(
     "snapshots",
-    _METADATA,
+    lease.METADATA,
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("format", sa.Integer, nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
@@ -51,34 +46,29 @@ _SNAPSHOTS = sa.Table(
 )
 
 
-class AnotherWriter(StoreError):
-    """Another coordinator writes to the same log."""
-
-
 class Store:
-    """An open log. One process writes at a time, since it gives out the sequence numbers: a second one is refused when it opens a
-    file, and at its first append to another kind of database."""
+    """An open log. One process writes at a time, since it gives out the sequence numbers: it has locked the SQLite file, or has
+    the lease (lease.py). ``url``: without the password."""
 
-    def __init__(self, url: str, *, write: bool) -> None:
-        self.url = url
-        self._lock: IO[bytes] | None = None
+    def __init__(self, url: str, *, write: bool, waits: bool = False) -> None:
+        """``waits``: for a lease that another process has, as long as that renews it. Raises StoreError."""
+        self._engine = open_engine(url, write=write)
+        self.url = self._engine.url.render_as_string()
+        self._lock: int | None = None
+        self._epoch = 0  # of the lease; 0: it has none
         self._last = 0
-        try:
-            parsed = sa.make_url(url)
-            path = parsed.database if parsed.get_backend_name() == "sqlite" else None
-            on_disk = path not in (None, "", ":memory:")
-            if on_disk and not write:
-                check_exists(path or "")
-            if on_disk and write:
-                self._lock = _lock(f"{path}.lock")
-            self._engine = sa.create_engine(parsed, connect_args={"timeout": 5} if path is not None else {})
-            if path is not None:
-                sa.event.listen(self._engine, "connect", _durable)
-        except (exc.ArgumentError, ModuleNotFoundError) as error:
-            raise StoreError(f"{url!r} is not a store: {error}; give a SQLAlchemy URL like sqlite:///dtfm.db") from None
-        with _Explained(url):
-            if write:
-                _METADATA.create_all(self._engine)
+        self._is_uncertain = False  # whether the last append has been stored
+        if write and (path := sqlite_file(self._engine.url)):
+            self._lock = try_lock(lock := Path(f"{path}.lock"))
+            if self._lock is None:
+                raise StoreError(
+                    f"another coordinator uses this store ({lock} is locked); stop it, or give this one its own with --store"
+                )
+        with explained(self.url):
+            if self._lock is not None:
+                lease.METADATA.create_all(self._engine)
+            elif write:
+                self._epoch = lease.take(self._engine, self.url, waits=waits)
             with self._engine.connect() as connection:
                 self._last = connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0
 
@@ -88,7 +78,8 @@ class Store:
         return self._last
 
     def append(self, events: Sequence[Event]) -> list[Record]:
-        """Writes all of them or none; they are on disk when this returns. Raises StoreError."""
+        """Writes all of them or none; they are on disk when this returns. Raises StoreError: then they may have been written all
+        the same, and the next call has to be with the same events."""
         now = time.time()
         records = [Record(self._last + 1 + i, now, event) for i, event in enumerate(events)]
         rows, times = [], []
@@ -101,18 +92,30 @@ class Store:
             elif isinstance(event, StepTimesSummed):
                 old.append(_STEP_TIMES.c.sequence.between(event.after + 1, event.until))
             rows.append({"sequence": record.sequence, "time": record.time, "event": to_text(event)})
-        with _Explained(self.url), self._engine.begin() as connection:
-            connection.execute(sa.insert(_EVENTS), rows)
-            if times:
-                connection.execute(sa.insert(_STEP_TIMES), times)
-            connection.execute(sa.delete(_STEP_TIMES).where(sa.or_(*old)))
+        with self._writing() as connection:
+            stored = self._between(connection, self._last, records[-1].sequence) if self._is_uncertain else []
+            if [record.event for record in stored] == list(events):
+                records = stored
+            else:
+                self._is_uncertain = True
+                connection.execute(sa.insert(_EVENTS), rows)
+                if times:
+                    connection.execute(sa.insert(_STEP_TIMES), times)
+                connection.execute(sa.delete(_STEP_TIMES).where(sa.or_(*old)))
+        self._is_uncertain = False
         self._last += len(records)
         return records
+
+    def renew(self, seconds: float) -> None:
+        """Keeps the lease for so long from now on, if there is one; 0: gives it up. Raises StoreError."""
+        if self._epoch:
+            with explained(self.url), self._engine.begin() as connection:
+                lease.hold(connection, self._epoch, seconds=seconds)
 
     def step_times(self, after: int, until: int) -> StepTimesSummed:
         """What the log is to keep of each node's time in the steps among the events ``after`` < sequence <= ``until``. Raises
         StoreError."""
-        with _Explained(self.url), self._engine.connect() as connection:
+        with explained(self.url), self._engine.connect() as connection:
             return summed(after, until, (record.event for record in self._between(connection, after, until)))
 
     def read(self, after: int = 0) -> Iterator[Record]:
@@ -125,7 +128,7 @@ class Store:
         """Writes the snapshot. While all hold too much together, every second one of the older ones goes. Raises StoreError."""
         sequence, size = _SNAPSHOTS.c.sequence, sa.func.length(_SNAPSHOTS.c.text)
         query = sa.select(sequence, size).where(sequence < snapshot.sequence).order_by(sequence.desc())
-        with _Explained(self.url), self._engine.begin() as connection:
+        with self._writing() as connection:
             sizes = {snapshot.sequence: len(snapshot.text)} | {row[0]: row[1] for row in connection.execute(query)}
             kept = list(sizes)
             while len(kept) > _LEAST_SNAPSHOTS and sum(sizes[each] for each in kept) > _MOST_CHARACTERS:
@@ -137,7 +140,7 @@ class Store:
         """Those of events up to this one, the newest first. Raises StoreError."""
         while True:
             query = sa.select(_SNAPSHOTS).where(_SNAPSHOTS.c.sequence <= until)
-            with _Explained(self.url), self._engine.connect() as connection:
+            with explained(self.url), self._engine.connect() as connection:
                 row = connection.execute(query.order_by(_SNAPSHOTS.c.sequence.desc()).limit(1)).first()
             if row is None:
                 return
@@ -149,7 +152,7 @@ class Store:
         StoreError."""
         if self._lock is None:
             raise StoreError(f"{self.url} is no SQLite file that could be put aside; give an empty store with --store")
-        path = str(self._engine.url.database)
+        path = sqlite_file(self._engine.url)
         self._engine.dispose()
         aside = free_name(path)
         for suffix in ("", "-wal", "-shm"):
@@ -158,9 +161,12 @@ class Store:
         return aside
 
     def close(self) -> None:
+        with contextlib.suppress(StoreError):
+            self.renew(0)
         self._engine.dispose()
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -170,8 +176,16 @@ class Store:
 
     def page(self, after: int) -> list[Record]:
         """The first events with larger sequence numbers than ``after``; empty: there are none. Raises StoreError."""
-        with _Explained(self.url), self._engine.connect() as connection:
+        with explained(self.url), self._engine.connect() as connection:
             return self._between(connection, after, after + _PAGE)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        """A transaction that fails unless this process may write."""
+        with explained(self.url), self._engine.begin() as connection:
+            if self._epoch:
+                lease.hold(connection, self._epoch)
+            yield connection
 
     def _between(self, connection: sa.Connection, after: int, until: int) -> list[Record]:
         sequence = _EVENTS.c.sequence
@@ -185,46 +199,3 @@ def free_name(path: str) -> str:
     """For what is put aside: ``path`` with the first number that is free."""
     root, suffix = os.path.splitext(path)
     return next(name for n in itertools.count(1) if not os.path.exists(name := f"{root}.{n}{suffix}"))
-
-
-class _Explained:
-    """Turns a database's errors into sentences."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if not isinstance(error, exc.SQLAlchemyError):
-            return
-        where = f"store {sa.make_url(self.url).render_as_string()}"
-        if isinstance(error, exc.IntegrityError):
-            fix = "stop one of them, or give this one its own with --store"
-            raise AnotherWriter(f"{where}: another coordinator writes to it; {fix}") from None
-        text = str(getattr(error, "orig", None) or error)
-        raise StoreError(f"{where}: {in_words(text)}") from None
-
-
-def _lock(path: str) -> IO[bytes]:
-    """A lock that is held until it is closed, or the process ends."""
-    try:
-        handle = open(path, "ab")  # noqa: SIM115 (held as long as the store is open)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}; give another file with --store") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        handle.close()
-        raise StoreError(
-            f"another coordinator uses this store ({path} is locked); stop it, or give this one its own with --store"
-        ) from None
-    return handle
-
-
-def _durable(connection: Any, _record: object) -> None:
-    """Commits survive a power cut, and readers do not block the writer."""
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA secure_delete=ON")

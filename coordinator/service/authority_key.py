@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import sqlalchemy as sa
-
+from dtfm.coordinator.log.database import sqlite_file
 from dtfm.protos.credentials import is_key, make_key
 from dtfm.protos.private_files import read_private, state_folder, write_private
 
@@ -16,9 +15,8 @@ def authority_file(store_url: str, run_id: str) -> Path:
     """Where the key is unless the operator names another file: beside an SQLite store, and for any other store in the user's
     state folder. Of a store's name only one of STORE_SUFFIXES is left out, so two stores of one folder have two keys, unless
     they differ in nothing but these."""
-    parsed = sa.make_url(store_url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
-        store = Path(str(parsed.database))
+    if path := sqlite_file(store_url):
+        store = Path(path)
         return store.with_name(f"{store.stem if store.suffix in STORE_SUFFIXES else store.name}.authority.pem")
     return state_folder() / "authorities" / f"{run_id}.pem"
 

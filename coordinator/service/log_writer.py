@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from dtfm.coordinator.log import step_times
 from dtfm.coordinator.log.events import Event, StepTimesSummed
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.record import Record, StoreError
-from dtfm.coordinator.log.store import AnotherWriter, Store
+from dtfm.coordinator.log.record import AnotherWriter, Record, StoreError
+from dtfm.coordinator.log.store import Store
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.1
@@ -77,6 +77,10 @@ class LogWriter:
                 self.is_failing, lost = False, time.monotonic() - began
                 log.info("the log can be written again; the run goes on after %.0f s", lost)
                 return lost
+
+    async def renew(self, seconds: float) -> None:
+        """See `Store.renew`. Raises StoreError."""
+        await self._write(self._store.renew, seconds)
 
     def summing_is_due(self, ledger: Ledger) -> bool:
         """Whether the nodes' times in old steps should be summed up, and that has not begun."""

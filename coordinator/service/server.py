@@ -24,10 +24,10 @@ from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.steering import changed_run
 from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick
-from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
+from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.record import Record, StoreError
+from dtfm.coordinator.log.record import AnotherWriter, Record, StoreError
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import joined
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, tidy, write_manifest
@@ -96,6 +96,7 @@ class Server:
         self._answers: dict[int, asyncio.Future[t.Granted | Refused]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stumbled = set[tuple[str, type[Exception]]]()
+        self._replaced: AnotherWriter | None = None  # the log is another coordinator's now
 
     def _clock(self) -> float:
         """Stands still while the log cannot be written: nobody is late because of that."""
@@ -155,7 +156,8 @@ class Server:
         contains, go into the log first. ``stays``: a run that is complete goes on being served, until `ask_to_stop` is called.
         Raises Deaf, and StoreError if these events cannot be written, if another coordinator writes to the log, or if it is to
         stop while the log cannot be written."""
-        timer, following = asyncio.create_task(self._beat()), asyncio.create_task(self.follower.follow())
+        work = (self._beat(), self._keep_the_lease(), self.follower.follow())
+        working = {asyncio.create_task(each) for each in work}
         self._compiling = asyncio.create_task(compile_scheduler())
         try:
             if events:
@@ -173,7 +175,7 @@ class Server:
                 self.exit_code = None  # an operator has given the run more steps
                 self._log.let_follow(True)
         finally:
-            working = {timer, following, self._compiling}
+            working.add(self._compiling)
             for task in working:
                 task.cancel()
             await asyncio.wait(working)
@@ -181,6 +183,8 @@ class Server:
 
     async def _go_on(self) -> None:
         await self._handle(await self._next())
+        if self._replaced is not None:
+            raise self._replaced
         if self.is_deaf:  # seen at the next beat at the latest
             raise Deaf("the thread that takes connections has ended, so that nobody can connect any more")
 
@@ -381,6 +385,17 @@ class Server:
             await asyncio.sleep(self.state.lease * TOGETHER_LEASES / 2)
             if not self._log.is_failing:
                 self._inputs.put_nowait(t.TimePassed())
+
+    async def _keep_the_lease(self) -> None:
+        while self._replaced is None:
+            try:
+                await self._log.renew(self.state.lease)
+            except AnotherWriter as error:
+                self._replaced = error
+                self._inputs.put_nowait(t.TimePassed())  # so that `_go_on` sees it
+            except StoreError:
+                pass  # an append will say so, and go on trying
+            await asyncio.sleep(self.state.lease * HEARTBEAT_LEASES)
 
     async def _let_nodes_go(self) -> None:
         """The nodes hear why, and hang up. After a lease, the server hangs up on the rest."""

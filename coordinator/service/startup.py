@@ -21,6 +21,7 @@ from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.record import AnotherWriter
 from dtfm.coordinator.log.store import Store, free_name
 from dtfm.coordinator.service.checkpoint_folder import manifest_and_digest, newest, read_manifest
 from dtfm.coordinator.service.server import Deaf, Server
@@ -110,6 +111,9 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays:
         return await server.run(events, stays=stays)
     except Deaf as died:
         print(f"dtfm-coordinator: {died}; a new process goes on with the run (the same command)", file=sys.stderr)
+        return 1
+    except AnotherWriter as replaced:
+        print(f"dtfm-coordinator: {replaced}", file=sys.stderr)
         return 1
     finally:
         for number in REASONS:

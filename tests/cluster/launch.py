@@ -169,6 +169,7 @@ class Cluster:
         run: str,
         *,
         address: str = "",
+        store: str = "",
         start: bool = True,
         place: Callable[[str, list[str]], list[str]] = here,
         faults: Sequence[Fault] | None = None,
@@ -189,7 +190,7 @@ class Cluster:
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
         write_corpus(folder)
-        self.store = f"sqlite:///{folder}/store.db"
+        self.store = store or f"sqlite:///{folder}/store.db"
         self.address = address or f"127.0.0.1:{free_port()}"
         self.invitation = ""
         self._start = start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from dtfm.coordinator.log import events as ev, step_times
 from dtfm.coordinator.log.check import check
 from dtfm.coordinator.log.store import Record, Store
 from tests.coordinator.script import aborted_after_twenty_steps, training
-from tests.coordinator.stores import store_url
 
 
 def test_the_audit_of_a_correct_log_finds_nothing() -> None:
@@ -45,11 +43,11 @@ def test_the_audit_finds_impossible_events() -> None:
 
 
 def test_a_step_that_was_changed_after_its_times_were_summed_up_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_times, "EVERY", 20)
     events = [record.event for record in aborted_after_twenty_steps().records][:20]
-    with Store(store_url(tmp_path), write=True) as store:
+    with Store(store_url, write=True) as store:
         store.append(events)
         store.append([store.step_times(0, 20)])
         records = list(store.read())

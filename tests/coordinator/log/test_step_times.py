@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from dtfm.coordinator.log import events as ev, step_times
 from dtfm.coordinator.log.store import Store
-from tests.coordinator.stores import store_url
 
 
 def step(number: int) -> ev.StepCommitted:
     return ev.StepCommitted(number, 1, 2.5, 8192, 0.5, 1.25, 32, {"a": 1.0, "b": 0.5}, {"a": 0.25, "b": 0.75})
 
 
-def test_the_steps_stay_without_each_nodes_time_and_the_sums_are_exact(tmp_path: Path) -> None:
-    with Store(store_url(tmp_path), write=True) as store:
+def test_the_steps_stay_without_each_nodes_time_and_the_sums_are_exact(store_url: str) -> None:
+    with Store(store_url, write=True) as store:
         store.append([step(number) for number in range(1, 11)])
         summed = store.step_times(2, 8)
         assert (summed.steps, summed.compute_seconds, summed.wait_seconds) == (

@@ -1,0 +1,78 @@
+"""The databases that hold a log: how a connection to one is opened, and what its errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from dtfm.coordinator.log.record import AnotherWriter, StoreError, check_exists, in_words
+from dtfm.installed import install_line
+
+_POSTGRESQL = {
+    "connect_timeout": "5",  # seconds, like the next two: a server that does not answer counts as gone
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",  # milliseconds
+    "options": "-c idle_in_transaction_session_timeout=5s",  # a coordinator that is stopped within a write blocks no other
+}
+"""What the URL says goes before."""
+
+
+def open_engine(url: str, *, write: bool) -> sa.Engine:
+    """Connects to nothing yet. ``write``: an SQLite file that is missing is made. Raises StoreError."""
+    try:
+        parsed = sa.make_url(url)
+        if parsed.get_backend_name() == "postgresql":
+            options = {key: value for key, value in _POSTGRESQL.items() if key not in parsed.query}
+            return sa.create_engine(
+                parsed.set(drivername="postgresql+psycopg"), connect_args=options, pool_pre_ping=True
+            )
+        if parsed.get_backend_name() != "sqlite":
+            raise exc.ArgumentError("dtfm knows SQLite and PostgreSQL")
+        if (path := sqlite_file(parsed)) and not write:
+            check_exists(path)
+        elif path:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o666))
+        engine = sa.create_engine(parsed, connect_args={"timeout": 5})
+        sa.event.listen(engine, "connect", _durable)
+        return engine
+    except exc.ArgumentError as error:
+        raise StoreError(
+            f"this is no store: {error}; give a path, or a SQLAlchemy URL like sqlite:///dtfm.db or "
+            "postgresql+psycopg://USER@HOST/DATABASE"
+        ) from None
+    except ImportError as error:
+        raise StoreError(f"the database's driver is missing ({error}): {install_line('postgres')}") from None
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}; give another file with --store") from None
+
+
+def sqlite_file(url: str | sa.URL) -> str:
+    """The path of the SQLite file; empty: it is in memory, or another database."""
+    parsed = sa.make_url(url)
+    path = parsed.database if parsed.get_backend_name() == "sqlite" else None
+    return "" if path in (None, ":memory:") else str(path)
+
+
+@contextlib.contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Raises a StoreError for an error of the database that is the store ``name``."""
+    try:
+        yield
+    except exc.SQLAlchemyError as error:
+        text = " ".join(str(getattr(error, "orig", None) or error).split())
+        kind = AnotherWriter if isinstance(error, exc.IntegrityError) else StoreError
+        raise kind(f"store {name}: {in_words(text)}") from None
+
+
+def _durable(connection: Any, _record: object) -> None:
+    """Commits survive a power cut, and readers do not block the writer. PostgreSQL does both by itself."""
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA secure_delete=ON")

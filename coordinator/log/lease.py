@@ -1,0 +1,80 @@
+"""Who may write a log that several machines reach: the coordinator that has the lease. A reserve takes it once it has run out.
+
+The lease is a row in the database. Whoever takes it raises ``epoch``, and each write asks for the writer's own epoch: a
+coordinator that was stopped for a while, and wakes up when another has the lease, writes nothing. The holder raises ``beats``
+with each write, and with `hold` between them. The lease has run out once neither has changed for ``seconds``, by the clock of
+whoever waits for it: so no two clocks have to agree.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from dtfm.coordinator.log.database import explained
+from dtfm.coordinator.log.record import AnotherWriter, StoreError
+from dtfm.protos.connection import DEFAULT_LEASE
+
+log = logging.getLogger(__name__)
+
+LOOKS = 20
+"""How often a reserve looks at the lease within its ``seconds``."""
+LONGEST_PAUSE_SECONDS = 0.5
+"""Between two looks."""
+
+METADATA = sa.MetaData()
+_LEASE = sa.Table(
+    "lease",
+    METADATA,
+    sa.Column("row", sa.Integer, primary_key=True, autoincrement=False),  # always 1, so that there is one
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("beats", sa.Integer, nullable=False),
+    sa.Column("seconds", sa.Float, nullable=False),  # 0: given up
+)
+
+
+def take(engine: sa.Engine, name: str, *, waits: bool) -> int:
+    """Takes the lease of the store ``name`` once it has run out, and returns its epoch. Makes the tables that are missing.
+    ``waits``: however long another coordinator renews it, and while the database is away. Raises StoreError."""
+    seen: sa.Row[Any] | None = None
+    since, pause, is_away = 0.0, LONGEST_PAUSE_SECONDS, False
+    while True:
+        try:
+            with explained(name), engine.begin() as connection:
+                if seen is None:
+                    METADATA.create_all(connection)
+                row = connection.execute(sa.select(_LEASE)).one_or_none()
+                if row is None:
+                    connection.execute(sa.insert(_LEASE).values(row=1, epoch=1, beats=0, seconds=DEFAULT_LEASE))
+                    return 1
+                if row != seen:
+                    if seen is not None and not waits:
+                        fix = "stop it, let this one wait with --reserve, or give this one another store with --store"
+                        raise AnotherWriter(f"store {name}: another coordinator writes to it; {fix}")
+                    seen, since, pause = row, time.monotonic(), min(row.seconds / LOOKS, LONGEST_PAUSE_SECONDS)
+                if time.monotonic() - since >= row.seconds:
+                    unchanged = (_LEASE.c.epoch == row.epoch) & (_LEASE.c.beats == row.beats)
+                    own = {"epoch": row.epoch + 1, "seconds": row.seconds or DEFAULT_LEASE}
+                    if connection.execute(sa.update(_LEASE).where(unchanged).values(own)).rowcount:
+                        return int(row.epoch) + 1
+        except AnotherWriter:
+            raise
+        except StoreError as error:
+            if not waits:
+                raise
+            if not is_away:
+                log.warning("the reserve cannot see whether it is needed, and goes on trying: %s", error)
+            seen, is_away = None, True
+        else:
+            is_away = False
+        time.sleep(pause)
+
+
+def hold(connection: sa.Connection, epoch: int, **changes: float) -> None:
+    """Renews the lease, which nobody takes before this transaction ends. Raises AnotherWriter if its epoch is another."""
+    renewed = sa.update(_LEASE).where(_LEASE.c.epoch == epoch).values(beats=_LEASE.c.beats + 1, **changes)
+    if not connection.execute(renewed).rowcount:
+        raise AnotherWriter("another coordinator has taken this run over; this one writes nothing more, and ends")
