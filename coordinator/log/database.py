@@ -25,7 +25,7 @@ _POSTGRESQL = {
 
 
 def open_engine(url: str, *, write: bool) -> sa.Engine:
-    """Connects to nothing yet. ``write``: an SQLite file that is missing is made. Raises StoreError."""
+    """Connects to nothing yet. ``write``: an SQLite file that is missing is made, for its owner alone. Raises StoreError."""
     try:
         parsed = sa.make_url(url)
         if parsed.get_backend_name() == "postgresql":
@@ -38,7 +38,7 @@ def open_engine(url: str, *, write: bool) -> sa.Engine:
         if (path := sqlite_file(parsed)) and not write:
             check_exists(path)
         elif path:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o666))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives the files beside it the same mode
         engine = sa.create_engine(parsed, connect_args={"timeout": 5})
         sa.event.listen(engine, "connect", _durable)
         return engine

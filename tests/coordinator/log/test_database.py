@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from pathlib import Path
 
@@ -85,3 +86,10 @@ def test_a_postgresql_that_is_not_there_or_holds_no_log_is_named_without_the_pas
     assert "secret" not in str(problem.value)
     with pytest.raises(StoreError, match="it is not a store of dtfm"):
         Store(postgres.database(tmp_path), write=False)
+
+
+def test_only_its_owner_may_read_the_file_and_those_beside_it(tmp_path: Path, store_url: str) -> None:
+    with Store(store_url, write=True) as store:
+        store.append([ev.NodeReady("a")])
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("dtfm.db", "dtfm.db-wal", "dtfm.db-shm", "dtfm.db.lock"), 0o600)
