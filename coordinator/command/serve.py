@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -40,13 +39,25 @@ def serve(
         ),
     ] = "",
     store: Annotated[
-        str, store_option("The event log (an SQLite file, or a SQLAlchemy URL), created when missing.")
+        str,
+        store_option(
+            "The event log, created when missing: an SQLite file, or postgresql+psycopg://USER@HOST/DATABASE (its password in "
+            "~/.pgpass or PGPASSWORD, as arguments show in process lists)."
+        ),
     ] = DEFAULT_STORE,
     new: Annotated[
         bool,
         typer.Option(
             "--new",
             help="Start over: an SQLite store that holds a run, and the run's checkpoints on this disk, get other names first.",
+        ),
+    ] = False,
+    reserve: Annotated[
+        bool,
+        typer.Option(
+            "--reserve",
+            help="Wait until no other coordinator serves the run in this store, and take over. Needs PostgreSQL, and --authority "
+            "with the same key; invitations carry the addresses of both if each is given --advertise for both.",
         ),
     ] = False,
     authority: Annotated[
@@ -100,10 +111,10 @@ def serve(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     with announced("Loading the coordinator"):
-        from dtfm.coordinator.command.serving import Paths, serve_run
-    paths = Paths(authority, invitation_file, health)
+        from dtfm.coordinator.command.serving import Serving, serve_run
     if web and no_page:
         raise ValueError("--web says where the page is, and --no-page that there is none; leave one of them out")
-    page = None if no_page else web
-    options = (listen, page, metrics, advertise or [], paths, announce, json, verbose, not exit_when_over)
-    raise typer.Exit(asyncio.run(serve_run(store, run_file, new, *options)))
+    page, stays = None if no_page else web, not exit_when_over
+    files = authority, invitation_file, health
+    options = Serving(listen, page, metrics, advertise or [], *files, announce, json, verbose, stays)
+    raise typer.Exit(serve_run(store, run_file, new, reserve, options))

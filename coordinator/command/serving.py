@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import sys
 import time
 from contextlib import nullcontext
@@ -17,6 +19,7 @@ from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addres
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
+from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
@@ -29,105 +32,129 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.health import answering
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
 from dtfm.protos.private_files import read_private, write_private
-from dtfm.protos.run_file.run_file import read_run_file
+from dtfm.protos.run_file.run_file import RunFile, read_run_file
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
-    """What the operator named, beside the store: two files, and the folder for the health socket. None: the usual file for the
-    authority's key, and nothing for the others."""
+class Serving:
+    """How the operator wants a run to be served. ``listen`` and ``advertised``, if they are empty, are as the store remembers.
+    ``web``: where the page is, see bind_page; None: nowhere. ``metrics``: where they are served beside the page; empty: nowhere.
+    ``authority`` is the file with its key; None: the usual one. ``invitation`` is a file for the first one, and ``health`` the
+    folder for the health socket; None: there is none. ``stays``: see serve_until_over."""
 
+    listen: str
+    web: str | None
+    metrics: str
+    advertised: list[str]
     authority: Path | None
     invitation: Path | None
     health: Path | None
+    announce: bool
+    json_lines: bool
+    verbose: bool
+    stays: bool
 
 
-async def serve_run(
-    store_url: str,
-    run_file: Path | None,
-    new: bool,
-    listen: str,
-    web: str | None,
-    metrics: str,
-    advertised: list[str],
-    paths: Paths,
-    announce: bool,
-    json_lines: bool,
-    verbose: bool,
-    stays: bool,
-) -> int:
-    """Serves the run, and returns the exit code. ``new``: see start_over. ``listen`` and ``advertised``, if they are empty, are
-    as the store remembers. ``web``: where the page is served, see bind_page; None: nowhere.
-    ``metrics``: where they are served beside the page; empty: nowhere. ``stays``: see serve_until_over. Raises ValueError."""
-    if listen:
-        read_address(listen)
+def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, options: Serving) -> int:
+    """Serves the run, and returns the exit code. ``new``: see start_over. ``reserve``: once no other coordinator does. Raises
+    ValueError."""
+    if options.listen:
+        read_address(options.listen)
     run = read_run_file(run_file) if run_file is not None or new else None
-    page = bind_page(web) if web is not None else None
-    for_prometheus = bind_metrics(metrics) if metrics else None
+    page = bind_page(options.web) if options.web is not None else None
+    metrics = bind_metrics(options.metrics) if options.metrics else None
+    if reserve:
+        _check_reserve(store_url, new, options.authority)
+        asyncio.run(compile_scheduler())
+        print(
+            "This is a reserve: it takes over once no other coordinator renews the lease.", file=sys.stderr, flush=True
+        )
     for aside in start_over(store_url, run) if new and run is not None else ():
         print(f"What was there is {aside} now.", file=sys.stderr)
-    with Store(store_url, write=True) as store:
-        old = None if paths.invitation is None else _written_before(paths.invitation)
-        state, story, events = open_run(store, run)
-        try:
-            mark(state.run.checkpoints, state.ledger.run_id)
-        except CheckpointError as problem:
-            if isinstance(events[0], RunStarted):
-                raise
-            print(f"{problem} The run goes on, and tries again when a checkpoint is due.", file=sys.stderr)
-        known = state.ledger.listens
-        host, port = read_address(listen or (known.address if known else DEFAULT_ADDRESS))
-        advertised = advertised or list(known.advertised if known else ())
-        begun = len(events)
-        key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id))
-        server = Server(state, store, story, key)
-        server.on_event(lambda record: print_record(record, json_lines=json_lines, all_events=verbose))
-        if stays and not json_lines:
-            server.on_event(_tell_end)
-        port = await server.bind(host, port)
-        server.addresses = public_addresses(host, port, advertised)
-        listens = Listens(joined(host, port), tuple(advertised))
-        events += [listens] if listens != known else []
-        # Before the first call can come, so that a node on this machine finds the key that it looks for.
-        events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
-        text = ""
-        stale = paths.invitation is not None and not (old is not None and _leads_here(paths.invitation, old, server))
-        over = state.ledger.outcome.reason if state.ledger.outcome is not None else ""
-        uses = 1 if state.ledger.is_open and paths.invitation is None else FIRST_USES  # several nodes read the file
-        if not over and (first := first_invitation(state.ledger, time.time(), uses, another=stale)) is not None:
-            events.append(first[0])
-            text = server.invitation(first[0].invitation, first[1])
-            if paths.invitation is not None:
-                write_private(paths.invitation, f"{text}\n".encode())
-                if old is not None and old.id in state.ledger.access.invitations:
-                    events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
-        server.begin_with(events[begun:])
-        await server.start()
-        shown = "" if paths.invitation is not None else text
-        if json_lines:
-            line, leads_to = pasted_line(shown, Role.NODE, state.run), where_it_leads(server.addresses)
-            told = {"event": "listening", "address": _here(host, port), "invitation": shown}
-            told |= {"line": line, "leads_to": leads_to, "page": link_to(page) if page is not None else ""}
-            print(json.dumps(told), flush=True)
-        else:
-            _tell(server, host, port, shown, paths.invitation, over)
-            if page is not None:
-                print(f"To see it: {link_to(page)}", flush=True)
-        announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
-        healthy = answering(paths.health, "coordinator", lambda: _health(server))
-        telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.on_event)
-        pages = page_served(page, server.follower), page_served(for_prometheus, server.follower, metrics_alone=True)
-        async with healthy, announced, telling, pages[0], pages[1]:
-            code = await serve_until_over(server, events, stays=stays)
-        if code and server.ledger.outcome is None:
-            minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
-            print(
-                f"The coordinator has stopped after step {step}. Nodes keep what they have, and wait {minutes:g} minutes for it "
-                "to come back: the same command goes on with the run. To send them home, start it again, and: "
-                "dtfm-coordinator stop",
-                file=sys.stderr,
-            )
-        return code
+    with Store(store_url, write=True, waits=reserve) as store:
+        return asyncio.run(_serve(store, run, page, metrics, options))
+
+
+def _check_reserve(store_url: str, new: bool, authority: Path | None) -> None:
+    """Raises ValueError for what would show only when the reserve is needed."""
+    if new:
+        raise ValueError(
+            "--new starts over, and --reserve goes on with what another coordinator did; leave one of them out"
+        )
+    if store_url.startswith("sqlite:"):
+        raise ValueError("--reserve needs a store that other machines reach too: --store postgresql+psycopg://...")
+    if authority is None or not authority.exists():
+        raise ValueError(
+            "--reserve needs the key by which nodes know the run's coordinators: copy the file to which `serve --authority FILE` "
+            "has written it, and name the copy with --authority"
+        )
+    authority_key(authority)
+
+
+async def _serve(
+    store: Store, run: RunFile | None, page: socket.socket | None, metrics: socket.socket | None, options: Serving
+) -> int:
+    old = None if options.invitation is None else _written_before(options.invitation)
+    state, story, events = open_run(store, run)
+    try:
+        mark(state.run.checkpoints, state.ledger.run_id)
+    except CheckpointError as problem:
+        if isinstance(events[0], RunStarted):
+            raise
+        print(f"{problem} The run goes on, and tries again when a checkpoint is due.", file=sys.stderr)
+    known = state.ledger.listens
+    host, port = read_address(options.listen or (known.address if known else DEFAULT_ADDRESS))
+    advertised = options.advertised or list(known.advertised if known else ())
+    begun = len(events)
+    key = authority_key(options.authority or authority_file(store.url, state.ledger.run_id))
+    server = Server(state, store, story, key)
+    server.on_event(lambda record: print_record(record, json_lines=options.json_lines, all_events=options.verbose))
+    if options.stays and not options.json_lines:
+        server.on_event(_tell_end)
+    port = await server.bind(host, port)
+    server.addresses = public_addresses(host, port, advertised)
+    listens = Listens(joined(host, port), tuple(advertised))
+    events += [listens] if listens != known else []
+    # Before the first call can come, so that a node on this machine finds the key that it looks for.
+    events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
+    text = ""
+    stale = options.invitation is not None and not (old is not None and _leads_here(options.invitation, old, server))
+    over = state.ledger.outcome.reason if state.ledger.outcome is not None else ""
+    uses = 1 if state.ledger.is_open and options.invitation is None else FIRST_USES  # several nodes read the file
+    if not over and (first := first_invitation(state.ledger, time.time(), uses, another=stale)) is not None:
+        events.append(first[0])
+        text = server.invitation(first[0].invitation, first[1])
+        if options.invitation is not None:
+            write_private(options.invitation, f"{text}\n".encode())
+            if old is not None and old.id in state.ledger.access.invitations:
+                events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
+    server.begin_with(events[begun:])
+    await server.start()
+    shown = "" if options.invitation is not None else text
+    if options.json_lines:
+        line, leads_to = pasted_line(shown, Role.NODE, state.run), where_it_leads(server.addresses)
+        told = {"event": "listening", "address": _here(host, port), "invitation": shown}
+        told |= {"line": line, "leads_to": leads_to, "page": link_to(page) if page is not None else ""}
+        print(json.dumps(told), flush=True)
+    else:
+        _tell(server, host, port, shown, options.invitation, over)
+        if page is not None:
+            print(f"To see it: {link_to(page)}", flush=True)
+    announced = announcing(state.run.name, server.pin, host, port) if options.announce else nullcontext()
+    healthy = answering(options.health, "coordinator", lambda: _health(server))
+    telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.on_event)
+    pages = page_served(page, server.follower), page_served(metrics, server.follower, metrics_alone=True)
+    async with healthy, announced, telling, pages[0], pages[1]:
+        code = await serve_until_over(server, events, stays=options.stays)
+    if code and server.ledger.outcome is None:
+        minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
+        print(
+            f"The coordinator has stopped after step {step}. Nodes keep what they have, and wait {minutes:g} minutes for it "
+            "to come back: the same command goes on with the run. To send them home, start it again, and: "
+            "dtfm-coordinator stop",
+            file=sys.stderr,
+        )
+    return code
 
 
 def _written_before(file: Path) -> Invitation | None:

@@ -234,14 +234,18 @@ class Cluster:
     def start_coordinator(self, *options: str, exits: bool = True) -> None:
         """Starts the coordinator. A later call, after the first one has ended, uses the same store and
         address. Without an ``address``, the store remembers one. ``exits``: it ends with the run."""
-        command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file)]
-        command += ["--listen", self.address] if self.address else []
-        command += ["--store", self.store, "--json", "--verbose", *(["--exit-when-over"] if exits else []), *options]
         begun = len(self.events)
-        self.coordinator = self._process(COORDINATOR, command, on_line=self._heard)
+        self.coordinator = self.start_another(self.address, *options, exits=exits)
         listening = self.wait_for("listening", after=begun)
         self.address = listening["address"]
         self.invitation = listening["invitation"] or self.invitation
+
+    def start_another(self, address: str, *options: str, exits: bool = True) -> Process:
+        """Starts one more coordinator with the same store, and does not wait for it."""
+        command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file)]
+        command += ["--listen", address] if address else []
+        command += ["--store", self.store, "--json", "--verbose", *(["--exit-when-over"] if exits else []), *options]
+        return self._process(COORDINATOR, command, on_line=self._heard)
 
     def add(self, name: str, *options: str, environment: dict[str, str] | None = None) -> Process:
         command = [*join_command(self._shown(name), name), "--give-up-after", "20", *options]
