@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from dtfm.coordinator.command.backup import backup, restore
 from dtfm.coordinator.command.check import check
 from dtfm.coordinator.command.demo import demo
 from dtfm.coordinator.command.export import export
@@ -45,6 +46,8 @@ for name, command in (
     ("stop", stop),
     ("set", set_key),
     ("export", export),
+    ("backup", backup),
+    ("restore", restore),
     ("plan", plan),
     ("plan-now", plan_now),
 ):

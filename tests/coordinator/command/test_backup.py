@@ -1,0 +1,96 @@
+"""A backup is made while the coordinator runs, and `serve` goes on with what was restored: `command/backup.py`."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.authority_key import authority_file, authority_key
+from tests.coordinator.command.test_commands import run
+from tests.coordinator.script import training
+from tests.coordinator.serving import serving
+
+
+async def test_the_log_and_the_key_of_a_coordinator_that_runs_come_back_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, again = tmp_path / "backup", tmp_path / "again" / "dtfm.db"
+    async with serving(tmp_path) as served, served.node("a"):
+        await served.until(lambda: "a" in served.ledger.members)
+        at = served.store.last
+        assert run(monkeypatch, "backup", str(there), "--store", f"{tmp_path}/dtfm.db", "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["event"], told["run"]) == ("backed_up", served.ledger.run["name"])
+        await served.enrolled("later")
+        written = list(served.store.read())
+    assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in there.iterdir()} == {
+        "dtfm.db": 0o600,
+        "dtfm.authority.pem": 0o600,
+    }
+    assert run(monkeypatch, "restore", str(there), "--store", str(again)) == 0
+    with Store(f"sqlite:///{again}", write=True) as store:
+        assert list(store.read()) == written[: told["events"]]
+        assert told["events"] >= at
+        assert store.append([ev.NodeReady("a")])[0].sequence == told["events"] + 1
+    assert stat.S_IMODE(again.stat().st_mode) == 0o600
+    key = authority_key(authority_file(f"sqlite:///{again}", ""))
+    assert key == authority_key(authority_file(f"sqlite:///{tmp_path}/dtfm.db", ""))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "dtfm.db"
+    with Store(f"sqlite:///{path}", write=True) as opened:
+        opened.append(training("a", "b").whole_log)
+    authority_key(authority_file(f"sqlite:///{path}", ""))
+    return path
+
+
+def test_neither_overwrites_anything(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "backup"
+    assert run(monkeypatch, "backup", str(there), "--store", str(store)) == 0
+    before = {file: file.read_bytes() for file in [*there.iterdir(), store]}
+    for command in ("backup", "restore"):
+        capsys.readouterr()
+        assert run(monkeypatch, command, str(there), "--store", str(store)) == 2
+        assert "is there already, and would be lost" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in [*there.iterdir(), store]} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("backup", "there", "--store", "nowhere.db"), "there is no store at nowhere.db"),
+        (("restore", "there", "--store", "new.db"), "there is no store at there/dtfm.db"),
+        (("backup", "there", "--store", "dtfm.db", "--authority", "x.pem"), "there is no key at x.pem"),
+        (("backup", "there", "--store", "postgresql+psycopg://h/d"), "for PostgreSQL use pg_dump"),
+    ],
+)
+def test_what_is_missing_is_named_and_nothing_is_left_behind(
+    tmp_path: Path,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["dtfm.authority.pem", "dtfm.db", "dtfm.db.lock"]
+
+
+def test_a_store_that_cannot_be_read_leaves_no_half_of_a_backup(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.write_bytes(store.read_bytes()[:5000])
+    assert run(monkeypatch, "backup", str(tmp_path / "there"), "--store", str(store)) == 2
+    assert f"{store}: " in capsys.readouterr().err
+    assert list((tmp_path / "there").iterdir()) == []
