@@ -54,8 +54,10 @@ def hook(status: int = 204, hold: threading.Event | None = None) -> Iterator[tup
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/{SECRET}", posted
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/{SECRET}", posted
+        finally:
+            server.shutdown()
 
 
 class Run:
