@@ -16,12 +16,18 @@ from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story_snapshot import story_format, story_in
 from dtfm.protos import control_pb2 as wire, services
 from tests.coordinator.every_event import EVERY_EVENT
-from tests.coordinator.serving import serving, train
+from tests.coordinator.serving import Served, serving, train
 
 
 async def members(address: str) -> wire.MembersReply:
     reply: wire.MembersReply = await ask(address, "Members", roles=LOOKING)
     return reply
+
+
+async def read_all(served: Served) -> None:
+    """Waits until who follows the log has read it."""
+    while served.server.follower.last < served.store.last:
+        await served.server.follower.news(1)
 
 
 async def test_observers_see_members_and_events(tmp_path: Path) -> None:
@@ -62,8 +68,7 @@ async def test_who_looks_on_is_told_the_story_so_far_and_then_each_event(
 
         async with served.node("a"):
             await served.until(lambda: any(isinstance(event, ev.NodeReady) for event in served.events))
-            while await served.server.follower.news(10) < served.store.last:
-                pass
+            await read_all(served)
             follower = asyncio.create_task(follow())
             await begun.wait()
             assert await train(served, served.node("b")) == 0
@@ -95,6 +100,7 @@ async def test_a_nodes_key_shows_how_the_run_fares_and_nobodys_address(tmp_path:
         assert [event["event"] for event in heard] == [event.event for event in served.events]
         assert "10.0.0.1" in str(served.events)
         assert "10.0.0.1" not in str((shown, heard))
+        await read_all(served)
         request = wire.EventsRequest(story_format=story_format())
         story = "".join([each.story async for each in stub.Events(request, metadata=metadata)])
         assert '"a"' in story
