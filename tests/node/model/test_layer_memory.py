@@ -42,7 +42,9 @@ def run_of(micro_batch: int, precision: plan_pb2.Precision) -> Run:
 
 @pytest.mark.parametrize("optimizer_state", OptimizerState)
 @pytest.mark.parametrize("checkpointing", Checkpointing)
-@pytest.mark.parametrize("place", STAGES)
+@pytest.mark.parametrize(
+    "place", ["middle", *(pytest.param(place, marks=pytest.mark.soak) for place in ("first", "last"))]
+)
 def test_a_stage_takes_the_memory_that_is_planned(
     place: str, checkpointing: Checkpointing, optimizer_state: OptimizerState
 ) -> None:

@@ -110,7 +110,7 @@ def test_documents_that_share_a_sample_are_learnt_each_by_itself(tmp_path: Path)
 HOST, LAYER = Keeping(optimizer_state=OptimizerState.HOST), Keeping(Checkpointing.LAYER)
 
 
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("precision", ["fp64", pytest.param("bf16", marks=pytest.mark.soak)])
 def test_however_replicas_keep_their_memory_they_train_the_same(
     tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +132,9 @@ def test_however_replicas_keep_their_memory_they_train_the_same(
     assert losses[0] == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=tolerance, abs=0)
 
 
-@pytest.mark.parametrize("sent", [*range(1, 40, 3), 45, 60])
+@pytest.mark.parametrize(
+    "sent", [1, 7, 16, 28, 45, *(pytest.param(sent, marks=pytest.mark.soak) for sent in (4, *range(10, 40, 3), 60))]
+)
 def test_an_interrupted_step_goes_on_and_only_what_the_lost_node_did_is_done_again(
     tmp_path: Path, nodes: InProcess, sent: int
 ) -> None:

@@ -43,6 +43,7 @@ def test_on_few_nodes_their_order_does_not_matter(seed: int) -> None:
     assert costs == pytest.approx([costs[0]] * 3, rel=1e-9)
 
 
+@pytest.mark.soak
 def test_on_more_nodes_their_order_matters_no_more_than_the_seed() -> None:
     cluster, workload = random_cluster(4, 8), even_workload(layers=6)
     ordered, seeded = (

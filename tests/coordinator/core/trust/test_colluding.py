@@ -46,7 +46,7 @@ def first_stages(world: Planning) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("accusing", [False, True])
-@pytest.mark.parametrize("honest", ["abcd", "wxyz"])
+@pytest.mark.parametrize("honest", ["abcd", pytest.param("wxyz", marks=pytest.mark.soak)])
 def test_among_strangers_both_lose_once_they_have_met_three_others(honest: str, accusing: bool) -> None:
     """At first they have a stage with one honest node: it is not left out for them."""
     world = trained(honest, accusing=accusing)

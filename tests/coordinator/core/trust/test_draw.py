@@ -101,7 +101,7 @@ def test_what_is_done_again_beyond_the_rate_is_whole_shares() -> None:
 def test_over_many_steps_the_share_of_the_work_that_is_done_again_is_the_rate(
     rate: float, stages: list[int], micro_batches: int
 ) -> None:
-    plan, steps = plan_of(stages, micro_batches), 20_000
+    plan, steps = plan_of(stages, micro_batches), round(400 / rate)
     done = sum(
         len(each.micro_batches)
         for step in range(steps)
