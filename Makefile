@@ -7,13 +7,14 @@ READY := $(VENV)/.ready
 PROTOS := $(wildcard protos/*.proto)
 
 # Installs what pip is given, and says what it downloads and how far it is, in few lines: each package of a megabyte or more, and
-# every five seconds the size of what is here so far. pip's temporary files lie in .venv, so that they count.
+# every five seconds the size of what is here so far. pip's temporary files lie in .venv, so that they count. Most modules are never
+# imported: Python compiles the others as they are.
 define install
 mkdir -p $(VENV)/tmp; set -o pipefail; \
 echo "  installing $(2) ..."; \
 (while sleep 5; do echo "    ... $$(du -sm $(VENV) | cut -f 1) MB so far"; done) & watch=$$!; \
 trap "kill $$watch" EXIT; \
-TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt $(1) 2>&1 \
+TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt $(1) 2>&1 \
   | awk '/(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { sub(".*/", "", $$(NF - 2)); print "    " $$(NF - 2), $$(NF - 1), $$NF; fflush() } \
          /^Installing collected/ { print "    unpacking", NF - 3, "packages"; fflush() } \
          /^ *ERROR|^error:|No space left/ { print; fflush() }'
