@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.exact import assert_exact
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, run_file
@@ -16,6 +18,7 @@ def command(cluster: Cluster, *line: str) -> None:
     assert process.wait(60) == 0, process.errors
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_from_a_backup_that_its_nodes_are_ahead_of(tmp_path: Path) -> None:
     backup = str(tmp_path / "backup")
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=5000, checkpoint_every=10), nodes="ab") as cluster:

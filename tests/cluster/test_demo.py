@@ -82,6 +82,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
         demo.process.close()
 
 
+@pytest.mark.soak
 def test_json_prints_only_events_and_the_demo_exits_with_0(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--steps", "5", "--no-page")
     try:
