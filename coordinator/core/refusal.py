@@ -24,6 +24,12 @@ def malformed(field: str, value: object, wanted: str) -> Refused:
     return Refused(wire.MALFORMED, f"{field} is {shorten(repr(value), 80)}; it must be {wanted}")
 
 
+def require(holds: bool, field: str, value: object, wanted: str) -> None:
+    """Raises Refused unless what the field must be ``holds``."""
+    if not holds:
+        raise malformed(field, value, wanted)
+
+
 def shorten(text: str, characters: int = SENTENCE_CHARACTERS) -> str:
     """``text`` as one printable line of at most ``characters``."""
     line = "".join(c if c.isprintable() else " " for c in text)
@@ -42,5 +48,5 @@ def is_finite(*values: float) -> bool:
 
 
 def check_number(field: str, value: float, least: float, most: float) -> None:
-    if not (math.isfinite(value) and least <= value <= most):
-        raise malformed(field, value, f"a finite number from {least:g} to {most:g}")
+    holds = math.isfinite(value) and least <= value <= most
+    require(holds, field, value, f"a finite number from {least:g} to {most:g}")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from dtfm.coordinator.core.members.leaving import leave
-from dtfm.coordinator.core.refusal import Refused, malformed, name_some, shorten
+from dtfm.coordinator.core.refusal import Refused, name_some, require, shorten
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
 from dtfm.coordinator.log import events as ev
@@ -30,20 +30,18 @@ def invite(
     transition: Transition, request: wire.InviteRequest, by: str, at: float, invitation: tuple[str, str]
 ) -> wire.InviteReply:
     """Makes the ``invitation`` with this id and digest of its secret. Raises Refused."""
-    if request.role not in tuple(Role):
-        raise malformed("role", request.role, f"one of {', '.join(Role)}")
-    if request.believed and request.role != Role.NODE:
-        raise malformed("believed", True, f"for the role {Role.NODE}")
-    if not 1 <= request.uses <= MOST_USES:
-        raise malformed("uses", request.uses, f"1 to {MOST_USES}")
-    if not 1 <= request.seconds <= MOST_SECONDS:
-        raise malformed("expires", request.seconds, f"1 second to {MOST_SECONDS / 86400:.0f} days from now")
+    role, seconds, uses = request.role, request.seconds, request.uses
+    require(role in tuple(Role), "role", role, f"one of {', '.join(Role)}")
+    require(not request.believed or role == Role.NODE, "believed", True, f"for the role {Role.NODE}")
+    require(1 <= uses <= MOST_USES, "uses", uses, f"1 to {MOST_USES}")
+    days = MOST_SECONDS / 86400
+    require(1 <= seconds <= MOST_SECONDS, "expires", seconds, f"1 second to {days:.0f} days from now")
     usable = sum(invited.is_usable(at) for invited in transition.state.ledger.access.invitations.values())
     if usable >= MOST_INVITATIONS:
         raise Refused(wire.FULL, f"{usable} invitations are good still, as many as can be; revoke some")
     id, digest = invitation
-    expires, name = at + request.seconds, shorten(request.name, 64)
-    transition.emit(ev.InvitationMade(id, digest, name, request.role, at, expires, request.uses, by, request.believed))
+    expires, name = at + seconds, shorten(request.name, 64)
+    transition.emit(ev.InvitationMade(id, digest, name, role, at, expires, uses, by, request.believed))
     return wire.InviteReply(id=id, expires=expires)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.config.codecs import allowed_codecs
 from dtfm.coordinator.core.findings import Doubted, contradicting
-from dtfm.coordinator.core.refusal import is_finite, malformed
+from dtfm.coordinator.core.refusal import is_finite, require
 from dtfm.coordinator.core.state import Evaluation, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.tolerance import tolerance
@@ -40,8 +40,8 @@ def reported(transition: Transition, node: str, report: wire.Evaluated) -> None:
     if evaluation is None or evaluation.generation != report.generation or node not in evaluation.expected:
         transition.log(f"ignored an evaluation of step {report.step} from {node}: none is awaited")
         return
-    if len(report.losses) != (due := len(evaluation.expected[node])):
-        raise malformed("losses", len(report.losses), f"{due}, one for each of its held-out micro-batches")
+    number, due = len(report.losses), len(evaluation.expected[node])
+    require(number == due, "losses", number, f"{due}, one for each of its held-out micro-batches")
     if node in evaluation.reports:
         transition.log(f"ignored a second evaluation of step {report.step} from {node}")
         return
@@ -77,8 +77,7 @@ def node_left(transition: Transition, node: str) -> None:
 def _announce(transition: Transition, step: int, evaluation: Evaluation) -> None:
     """All have reported. Samples of which they report different losses do not count. Only where the two chains differ in nothing
     but their ends is it known between whom the contradiction is."""
-    state, described = transition.state, transition.state.ledger.described
-    assert described is not None
+    state, described = transition.state, transition.state.ledger.description
     agreed, disputed, pairs, count = list[float](), set[str](), set[Pair](), _held_out(state)
     for number in range(count):
         both = range(number, len(evaluation.chains), count)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.audits import COMPARED, Audit, Passed, Request
 from dtfm.coordinator.core.findings import Doubt, Doubted
 from dtfm.coordinator.core.phases import Stepping
-from dtfm.coordinator.core.refusal import malformed, name_some
+from dtfm.coordinator.core.refusal import name_some, require
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, step_patience
 from dtfm.coordinator.core.transition import Transition
@@ -32,18 +32,15 @@ NEWCOMERS_WEIGHT = 5.0
 def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) -> Mapping[str, Passed]:
     """By node that has voted, this one included, what it says was passed on; empty if the step cannot be audited. Raises
     Refused."""
-    plan, described = state.ledger.training.plan, state.ledger.described
+    plan, described = state.ledger.training.in_force, state.ledger.description
     if not state.run.trust.audits or phase.resumed:
         return {}
-    assert plan is not None
-    assert described is not None
     return {**phase.passed, node: read_passed(vote, plan, node, described)}
 
 
 def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
     """What is repeated of a step for which all have voted: nobody is asked yet, see `conclude`."""
-    state, plan = transition.state, transition.state.ledger.training.plan
-    assert plan is not None
+    state, plan = transition.state, transition.state.ledger.training.in_force
     if not phase.passed:
         return ()
     party = state.ledger.party
@@ -143,14 +140,9 @@ def _check(answer: wire.Audited, needed: Collection[str]) -> None:
     """Raises Refused."""
     for kind in COMPARED:
         error = getattr(answer, kind)
-        if not (error == -1 or error >= 0):
-            raise malformed(f"audited.{kind}", error, "-1, or 0 or more")
-    if answer.withheld_by and answer.withheld_by not in needed:
-        raise malformed(
-            "audited.withheld_by",
-            answer.withheld_by,
-            "the node that is audited, a neighbour of its, or who sent it addends",
-        )
+        require(error == -1 or error >= 0, f"audited.{kind}", error, "-1, or 0 or more")
+    by, wanted = answer.withheld_by, "the node that is audited, a neighbour of its, or who sent it addends"
+    require(not by or by in needed, "audited.withheld_by", by, wanted)
 
 
 def _ask(transition: Transition, phase: Stepping) -> None:

@@ -7,12 +7,12 @@ name the same pieces.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 
 from dtfm.coordinator.core.audits import Hop, Passed
-from dtfm.coordinator.core.refusal import malformed
+from dtfm.coordinator.core.refusal import malformed, require
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.log.run import Described
 from dtfm.protos import control_pb2 as wire
@@ -33,23 +33,19 @@ PIECE_BYTES = 1 << 21
 def read_passed(vote: wire.StepReady, plan: Plan, node: str, described: Described) -> Passed:
     """What the node votes to have sent and got under this plan. Raises Refused for tensors that the plan does not have, or that
     are named twice."""
-    due = _between_stages(plan).get(node, _NOTHING)
+    sent, received = _between_stages(plan)[node]
     return Passed(
-        _read("sent", vote.sent, due.sent, plan, node, described),
-        _read("received", vote.received, due.received, plan, node, described),
+        _read("sent", vote.sent, sent, plan, node, described),
+        _read("received", vote.received, received, plan, node, described),
     )
 
 
 def lacks(plan: Plan, node: str, passed: Passed) -> str:
     """What the plan has this node send or get, and it does not name: a sentence's part; empty: nothing. Of pieces of a layer's
     bucket, what goes with those that it names. Who has a parameter that is tied between layers the plan does not say."""
-    between = _between_stages(plan).get(node, _NOTHING)
-    sent, received = _with_named_pieces(plan, node, passed)
-    for verb, wanted, named in (
-        ("sent", between.sent.keys() | sent, passed.sent),
-        ("got", between.received.keys() | received, passed.received),
-    ):
-        if missing := sorted(wanted - named.keys()):
+    between, pieces = _between_stages(plan)[node], _with_named_pieces(plan, node, passed)
+    for verb, its, more, named in zip(("sent", "got"), between, pieces, (passed.sent, passed.received), strict=True):
+        if missing := sorted((its | more) - named.keys()):
             sender, receiver, kind, index, _ = missing[0]
             other = receiver if sender == node else sender
             return f"{verb} {Kind(kind).name} {index}, which goes between it and {other}, among {len(missing)} tensors"
@@ -131,16 +127,18 @@ def _read(
 ) -> Mapping[Hop, bytes]:
     """``between``: what goes between stages."""
     number = sum(len(each.indices) for each in told)
-    if number > MOST_PASSED or len(told) > 5 * len(plan.nodes):
-        raise malformed(field, number, f"at most {MOST_PASSED} tensors, and an entry for each peer and kind")
-    members = _members_by_bucket(plan, described)
+    few = number <= MOST_PASSED and len(told) <= 5 * len(plan.nodes)
+    require(few, field, number, f"at most {MOST_PASSED} tensors, and an entry for each peer and kind")
+    members = {
+        layer: stage.replicas for stage in plan.stages for layer in range(*stage.layers)
+    }  # who reduce its bucket
     nodes = frozenset(plan.nodes)
     read: dict[Hop, bytes] = {}
     for each in told:
-        if len(each.parts) != len(each.indices) or len(each.digests) != DIGEST_BYTES * len(each.indices):
-            raise malformed(f"{field}.digests", len(each.digests), f"{DIGEST_BYTES} bytes for each index and part")
-        if each.peer == node or each.peer not in nodes:
-            raise malformed(f"{field}.peer", each.peer, "another node of the plan")
+        digests, count = len(each.digests), len(each.indices)
+        whole = len(each.parts) == count and digests == DIGEST_BYTES * count
+        require(whole, f"{field}.digests", digests, f"{DIGEST_BYTES} bytes for each index and part")
+        require(each.peer != node and each.peer in nodes, f"{field}.peer", each.peer, "another node of the plan")
         ends = (node, each.peer) if field == "sent" else (each.peer, node)
         for place, (index, part) in enumerate(zip(each.indices, each.parts, strict=True)):
             hop = (*ends, each.kind, index, part)
@@ -148,11 +146,6 @@ def _read(
                 raise malformed(field, hop, "tensors that the plan has, each once")
             read[hop] = each.digests[DIGEST_BYTES * place : DIGEST_BYTES * (place + 1)]
     return read
-
-
-def _members_by_bucket(plan: Plan, described: Described) -> Mapping[int, tuple[str, ...]]:
-    """By layer's bucket (same number), the replicas of its stage, which reduce it."""
-    return {layer: stage.replicas for stage in plan.stages for layer in range(*stage.layers)}
 
 
 def _is_piece(hop: Hop, members: Mapping[int, tuple[str, ...]], described: Described) -> bool:
@@ -172,21 +165,12 @@ def _is_piece(hop: Hop, members: Mapping[int, tuple[str, ...]], described: Descr
 
 
 @lru_cache(REMEMBERED)
-def _between_stages(plan: Plan) -> Mapping[str, Passed]:
-    """By node, what the plan has it send and get between stages in a step, without digests."""
-    due = {node: _Due() for node in plan.nodes}
+def _between_stages(plan: Plan) -> Mapping[str, tuple[Set[Hop], Set[Hop]]]:
+    """By node, what the plan has it send between stages in a step, and what it has it get."""
+    due: dict[str, tuple[set[Hop], set[Hop]]] = {node: (set(), set()) for node in plan.nodes}
     for number, chain in enumerate(chains(plan)):
         for before, after in pairwise(chain):
             for hop in ((before, after, Kind.ACTIVATION, number, 0), (after, before, Kind.GRADIENT, number, 0)):
-                due[hop[0]].sent[hop] = b""
-                due[hop[1]].received[hop] = b""
-    return {node: Passed(mine.sent, mine.received) for node, mine in due.items()}
-
-
-class _Due:
-    def __init__(self) -> None:
-        self.sent: dict[Hop, bytes] = {}
-        self.received: dict[Hop, bytes] = {}
-
-
-_NOTHING = Passed({}, {})
+                due[hop[0]][0].add(hop)
+                due[hop[1]][1].add(hop)
+    return due

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from ipaddress import ip_address
 
-from dtfm.coordinator.core.refusal import Refused, check_number, malformed, shorten
+from dtfm.coordinator.core.refusal import Refused, check_number, require, shorten
 from dtfm.coordinator.log.events import DeviceSeen
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
 from dtfm.protos.access import NAME
@@ -28,8 +28,7 @@ def check_version(theirs: int) -> None:
 
 def check_name(name: str, field: str = "name") -> None:
     """Raises Refused."""
-    if not NAME.fullmatch(name):
-        raise malformed(field, name, "1 to 64 letters, digits, dots, dashes and underscores")
+    require(NAME.fullmatch(name) is not None, field, name, "1 to 64 letters, digits, dots, dashes and underscores")
 
 
 def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
@@ -42,31 +41,23 @@ def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
             f"the node asks for run {shorten(repr(hello.run), 80)}, this coordinator has {run.name!r}; give the address of "
             f"the other's coordinator, or leave the run out",
         )
-    if hello.relay not in wire.Hello.Relay.values():
-        raise malformed("relay", hello.relay, "one that this version knows")
-    if len(hello.package_version) > 64:
-        raise malformed("package_version", hello.package_version, "at most 64 characters")
-    device = hello.device
-    if device.kind not in ("cpu", "cuda"):
-        raise malformed("device.kind", device.kind, '"cpu" or "cuda"')
-    if len(device.name) > 256:
-        raise malformed("device.name", device.name, "at most 256 characters")
-    if not 0 < device.memory_bytes < 1 << 50:
-        raise malformed("device.memory_bytes", device.memory_bytes, "above 0 and below 2**50")
-    if device.host_memory_bytes >= 1 << 50:
-        raise malformed("device.host_memory_bytes", device.host_memory_bytes, "below 2**50")
+    require(hello.relay in wire.Hello.Relay.values(), "relay", hello.relay, "one that this version knows")
+    version, device = hello.package_version, hello.device
+    require(len(version) <= 64, "package_version", version, "at most 64 characters")
+    require(device.kind in ("cpu", "cuda"), "device.kind", device.kind, '"cpu" or "cuda"')
+    require(len(device.name) <= 256, "device.name", device.name, "at most 256 characters")
+    memory, host_memory = device.memory_bytes, device.host_memory_bytes
+    require(0 < memory < 1 << 50, "device.memory_bytes", memory, "above 0 and below 2**50")
+    require(host_memory < 1 << 50, "device.host_memory_bytes", host_memory, "below 2**50")
     check_flops(device.flops)
-    name = shorten(device.name)
-    return DeviceSeen(device.kind, name, device.memory_bytes, device.flops, device.host_memory_bytes)
+    return DeviceSeen(device.kind, shorten(device.name), memory, device.flops, host_memory)
 
 
 def check_candidates(hello: wire.Hello, seen: str) -> tuple[str, ...]:
     """Where peers may reach the node: what it names, and the port on which it listens at the address ``seen``, from which it
     came (empty: not known). Raises Refused."""
-    if len(hello.candidates) > MOST_CANDIDATES or hello.port > 65535:
-        raise malformed(
-            "candidates", len(hello.candidates), f"at most {MOST_CANDIDATES} of them, and a port below 65536"
-        )
+    number, most = len(hello.candidates), f"at most {MOST_CANDIDATES} of them, and a port below 65536"
+    require(number <= MOST_CANDIDATES and hello.port <= 65535, "candidates", number, most)
     try:
         named = [write_candidate(*read_candidate(text)) for text in hello.candidates]
     except ValueError as error:

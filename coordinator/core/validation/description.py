@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from dtfm.coordinator.core.refusal import Refused, check_number, malformed, shorten
+from dtfm.coordinator.core.refusal import Refused, check_number, require, shorten
 from dtfm.coordinator.core.validation.admission import check_flops
 from dtfm.coordinator.log.events import Described
 from dtfm.protos import control_pb2 as wire
@@ -29,44 +29,38 @@ as that."""
 def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     """The model and the data, as the node prepared them. Raises Refused if a number is impossible or does not fit the run."""
     layers = prepared.workload.layers
-    if not 1 <= len(layers) <= MAX_LAYERS:
-        raise malformed("workload.layers", len(layers), f"1 to {MAX_LAYERS} of them")
+    require(1 <= len(layers) <= MAX_LAYERS, "workload.layers", len(layers), f"1 to {MAX_LAYERS} of them")
     micro_batches = run.train.global_batch // run.train.micro_batch
-    if prepared.workload.micro_batches != micro_batches:
-        raise malformed("workload.micro_batches", prepared.workload.micro_batches, f"{micro_batches}, as in the run")
+    told = prepared.workload.micro_batches
+    require(told == micro_batches, "workload.micro_batches", told, f"{micro_batches}, as in the run")
     for index, layer in enumerate(layers):
-        if len(layer.name) > 256:
-            raise malformed(f"workload.layers[{index}].name", layer.name, "at most 256 characters")
+        require(len(layer.name) <= 256, f"workload.layers[{index}].name", layer.name, "at most 256 characters")
         check_number(f"workload.layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
-        check_number(f"workload.layers[{index}].parameter_bytes", layer.parameter_bytes, 0, 1 << 50)
-        for size in ("activation_bytes", "kept_bytes", "working_bytes"):
+        for size in ("parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes"):
             check_number(f"workload.layers[{index}].{size}", getattr(layer, size), 0, 1 << 50)
     for part in ("optimizer", "own", "copy"):
         ratio = f"{part}_bytes_per_parameter_byte"
         check_number(f"workload.{ratio}", getattr(prepared.workload, ratio), 0, 1000)
     wanted = run.train.activation_checkpointing, run.train.optimizer_state
-    told = prepared.workload.activation_checkpointing, prepared.workload.optimizer_state
-    if told != (CHECKPOINTING[wanted[0]], OPTIMIZER_STATE[wanted[1]]):
-        raise malformed("workload's checkpointing and optimizer state", told, f"{' and '.join(wanted)}, as in the run")
-    if not 8 <= len(prepared.data_fingerprint) <= 64:
-        raise malformed("data_fingerprint", prepared.data_fingerprint.hex(), "a digest of 8 to 64 bytes")
-    if prepared.weights_fingerprint and not 8 <= len(prepared.weights_fingerprint) <= 64:
-        raise malformed(
-            "weights_fingerprint", prepared.weights_fingerprint.hex(), "empty, or a digest of 8 to 64 bytes"
-        )
-    if prepared.training_samples < 1:
-        raise malformed("training_samples", prepared.training_samples, "1 or more; give more data or shorter samples")
+    keeping = prepared.workload.activation_checkpointing, prepared.workload.optimizer_state
+    as_wanted = keeping == (CHECKPOINTING[wanted[0]], OPTIMIZER_STATE[wanted[1]])
+    what = "workload's checkpointing and optimizer state"
+    require(as_wanted, what, keeping, f"{' and '.join(wanted)}, as in the run")
+    data, weights = prepared.data_fingerprint, prepared.weights_fingerprint
+    require(8 <= len(data) <= 64, "data_fingerprint", data.hex(), "a digest of 8 to 64 bytes")
+    empty_or_digest = not weights or 8 <= len(weights) <= 64
+    require(empty_or_digest, "weights_fingerprint", weights.hex(), "empty, or a digest of 8 to 64 bytes")
+    samples, tokens = prepared.training_samples, prepared.tokens_per_sample
+    require(samples >= 1, "training_samples", samples, "1 or more; give more data or shorter samples")
     check_number("unigram_entropy", prepared.unigram_entropy, 0, 1000)
-    if not 1 <= prepared.tokens_per_sample <= 1 << 24:
-        raise malformed("tokens_per_sample", prepared.tokens_per_sample, "1 to 2**24")
+    require(1 <= tokens <= 1 << 24, "tokens_per_sample", tokens, "1 to 2**24")
     if prepared.flops:
         check_flops(prepared.flops, "flops")
-    if len(prepared.on_disk) > MOST_SNAPSHOTS:
-        raise malformed("on_disk", len(prepared.on_disk), f"of at most {MOST_SNAPSHOTS} steps")
-    if not len(layers) <= prepared.buckets <= MAX_BUCKETS:
-        raise malformed("buckets", prepared.buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
-    if len(prepared.layouts) != LAYOUT_BYTES * prepared.buckets:
-        raise malformed("layouts", f"{len(prepared.layouts)} bytes", f"of {LAYOUT_BYTES} bytes for each bucket")
+    steps, buckets, layouts = len(prepared.on_disk), prepared.buckets, len(prepared.layouts)
+    require(steps <= MOST_SNAPSHOTS, "on_disk", steps, f"of at most {MOST_SNAPSHOTS} steps")
+    fits = len(layers) <= buckets <= MAX_BUCKETS
+    require(fits, "buckets", buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
+    require(layouts == LAYOUT_BYTES * buckets, "layouts", layouts, f"{LAYOUT_BYTES} bytes for each bucket")
     workload = Workload(
         layers=tuple(
             Layer(
@@ -86,13 +80,13 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     )
     return Described(
         workload=as_the_run_says(workload, run),
-        data_fingerprint=prepared.data_fingerprint.hex(),
-        training_samples=prepared.training_samples,
+        data_fingerprint=data.hex(),
+        training_samples=samples,
         evaluation_samples=prepared.evaluation_samples,
         unigram_entropy=prepared.unigram_entropy,
-        tokens_per_sample=prepared.tokens_per_sample,
-        buckets=prepared.buckets,
-        weights_fingerprint=prepared.weights_fingerprint.hex(),
+        tokens_per_sample=tokens,
+        buckets=buckets,
+        weights_fingerprint=weights.hex(),
         layouts=prepared.layouts.hex(),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dtfm.coordinator.core.refusal import check_number, malformed
+from dtfm.coordinator.core.refusal import check_number, require
 from dtfm.coordinator.core.validation.votes import DIGEST_BYTES
 from dtfm.protos import control_pb2 as wire
 
@@ -13,13 +13,12 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 def check_parts(message: wire.SnapshotParts | wire.Uploaded, buckets: int, digest_bytes: int = DIGEST_BYTES) -> None:
     """Raises Refused for files that do not exist, or come twice."""
-    if len({part.bucket for part in message.parts}) < len(message.parts):
-        raise malformed("parts", len(message.parts), "of different buckets")
+    number = len(message.parts)
+    require(len({part.bucket for part in message.parts}) == number, "parts", number, "of different buckets")
     for part in message.parts:
-        if part.bucket >= buckets:
-            raise malformed("parts.bucket", part.bucket, f"below {buckets}")
-        if len(part.digest) != digest_bytes:
-            raise malformed("parts.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
+        require(part.bucket < buckets, "parts.bucket", part.bucket, f"below {buckets}")
+        fits = len(part.digest) == digest_bytes
+        require(fits, "parts.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
         check_number("parts.size_bytes", part.size_bytes, 0, 1 << 50)
 
 
@@ -27,20 +26,17 @@ def check_uploaded(message: wire.Uploaded, buckets: int) -> None:
     """Raises Refused for files that no checkpoint can have."""
     check_parts(message, buckets)
     for part in message.parts:
-        if not _NONCE.fullmatch(part.nonce):
-            raise malformed("parts.nonce", part.nonce, "32 hexadecimal digits")
+        require(_NONCE.fullmatch(part.nonce) is not None, "parts.nonce", part.nonce, "32 hexadecimal digits")
 
 
 def check_moments(message: wire.Uploaded, *, weights: bool) -> None:
     """Raises Refused unless those files that have the ``weights`` alone come with the digests of the moments."""
     size = 2 * DIGEST_BYTES if weights else 0
     for part in message.parts:
-        if len(part.moments) != size:
-            raise malformed("parts.moments", part.moments.hex(), f"{size} bytes")
+        require(len(part.moments) == size, "parts.moments", part.moments.hex(), f"{size} bytes")
 
 
 def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: int) -> None:
     """Raises Refused for parts of other layers than the node's ``own``. Buckets from number ``layers`` on are used by several."""
     strange = [part.bucket for part in message.parts if part.bucket < layers and part.bucket not in range(*own)]
-    if strange:
-        raise malformed("parts.bucket", strange[0], f"of the node's layers, {own[0]} to {own[1] - 1}")
+    require(not strange, "parts.bucket", strange[:1], f"of the node's layers, {own[0]} to {own[1] - 1}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dtfm.coordinator.core.refusal import check_number, malformed, shorten
+from dtfm.coordinator.core.refusal import check_number, require, shorten
 from dtfm.coordinator.core.state import Dialled
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.log.events import Link
@@ -16,8 +16,8 @@ _WAYS = ("", "loopback", "lan", "public")
 
 def check_reached(report: wire.Reached, reporter: str, known: Collection[str]) -> dict[str, Dialled]:
     """By node, what came of the reporter's attempt to dial it. Nodes that have left meanwhile are dropped. Raises Refused."""
-    if len(report.outcomes) > MAX_NODES:
-        raise malformed("outcomes", len(report.outcomes), f"at most {MAX_NODES} of them")
+    number = len(report.outcomes)
+    require(number <= MAX_NODES, "outcomes", number, f"at most {MAX_NODES} of them")
     return {
         outcome.node: Dialled(_direct(outcome.way), shorten(outcome.problem))
         for outcome in report.outcomes
@@ -27,14 +27,13 @@ def check_reached(report: wire.Reached, reporter: str, known: Collection[str]) -
 
 def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) -> tuple[Link, ...]:
     """The measured links from and to the reporter. Those of nodes that have left meanwhile are dropped. Raises Refused."""
-    if len(report.links) > 2 * MAX_NODES:
-        raise malformed("links", len(report.links), f"at most {2 * MAX_NODES} of them")
-    if len({(link.source, link.destination) for link in report.links}) < len(report.links):
-        raise malformed("links", len(report.links), "each once")
+    number = len(report.links)
+    require(number <= 2 * MAX_NODES, "links", number, f"at most {2 * MAX_NODES} of them")
+    require(len({(link.source, link.destination) for link in report.links}) == number, "links", number, "each once")
     links = []
     for link in report.links:
-        if link.source == link.destination or reporter not in (link.source, link.destination):
-            raise malformed("link", f"{link.source} to {link.destination}", "from or to the node that reports it")
+        its = link.source != link.destination and reporter in (link.source, link.destination)
+        require(its, "link", f"{link.source} to {link.destination}", "from or to the node that reports it")
         check_number("latency_seconds", link.latency_seconds, 0, 3600)
         check_number("bandwidth", link.bandwidth, 0, MOST_BANDWIDTH)
         if link.source in known and link.destination in known:
@@ -52,6 +51,5 @@ def check_connection(report: wire.LinkReport) -> tuple[float | None, float | Non
 
 
 def _direct(way: str) -> str:
-    if way not in _WAYS:
-        raise malformed("way", way, f"one of {', '.join(_WAYS[1:])}, or nothing")
+    require(way in _WAYS, "way", way, f"one of {', '.join(_WAYS[1:])}, or nothing")
     return way

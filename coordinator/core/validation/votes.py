@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from dtfm.coordinator.config.codecs import TENSORS, allowed_codecs
 from dtfm.coordinator.core.phases import StateTold
-from dtfm.coordinator.core.refusal import check_number, is_finite, malformed
+from dtfm.coordinator.core.refusal import check_number, is_finite, require
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.core.validation.description import MOST_MICRO_BATCHES
 from dtfm.coordinator.log.events import Codecs
@@ -28,19 +28,18 @@ def check_vote(vote: wire.StepReady, buckets: int) -> None:
     `is_finite`."""
     check_digest(vote.state_digest)
     check_states(vote.states, buckets)
-    if vote.squared_gradient_norm < 0:
-        raise malformed("squared_gradient_norm", vote.squared_gradient_norm, "0 or more")
+    norm = vote.squared_gradient_norm
+    require(not norm < 0, "squared_gradient_norm", norm, "0 or more")
     check_number("compute_seconds", vote.compute_seconds, 0, 1e7)
     check_number("wait_seconds", vote.wait_seconds, 0, 1e7)
-    if len(vote.arrived) > MAX_NODES:
-        raise malformed("arrived", len(vote.arrived), f"at most {MAX_NODES} entries")
+    require(len(vote.arrived) <= MAX_NODES, "arrived", len(vote.arrived), f"at most {MAX_NODES} entries")
     for arrived in vote.arrived:
         check_number("arrived.seconds", arrived.seconds, 0, 1e7)
         check_number("arrived.bytes", arrived.bytes, 1, 1e15)
-    if len({arrived.source for arrived in vote.arrived}) < len(vote.arrived):
-        raise malformed("arrived.source", [arrived.source for arrived in vote.arrived[:20]], "each once")
-    if len(vote.losses) > MOST_MICRO_BATCHES or not is_finite(*vote.losses):
-        raise malformed("losses", list(vote.losses[:20]), f"at most {MOST_MICRO_BATCHES} finite numbers")
+    sources = [arrived.source for arrived in vote.arrived]
+    require(len(set(sources)) == len(sources), "arrived.source", sources[:20], "each once")
+    fit = len(vote.losses) <= MOST_MICRO_BATCHES and is_finite(*vote.losses)
+    require(fit, "losses", list(vote.losses[:20]), f"at most {MOST_MICRO_BATCHES} finite numbers")
 
 
 def check_loss(vote: wire.StepReady, family: str) -> None:
@@ -53,20 +52,18 @@ def check_loss(vote: wire.StepReady, family: str) -> None:
 def check_clipped(vote: wire.StepReady, node: str, plan: Plan, *, is_open: bool) -> None:
     """Raises Refused for what the node cannot have clipped: only where members are strangers does anybody clip, and only what
     others add. What is said of this ends the audit of the node's own sums."""
-    if vote.clipped and not is_open:
-        raise malformed("clipped", len(vote.clipped), 'empty: only with trust.mode = "open" are gradients clipped')
+    number, none = len(vote.clipped), 'empty: only with trust.mode = "open" are gradients clipped'
+    require(is_open or not number, "clipped", number, none)
     named = [clipped.node for clipped in vote.clipped]
-    if len(set(named)) < len(named) or not set(named) <= set(plan.nodes) - {node}:
-        raise malformed("clipped.node", named[:20], "other nodes of the plan, each once")
+    others = len(set(named)) == len(named) and set(named) <= set(plan.nodes) - {node}
+    require(others, "clipped.node", named[:20], "other nodes of the plan, each once")
     for clipped in vote.clipped:
-        if not clipped.worst > 1:
-            raise malformed("clipped.worst", clipped.worst, "above 1")
+        require(clipped.worst > 1, "clipped.worst", clipped.worst, "above 1")
 
 
 def check_digest(digest: bytes, field: str = "state_digest") -> None:
     """Raises Refused for what is no digest of a state. Its length counts: several are hashed together, one after the other."""
-    if len(digest) != DIGEST_BYTES:
-        raise malformed(field, digest[:80].hex(), f"a digest of {DIGEST_BYTES} bytes")
+    require(len(digest) == DIGEST_BYTES, field, digest[:80].hex(), f"a digest of {DIGEST_BYTES} bytes")
 
 
 def check_states(
@@ -77,17 +74,16 @@ def check_states(
 ) -> dict[int, StateTold]:
     """What a node says of the state that it holds, by bucket. Donors that are none of the bucket's ``givers`` are left out.
     Raises Refused for buckets that do not exist or come twice, or if one that is ``due`` is missing."""
-    if len({state.bucket for state in states}) < len(states):
-        raise malformed("states", len(states), "of different buckets")
+    different = len({state.bucket for state in states}) == len(states)
+    require(different, "states", len(states), "of different buckets")
     told: dict[int, StateTold] = {}
     for state in states:
-        if state.bucket >= buckets:
-            raise malformed("states.bucket", state.bucket, f"below {buckets}")
+        require(state.bucket < buckets, "states.bucket", state.bucket, f"below {buckets}")
         check_digest(state.digest, "states.digest")
         donors = sorted(set(state.donors[:MOST_DONORS]).intersection(givers(state.bucket)))
         told[state.bucket] = StateTold(state.digest.hex(), tuple(donors))
-    if missing := set(due) - told.keys():
-        raise malformed("states", f"nothing of bucket {min(missing)}", "the digest of every bucket of its stage")
+    missing = sorted(set(due) - told.keys())
+    require(not missing, "states", f"nothing of buckets {missing[:20]}", "the digest of every bucket of its stage")
     return told
 
 
@@ -96,28 +92,28 @@ def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:
     mine = micro_batches_of(plan)[node]
     for field in ("activations", "gradients", "finished"):
         told = getattr(progress, field)
-        if len(told) > len(mine) or not set(mine).issuperset(told):
-            raise malformed(f"progress.{field}", list(told[:20]), f"among the node's own, {list(mine[:20])}")
+        its_own = len(told) <= len(mine) and set(mine).issuperset(told)
+        require(its_own, f"progress.{field}", list(told[:20]), f"among the node's own, {list(mine[:20])}")
 
 
 def check_lost(lost: Sequence[int], layers: int) -> None:
     """Raises Refused for layers that nobody holds, or that are named twice."""
-    if len(set(lost)) < len(lost) or not set(range(layers)).issuperset(lost):
-        raise malformed("lost", list(lost[:20]), f"different layers below {layers}")
+    different = len(set(lost)) == len(lost) and set(range(layers)).issuperset(lost)
+    require(different, "lost", list(lost[:20]), f"different layers below {layers}")
 
 
 def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str, network: Network) -> Codecs:
     """The codecs of what the node sends under the plan. Raises Refused for a destination outside the plan, or named twice, and
     for a codec that the run does not use."""
-    if len(told) > len(TENSORS) * len(plan.nodes):
-        raise malformed("codecs", len(told), f"at most {len(TENSORS)} for each node of the plan")
+    few = len(told) <= len(TENSORS) * len(plan.nodes)
+    require(few, "codecs", len(told), f"at most {len(TENSORS)} for each node of the plan")
     codecs: dict[str, dict[str, str]] = {}
     for link in told:
-        if link.destination == node or link.destination not in plan.nodes:
-            raise malformed("codecs.destination", link.destination, "another node of the plan")
-        if link.tensors not in TENSORS or link.tensors in codecs.setdefault(link.destination, {}):
-            raise malformed("codecs.tensors", link.tensors, f"one of {', '.join(TENSORS)}, each once")
-        if link.codec not in (allowed := allowed_codecs(network, link.tensors)):
-            raise malformed("codecs.codec", link.codec, f"one that the run allows: {', '.join(allowed)}")
-        codecs[link.destination][link.tensors] = link.codec
+        to, what = link.destination, link.tensors
+        require(to != node and to in plan.nodes, "codecs.destination", to, "another node of the plan")
+        new = what in TENSORS and what not in codecs.setdefault(to, {})
+        require(new, "codecs.tensors", what, f"one of {', '.join(TENSORS)}, each once")
+        allowed = allowed_codecs(network, what)
+        require(link.codec in allowed, "codecs.codec", link.codec, f"one that the run allows: {', '.join(allowed)}")
+        codecs[to][what] = link.codec
     return codecs
