@@ -85,11 +85,9 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
     transition.emit(ev.StepAborted(phase.step, ledger.training.generation, setback.problem, setback.node, reason))
     if setback.problem in (PEER_LOST, OVERDUE, NODE_LEFT):
         resumption.interrupted(transition, phase, by_a_word=setback.by_a_word)
-    assert ledger.training.plan is not None
-    message = abort(
-        ledger.training.plan, phase.step, f"step {phase.step}: {setback.problem} on {setback.node}: {reason}"
-    )
-    transition.send(ledger.training.plan.nodes, message)
+    plan = ledger.training.in_force
+    message = abort(plan, phase.step, f"step {phase.step}: {setback.problem} on {setback.node}: {reason}")
+    transition.send(plan.nodes, message)
     return doubts
 
 

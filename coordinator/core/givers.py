@@ -51,9 +51,8 @@ def could_name(named: Collection[Givers], bucket: int, layers: int) -> frozenset
 def only_givers(ledger: Ledger, named: Mapping[str, Givers], nodes: Collection[str]) -> frozenset[str]:
     """The nodes of each party that alone was ``named`` to one of ``nodes`` for some of its state. Where it was named several
     parties it has a choice, and none of them is to blame."""
-    assert ledger.training.plan is not None
     only = set[str]()
-    for stage in ledger.training.plan.stages:
+    for stage in ledger.training.in_force.stages:
         for node in set(nodes).intersection(stage.replicas):
             for holders in named.get(node, ())[slice(*stage.layers)]:
                 if node not in holders and len(set(map(ledger.party, holders))) == 1:

@@ -82,10 +82,9 @@ def assignments(
     """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from its ``givers`` (by node), or,
     if there are none, all of it from the ``snapshot``. A node is told of the links that begin at it: all links among hundreds of
     nodes would not fit into a message."""
-    assert ledger.described is not None
     common = control_pb2.CoordinatorMessage(assignment=_assignment(ledger, reason, givers, snapshot))
     named = {peer.node for peer in common.assignment.peers}
-    nobody: Givers = ((),) * len(ledger.described.workload.layers)
+    nobody: Givers = ((),) * len(ledger.description.workload.layers)
     for node in nodes:
         message = control_pb2.CoordinatorMessage()
         message.CopyFrom(common)
@@ -123,14 +122,13 @@ def _assignment(
     ledger: Ledger, reason: str, givers: Mapping[str, Givers], snapshot: control_pb2.SnapshotSource
 ) -> control_pb2.Assignment:
     """What all are told."""
-    assert ledger.training.plan is not None
-    last = ledger.training.last
+    plan, last = ledger.training.in_force, ledger.training.last
     source = control_pb2.SnapshotSource() if givers else snapshot
     on_disks = {node for part in source.parts for node in part.nodes}
     giving = {name for table in set(givers.values()) for layer in table for name in layer}
-    named = {*ledger.training.plan.nodes, *giving, *on_disks}
+    named = {*plan.nodes, *giving, *on_disks}
     return control_pb2.Assignment(
-        plan=plan_message(ledger.training.plan),
+        plan=plan_message(plan),
         peers=[peer_message(node, ledger.members[node].candidates) for node in sorted(named) if node in ledger.members],
         step=ledger.training.step,
         snapshot=source,

@@ -65,6 +65,12 @@ class Ledger:
         return bool(self.run.get("trust", {}).get("mode") == "open")
 
     @property
+    def description(self) -> Described:
+        """What the run trains, where somebody must have said so."""
+        assert self.described is not None
+        return self.described
+
+    @property
     def keeps_checkpoints(self) -> int:
         """How many checkpoints the run keeps."""
         return int(self.run.get("checkpoint", {}).get("keep", MOST_CHECKPOINTS))

@@ -59,6 +59,12 @@ class Training:
     """By layer, the processes that had its state as of ``step`` in memory. They still have it when they return, unless they say
     otherwise."""
 
+    @property
+    def in_force(self) -> Plan:
+        """The plan, where there must be one."""
+        assert self.plan is not None
+        return self.plan
+
     def without_holders(self, nodes: Collection[str], layers: Collection[int] | None = None) -> Training:
         """What these nodes had in memory, of all layers or of some, is not there any more."""
         return replace(
@@ -160,8 +166,7 @@ class PlanStarted:
     event: Literal["plan_started"] = "plan_started"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        plan, members = ledger.training.plan, ledger.members
-        assert plan is not None
+        plan, members = ledger.training.in_force, ledger.members
         held = tuple(
             tuple((node, members[node].incarnation) for node in stage.replicas)
             for stage in plan.stages

@@ -22,11 +22,10 @@ def by_stage(transition: Transition, told: Mapping[str, tuple[bytes, Mapping[int
     digest, and the digests (hex) of its buckets, which count if they are all of the stage's own and make up that of the stage.
     That does not say which they are of those that several stages share: there most parties count."""
     ledger = transition.state.ledger
-    assert ledger.training.plan is not None
     if not is_wanted(transition.state):
         return
     layers, views = len(ledger.holders), dict[int, dict[str, str]]()
-    for stage in ledger.training.plan.stages:
+    for stage in ledger.training.in_force.stages:
         said = {
             node: told[node][1] for node in stage.replicas if node in told and _is_whole(stage, layers, *told[node])
         }
@@ -39,9 +38,8 @@ def by_stage(transition: Transition, told: Mapping[str, tuple[bytes, Mapping[int
 def by_bucket(transition: Transition, digests: Mapping[int, str]) -> None:
     """All who hold the buckets agree on these digests (hex) of their state after the last committed step."""
     state = transition.state
-    assert state.ledger.described is not None
     if is_wanted(state) and digests:
-        whole = tuple(digests.get(bucket, "") for bucket in range(state.ledger.described.buckets))
+        whole = tuple(digests.get(bucket, "") for bucket in range(state.ledger.description.buckets))
         transition.emit(ev.StateAgreed(state.ledger.training.step, whole))
 
 

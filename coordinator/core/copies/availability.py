@@ -131,8 +131,7 @@ def is_under_way(state: State, step: int) -> bool:
 
 
 def parameter_bytes(state: State, layers: Layers) -> float:
-    described = state.ledger.described
-    assert described is not None
+    described = state.ledger.description
     return sum(layer.parameter_bytes for layer in described.workload.layers[slice(*layers)])
 
 

@@ -61,8 +61,7 @@ def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart
 
 def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -> None:
     """Files of the node have arrived, or it could not send the rest."""
-    described, upload, node = transition.state.ledger.described, transition.state.safekeeping.upload, session.node
-    assert described is not None
+    described, upload, node = transition.state.ledger.description, transition.state.safekeeping.upload, session.node
     check_uploaded(message, described.buckets)
     if upload is None or upload.step != message.step or node not in upload.sending:
         transition.log(f"ignored that {node} has sent files of step {message.step}: none is awaited from it")

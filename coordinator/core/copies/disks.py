@@ -40,10 +40,8 @@ def tidy(transition: Transition) -> None:
 def look_for_room(transition: Transition, before: Plan | None) -> None:
     """A plan has just been adopted: says which disks are too small for what the run may keep there. ``before``: the last plan,
     of which this has been said. Nothing else comes of it: training goes on, and what cannot be written is tried again."""
-    state, run, plan = transition.state, transition.state.run, transition.state.ledger.training.plan
-    assert plan is not None
-    assert state.ledger.described is not None
-    workload = state.ledger.described.workload
+    state, run, plan = transition.state, transition.state.run, transition.state.ledger.training.in_force
+    workload = state.ledger.description.workload
     all_of_state = workload.bytes_moved_per_parameter_byte
     if before is None and run.keeps_checkpoints_itself:
         each = parameter_bytes(state, (0, len(workload.layers))) * (1 if run.checkpoint.weights else all_of_state)
@@ -67,8 +65,7 @@ def claimed(transition: Transition, session: Session, message: wire.Prepared) ->
     """A node that has just joined says what is on its disk. It gives no digests: only buckets that it had when the snapshot
     became whole count. Of a step that was trained again since then, it may have other files."""
     claims = message.on_disk
-    described, whole = transition.state.ledger.described, transition.state.ledger.copies.on_disks
-    assert described is not None
+    described, whole = transition.state.ledger.description, transition.state.ledger.copies.on_disks
     for claim in claims:
         check_parts(claim, described.buckets, digest_bytes=0)
     counting = {

@@ -24,16 +24,14 @@ from dtfm.protos import control_pb2 as wire
 
 def told(state: State, phase: Switching, node: str, states: Collection[wire.BucketState]) -> Switching:
     """The phase, once ``node`` has said what it holds. Raises Refused."""
-    ledger = state.ledger
-    assert ledger.described is not None
-    assert ledger.training.plan is not None
-    due = [layer for stage in ledger.training.plan.stages if node in stage.replicas for layer in range(*stage.layers)]
+    ledger, plan = state.ledger, state.ledger.training.in_force
+    due = [layer for stage in plan.stages if node in stage.replicas for layer in range(*stage.layers)]
     named = phase.givers.get(node, ()), state.members.sessions[node].copies_from
-    layers = len(ledger.described.workload.layers)
+    layers = len(ledger.description.workload.layers)
     mine = check_states(
-        states, ledger.described.buckets, lambda bucket: could_name(named, bucket, layers) - {node}, due
+        states, ledger.description.buckets, lambda bucket: could_name(named, bucket, layers) - {node}, due
     )
-    if node not in ledger.training.plan.nodes:
+    if node not in plan.nodes:
         mine = {bucket: said for bucket, said in mine.items() if _holds(ledger, node, bucket, said)}
     return replace(phase, states={**phase.states, node: {**phase.states.get(node, {}), **mine}})
 
@@ -41,7 +39,6 @@ def told(state: State, phase: Switching, node: str, states: Collection[wire.Buck
 def difference(transition: Transition, phase: Switching) -> Setback | None:
     """Who holds another state than others; None: nobody does, and training can begin."""
     ledger, step = transition.state.ledger, transition.state.ledger.training.step
-    assert ledger.training.plan is not None
     wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, who holds it
     for bucket, views in sorted(_by_bucket(phase).items()):
         if len({said.digest for said in views.values()}) == 1:
@@ -49,7 +46,7 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
         held = {node: said.digest for node, said in views.items() if _holds(ledger, node, bucket, said)}
         digests = held or {node: said.digest for node, said in views.items()}
         if pairs := dissent(ledger, digests):
-            stage = next((i for i, s in enumerate(ledger.training.plan.stages) if bucket in range(*s.layers)), 0)
+            stage = next((i for i, s in enumerate(ledger.training.in_force.stages) if bucket in range(*s.layers)), 0)
             transition.emit(ev.DigestMismatch(step + 1, ledger.training.generation, stage, dict(digests)))
             return state_differs(pairs, step, f"bucket {bucket}", went_on=bool(held))
         right = next(iter(held.values()))

@@ -62,8 +62,7 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
     sends = due and not waits
     if kept.snapshot is not None or not (sends or (spread and rests_on_one_machine(transition.state))):
         return False
-    plan = transition.state.ledger.training.plan
-    assert plan is not None
+    plan = transition.state.ledger.training.in_force
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
     longest = max(_state_bytes(transition.state, layers) for layers in writers.values()) / DISK_BANDWIDTH
     due_by = _due(transition, longest)
@@ -76,8 +75,7 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
 
 def reported(transition: Transition, session: Session, message: wire.SnapshotParts) -> None:
     """The node has written or fetched its parts of the snapshot under way, or could not."""
-    described, node, tally = transition.state.ledger.described, session.node, transition.state.safekeeping.snapshot
-    assert described is not None
+    described, node, tally = transition.state.ledger.description, session.node, transition.state.safekeeping.snapshot
     check_parts(message, described.buckets)
     if tally is None or tally.step != message.step or node not in tally.writers.keys() | tally.fetching.keys():
         transition.log(f"ignored the parts of a snapshot of step {message.step} from {node}: none is awaited")
@@ -305,9 +303,8 @@ def _fetchers(
 
 def _all_on_disk(state: State, tally: SnapshotTally) -> Holders | None:
     """None: some bucket is on no disk of a node that is here."""
-    assert state.ledger.described is not None
     holders = on_disk(state, tally.step, tally.parts)
-    return holders if len(holders) == len(tally.parts) == state.ledger.described.buckets else None
+    return holders if len(holders) == len(tally.parts) == state.ledger.description.buckets else None
 
 
 def _due(transition: Transition, seconds: float) -> float:
@@ -316,8 +313,7 @@ def _due(transition: Transition, seconds: float) -> float:
 
 
 def _state_bytes(state: State, layers: Layers) -> float:
-    assert state.ledger.described is not None
-    return parameter_bytes(state, layers) * state.ledger.described.workload.bytes_moved_per_parameter_byte
+    return parameter_bytes(state, layers) * state.ledger.description.workload.bytes_moved_per_parameter_byte
 
 
 def _ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:

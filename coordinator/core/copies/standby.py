@@ -102,10 +102,9 @@ def commit_patience(state: State) -> float:
 def commit_waits_for(state: State) -> frozenset[str]:
     """The standbys that a commit waits for, once all have voted: for each stage whose new state only one machine would have,
     its standbys that have kept up. One of them is enough."""
-    assert state.ledger.training.plan is not None
     machine, standbys = machines(state.ledger), _by_layers(state)
     waits_for: set[str] = set()
-    for stage in state.ledger.training.plan.stages:
+    for stage in state.ledger.training.in_force.stages:
         of_stage = standbys.get(stage.layers, {})
         with_next_step, kept_up = _with_next_step(state, of_stage), keeping_up(state, of_stage)
         if not (useful := _outliving(machine, stage, with_next_step | kept_up)) & with_next_step:
@@ -115,21 +114,19 @@ def commit_waits_for(state: State) -> frozenset[str]:
 
 def next_step_survives(state: State) -> bool:
     """Whether each stage's new state, once the step in hand is committed, is with a node that is here."""
-    assert state.ledger.training.plan is not None
     ready, standbys = set(state.ledger.ready), _by_layers(state)
     return all(
         not ready.isdisjoint(stage.replicas) or _with_next_step(state, standbys.get(stage.layers, {}))
-        for stage in state.ledger.training.plan.stages
+        for stage in state.ledger.training.in_force.stages
     )
 
 
 def rests_on_one_machine(state: State) -> bool:
     """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up."""
-    assert state.ledger.training.plan is not None
     machine, standbys = machines(state.ledger), _by_layers(state)
     return any(
         len(machines_of(machine, keeping_up(state, standbys.get(stage.layers, {})).union(stage.replicas))) == 1
-        for stage in state.ledger.training.plan.stages
+        for stage in state.ledger.training.in_force.stages
     )
 
 
@@ -178,9 +175,8 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
     """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
     the stage whose replicas and standbys are on the fewest machines, its own not among them if possible; and for stages that are
     left on one machine alone, a neighbour whose link allows it."""
-    plan, chosen = state.ledger.training.plan, state.planner.chosen
+    plan, chosen = state.ledger.training.in_force, state.planner.chosen
     machine, holders = machines(state.ledger), state.ledger.holders
-    assert plan is not None
     wanted = _lacking(state, chosen.plan) if chosen is not None else {}
     copies = {stage.layers: list(stage.replicas) for stage in plan.stages}
     most = {layers: len(replicas) + MOST_IDLE_STANDBYS for layers, replicas in copies.items()}
@@ -290,8 +286,7 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
     Copies lie in the host's memory. Where a device has its own, that is beside the state of the stage, if this is there too.
     The device of an idle node must have room as well, at least for the state alone: the copy is there to be trained.
     """
-    described, device = state.ledger.described, state.ledger.members[node].device
-    assert described is not None
+    described, device = state.ledger.description, state.ledger.members[node].device
     workload, size = described.workload, parameter_bytes(state, layers)
     own = 0.0 if trained is None else parameter_bytes(state, trained.layers)
     if device.host_memory_bytes == 0:
@@ -308,8 +303,7 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     """By node, the layers that ``plan`` gives it and that it does not hold, if it can copy them while others train: it has memory
     for them beside those that it trains now, and its links keep up."""
-    holders, current = state.ledger.holders, state.ledger.training.plan
-    assert current is not None
+    holders, current = state.ledger.holders, state.ledger.training.in_force
     trained = {node: stage for stage in current.stages for node in stage.replicas}
     return {
         node: stage.layers

@@ -161,9 +161,8 @@ def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason
 
 def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:
     """Whether the node has a part in the plan, or is said to have what it has lost."""
-    assert ledger.training.plan is not None
     held = {layer for layer, holders in enumerate(ledger.training.held) if any(holder == node for holder, _ in holders)}
-    return node in ledger.training.plan.nodes or bool(held.intersection(lost))
+    return node in ledger.training.in_force.nodes or bool(held.intersection(lost))
 
 
 def _what_holders_told(state: State) -> States:

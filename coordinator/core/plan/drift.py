@@ -71,11 +71,9 @@ class Part:
 
 def parts_of(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, Part]:
     """By member of the plan that has computed for long enough, in order of name."""
-    plan, described = state.ledger.training.plan, state.ledger.described
-    parts = {}
-    for stage in plan.stages if plan is not None and described is not None else ():
-        assert described is not None
-        forward = sum(layer.forward_flops for layer in described.workload.layers[slice(*stage.layers)])
+    layers, parts = state.ledger.description.workload.layers, {}
+    for stage in state.ledger.training.in_force.stages:
+        forward = sum(layer.forward_flops for layer in layers[slice(*stage.layers)])
         keeping = stage.keeping or (Keeping(),) * len(stage.replicas)
         for node, load, kept in zip(stage.replicas, stage.loads, keeping, strict=True):
             vote, work = votes.get(node), (4 if kept.checkpointing is Checkpointing.LAYER else 3) * forward * load

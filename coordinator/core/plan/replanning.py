@@ -316,7 +316,6 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     asked = Asked(planner.number + 1, question, hasty, (*waiting, *tickets))
     transition.set_planner(replace(planner, number=asked.number, asked=asked))
     ledger, training, steps = state.ledger, state.ledger.training, state.run.train.steps
-    assert ledger.described is not None
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
     apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
@@ -326,7 +325,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
         PlanWanted(
             number=asked.number,
             cluster=partial(measured_cluster, ledger, nodes),
-            workload=as_the_run_says(ledger.described.workload, state.run),
+            workload=as_the_run_says(ledger.description.workload, state.run),
             incumbent=training.plan,
             stages=pinned,
             seed=state.run.seed,

@@ -29,8 +29,7 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
         if node not in phase.states:
             transition.set_phase(same_state.told(transition.state, phase, node, ready.states))
         return
-    plan = ledger.training.plan
-    assert plan is not None
+    plan = ledger.training.in_force
     check_progress(ready.progress, plan, node)
     codecs = check_codecs(ready.codecs, plan, node, run.network)
     phase = replace(
@@ -54,8 +53,7 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
 
 
 def _begin(transition: Transition, phase: Switching) -> None:
-    ledger, plan = transition.state.ledger, transition.state.ledger.training.plan
-    assert plan is not None
+    ledger, plan = transition.state.ledger, transition.state.ledger.training.in_force
     step = ledger.training.step + 1
     finished = {number for progress in phase.progress.values() for number in progress.finished}
     transition.emit(ev.PlanStarted(ledger.training.generation, step, len(finished), phase.codecs))

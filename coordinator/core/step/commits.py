@@ -30,9 +30,7 @@ def commit_if_due(transition: Transition) -> None:
 
 def commit(transition: Transition, phase: Stepping) -> None:
     """Commits and announces a step for which all have voted, and of which nothing is known to be wrong."""
-    state, plan = transition.state, transition.state.ledger.training.plan
-    assert plan is not None
-    assert state.ledger.described is not None
+    state, plan = transition.state, transition.state.ledger.training.in_force
     squared_norm = math.fsum(phase.votes[stage.replicas[0]].squared_gradient_norm for stage in plan.stages)
     last = [phase.votes[node] for node in plan.stages[-1].replicas]
     samples = sum(vote.samples for vote in last)
@@ -42,7 +40,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
             step=phase.step,
             generation=plan.generation,
             loss=math.fsum(vote.loss_sum for vote in last) / samples,
-            tokens=samples * state.ledger.described.tokens_per_sample,
+            tokens=samples * state.ledger.description.tokens_per_sample,
             gradient_norm=math.sqrt(squared_norm),
             seconds=round(transition.now - phase.since, 6),
             samples=samples,

@@ -12,8 +12,7 @@ from dtfm.coordinator.log.steps import OVERDUE
 
 def step_overdue(transition: Transition, phase: Stepping) -> None:
     """Those may be at fault at whom the step stood when it was last interrupted, or all that have not voted."""
-    plan = transition.state.ledger.training.plan
-    assert plan is not None
+    plan = transition.state.ledger.training.in_force
     if phase.commit_by is not None:
         return  # the commit comes
     silent = set(plan.nodes) - phase.votes.keys()

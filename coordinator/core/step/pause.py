@@ -32,8 +32,7 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
         return
     if (message.generation, message.step) == (plan.generation, ledger.training.step):
         check_digest(message.state_digest)
-        assert ledger.described is not None
-        told = check_states(message.states, ledger.described.buckets)
+        told = check_states(message.states, ledger.description.buckets)
         applied, awaiting = {**phase.applied, node: message.state_digest}, phase.awaiting - {node}
         transition.set_phase(replace(phase, applied=applied, awaiting=awaiting, states={**phase.states, node: told}))
 
@@ -50,8 +49,7 @@ def end_pause(transition: Transition) -> None:
     phase, ledger = transition.state.phase, transition.state.ledger
     if transition.state.stopped or not isinstance(phase, Pausing) or phase.awaiting:
         return
-    plan, step = ledger.training.plan, ledger.training.step
-    assert plan is not None
+    plan, step = ledger.training.in_force, ledger.training.step
     for index, stage in enumerate(plan.stages):
         digests = {node: phase.applied[node].hex() for node in stage.replicas if node in phase.applied}
         if pairs := dissent(ledger, digests):
@@ -89,9 +87,7 @@ def awaits(state: State, phase: Pausing) -> str:
 def pause_overdue(transition: Transition, phase: Pausing) -> None:
     """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
     and a checkpoint by `snapshot.end_overdue`. Each node confirms by itself that it has applied the commit."""
-    state, ledger = transition.state, transition.state.ledger
-    plan, step = ledger.training.plan, ledger.training.step
-    assert plan is not None
+    state, step = transition.state, transition.state.ledger.training.step
     if step in state.evaluations:
         evaluation.lost(transition, step, f"it did not come within {state.patience:g} seconds")
     if not phase.awaiting:

@@ -28,9 +28,8 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
             f"ignored a vote of {node} for step {vote.step} of generation {vote.generation}: not in progress"
         )
         return
-    phase, described = state.phase, state.ledger.described
+    phase, described = state.phase, state.ledger.description
     assert isinstance(phase, Stepping)
-    assert described is not None
     check_vote(vote, described.buckets)
     check_clipped(vote, node, plan, is_open=state.ledger.is_open)
     if node in phase.votes:

@@ -33,8 +33,7 @@ View = TypeVar("View")
 def contradiction(state: State, phase: Stepping) -> tuple[Setback, DigestMismatch | None] | None:
     """What is wrong with the votes of a step for which all have voted; None: nothing. If replicas hold different state, also the
     event that says so."""
-    ledger, plan = state.ledger, state.ledger.training.plan
-    assert plan is not None
+    ledger, plan = state.ledger, state.ledger.training.in_force
     for index, stage in enumerate(plan.stages):
         digests = {node: phase.votes[node].state_digest.hex() for node in stage.replicas}
         if pairs := dissent(ledger, digests):

@@ -56,8 +56,7 @@ def referees(state: State, audit: Audit) -> list[str]:
     """Who else is to be asked: other parties that hold the stage, those that are believed first. Several, once an auditor has got
     another result or was given nothing to compare with; one, if the first auditor has got none. They are drawn, so that nobody
     can choose a name that comes first."""
-    plan, phase, party = state.ledger.training.plan, state.phase, state.ledger.party
-    assert plan is not None
+    plan, phase, party = state.ledger.training.in_force, state.phase, state.ledger.party
     assert isinstance(phase, Stepping)
     views = views_of(state, audit).values()
     doubted = View.WRONG in views or View.WITHHELD in views
@@ -117,8 +116,7 @@ def judged(transition: Transition, audit: Audit) -> Setback | None:
 def _due_no_more(transition: Transition, node: str) -> None:
     """Somebody has found the node's work right. Nor is an audit due of names of its party that are out of the plan."""
     memory, ledger = transition.state.auditing, transition.state.ledger
-    plan, party = ledger.training.plan, ledger.party
-    assert plan is not None
+    plan, party = ledger.training.in_force, ledger.party
     if not memory.due:
         return
     due = {
@@ -196,8 +194,7 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
 
 def _others(state: State, node: str) -> int:
     """The number of other parties that hold the node's stage, and kept what they sent."""
-    plan, phase, party = state.ledger.training.plan, state.phase, state.ledger.party
-    assert plan is not None
+    plan, phase, party = state.ledger.training.in_force, state.phase, state.ledger.party
     assert isinstance(phase, Stepping)
     stage = plan.stages[plan.stage_of(node) or 0]
     return len({party(each) for each in stage.replicas if phase.votes[each].kept} - {party(node)})

@@ -39,8 +39,7 @@ def limits(state: State, order: wire.Audit) -> Mapping[str, float]:
 
 def _codecs_compared(state: State, order: wire.Audit) -> Mapping[str, str]:
     """By what is to be compared, the codec under which it was sent; of several the roughest."""
-    codecs, plan = state.ledger.training.codecs.get(order.node, {}), state.ledger.training.plan
-    assert plan is not None
+    codecs, plan = state.ledger.training.codecs.get(order.node, {}), state.ledger.training.in_force
 
     def of(tensors: str, receivers: Collection[str]) -> str:
         used = {codec_in_use(state.run.network, codecs.get(to, {}), tensors) for to in receivers}

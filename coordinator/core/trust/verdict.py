@@ -132,9 +132,7 @@ def may_lose(ledger: Ledger, node: str, peer: str) -> bool:
 def exchange(ledger: Ledger, node: str, peer: str) -> bool:
     """Whether tensors pass between the two: both are in the plan, in the same stage or in neighbouring ones, or in any two
     where parameters are tied between layers."""
-    plan, described = ledger.training.plan, ledger.described
-    assert plan is not None
-    assert described is not None
+    plan, described = ledger.training.in_force, ledger.description
     one, other = plan.stage_of(node), plan.stage_of(peer)
     if one is None or other is None or node == peer:
         return False
