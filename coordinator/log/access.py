@@ -140,7 +140,8 @@ class Revoked:
             },
             revoked=dict(list(revoked.items())[-MOST_REVOKED:]),
         )
-        trust = ledger.trust.without_name(self.name).without_witness(who).without_audits({who})
+        worked = {node: steps for node, steps in ledger.trust.worked.items() if node != self.name}
+        trust = replace(ledger.trust.without_witness(who).without_audits({who}), worked=worked)
         return recounted(replace(ledger, access=ended, trust=trust))
 
     def narrate(self) -> str:

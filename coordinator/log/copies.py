@@ -52,7 +52,9 @@ class SnapshotWritten:
         return frozenset(bucket for first, past in self.holders.get(node, ()) for bucket in range(first, past))
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, copies=ledger.copies.with_snapshot(self))
+        older = [each for each in ledger.copies.on_disks.values() if each.spread and not self.spread]
+        on_disks = {each.step: each for each in (*older, self)}
+        return replace(ledger, copies=replace(ledger.copies, on_disks=on_disks))
 
     def narrate(self) -> str:
         holders = [f"buckets {_numbers(ranges)} on {node}" for node, ranges in self.holders.items()]
@@ -97,19 +99,8 @@ class Copies:
         on_disks = step in self.on_disks and self.on_disks[step].spread
         return step in self.checkpoints and (on_disks or not self.checkpoints[step].weights)
 
-    def with_snapshot(self, snapshot: SnapshotWritten) -> Copies:
-        older = [each for each in self.on_disks.values() if each.spread and not snapshot.spread]
-        return replace(self, on_disks={each.step: each for each in (*older, snapshot)})
-
-    def with_checkpoint(self, step: int, checkpoint: Checkpoint, keep: int) -> Copies:
-        """The ``keep`` last ones stay."""
-        kept = sorted({**self.checkpoints, step: checkpoint}.items())[-keep:]
-        return replace(self, checkpoints=dict(kept))._with_agreed(self.agreed)
-
-    def with_agreed(self, step: int, digests: tuple[str, ...]) -> Copies:
-        return self._with_agreed({**self.agreed, step: digests})
-
-    def _with_agreed(self, agreed: Mapping[int, tuple[str, ...]]) -> Copies:
+    def with_agreed(self, agreed: Mapping[int, tuple[str, ...]]) -> Copies:
+        """With those of these digests that are still remembered."""
         kept = {*sorted(agreed)[-MOST_AGREED:], *self.checkpoints, *self.on_disks}
         return replace(self, agreed={step: agreed[step] for step in sorted(kept & agreed.keys())})
 
@@ -133,8 +124,9 @@ class CheckpointWritten:
     event: Literal["checkpoint_written"] = "checkpoint_written"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        checkpoint = Checkpoint(self.folder, self.manifest, self.weights)
-        return replace(ledger, copies=ledger.copies.with_checkpoint(self.step, checkpoint, ledger.keeps_checkpoints))
+        copies, checkpoint = ledger.copies, Checkpoint(self.folder, self.manifest, self.weights)
+        kept = sorted({**copies.checkpoints, self.step: checkpoint}.items())[-ledger.keeps_checkpoints :]
+        return replace(ledger, copies=replace(copies, checkpoints=dict(kept)).with_agreed(copies.agreed))
 
     def narrate(self) -> str:
         return f"{'weights' if self.weights else 'checkpoint'} of step {self.step}: {self.folder}"
@@ -187,8 +179,12 @@ class StandbyPromoted:
 
     def apply(self, ledger: Ledger) -> Ledger:
         assert self.step == ledger.training.step
-        process = (self.node, self.incarnation)
-        return replace(ledger, training=ledger.training.with_holder(process, range(*self.layers)))
+        process, layers = (self.node, self.incarnation), range(*self.layers)
+        held = tuple(
+            holders if process in holders or layer not in layers else (*holders, process)
+            for layer, holders in enumerate(ledger.training.held)
+        )
+        return replace(ledger, training=replace(ledger.training, held=held))
 
     def narrate(self) -> str:
         layers = f"{self.layers[0]}-{self.layers[1] - 1}"
@@ -205,7 +201,8 @@ class StateAgreed:
     event: Literal["state_agreed"] = "state_agreed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, copies=ledger.copies.with_agreed(self.step, self.digests))
+        agreed = {**ledger.copies.agreed, self.step: self.digests}
+        return replace(ledger, copies=ledger.copies.with_agreed(agreed))
 
     def narrate(self) -> str:
         return f"the digests of the state after step {self.step} are agreed on"

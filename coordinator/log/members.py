@@ -70,8 +70,9 @@ class NodeJoined:
 
     def apply(self, ledger: Ledger) -> Ledger:
         member = Member(self.address, self.device, self.incarnation, candidates=self.candidates, relay=self.relay)
-        members = {**ledger.members, self.node: member}
-        return recounted(replace(ledger, members=members, trust=ledger.trust.with_newcomer(self.node)))
+        members, worked = {**ledger.members, self.node: member}, ledger.trust.worked
+        worked = {**worked, self.node: worked.get(self.node, 0)}
+        return recounted(replace(ledger, members=members, trust=replace(ledger.trust, worked=worked)))
 
     def narrate(self) -> str:
         device = self.device

@@ -81,7 +81,8 @@ def _reason(ledger: Ledger, name: str, standing: Standing, audits: Audits) -> st
         return "whoever runs the coordinator vouches for it"
     if standing is Standing.PROVEN:
         return said_of(audits) if _is_shown(audits) else "members of this run know each other"
-    so_far = f"{said_of(audits)}; {_lacks(audits)}" if audits.clean else "no audit of its work yet"
+    lacks = "another party has to find it right, too" if audits.clean >= PROVEN_AFTER else f"{PROVEN_AFTER} prove it"
+    so_far = f"{said_of(audits)}; {lacks}" if audits.clean else "no audit of its work yet"
     if (forgiven := ledger.trust.forgiven.get(ledger.party(name))) is not None:
         return f"an operator has forgiven it, after {forgiven.charge} in step {forgiven.step}; {so_far}"
     return so_far
@@ -90,11 +91,6 @@ def _reason(ledger: Ledger, name: str, standing: Standing, audits: Audits) -> st
 def _is_shown(audits: Audits | None) -> bool:
     """Whether audits show that a stranger's work is right."""
     return audits is not None and audits.clean >= PROVEN_AFTER and audits.witnessed
-
-
-def _lacks(audits: Audits) -> str:
-    enough = audits.clean >= PROVEN_AFTER
-    return "another party has to find it right, too" if enough else f"{PROVEN_AFTER} prove it"
 
 
 def said_of(audits: Audits) -> str:

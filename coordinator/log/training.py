@@ -23,6 +23,9 @@ Codecs = Mapping[str, Mapping[str, str]]
 MOST_LOSSES = 9
 """The number of losses that are remembered."""
 
+MOST_DAMAGED = 100
+"""The number of reports of a damaged snapshot that are remembered, the last ones."""
+
 Process = tuple[str, str]
 """A node, and its incarnation."""
 
@@ -80,15 +83,6 @@ class Training:
         if self.plan is None or node not in self.plan.nodes or self.step in self.losses[-1:]:
             return self
         return replace(self, losses=(*self.losses, self.step)[-MOST_LOSSES:])
-
-    def with_holder(self, process: Process, layers: Collection[int]) -> Training:
-        return replace(
-            self,
-            held=tuple(
-                holders if process in holders or layer not in layers else (*holders, process)
-                for layer, holders in enumerate(self.held)
-            ),
-        )
 
     def back_to(self, step: int) -> Training:
         """Nobody holds the state as of ``step`` in memory, and no work done until now counts."""
@@ -173,7 +167,7 @@ class PlanStarted:
             for _ in range(*stage.layers)
         )
         training = replace(ledger.training, held=held, codecs=self.codecs)
-        return replace(ledger, training=training, trust=ledger.trust.after_a_plan_began())
+        return replace(ledger, training=training, trust=replace(ledger.trust, damaged_by=()))
 
     def narrate(self) -> str:
         under = codecs_in_use(self.codecs)
@@ -228,7 +222,7 @@ def _but_damaged(ledger: Ledger, node: str, *, from_checkpoint: bool) -> Ledger:
     trust, copies, step = ledger.trust, ledger.copies, ledger.training.step
     said = {*trust.damaged_by, node}
     several = ledger.is_alone or len({ledger.party(name) for name in said}) > 1
-    noted = replace(ledger, trust=trust.with_damage(node))
+    noted = replace(ledger, trust=replace(trust, damaged_by=(*trust.damaged_by, node)[-MOST_DAMAGED:]))
     if not trust.damaged_by or not several:
         return noted
     settled = replace(noted, trust=replace(trust, damaged_by=()))

@@ -29,9 +29,6 @@ MOST_KNOWN = 20_000
 MOST_SUSPICIONS = 1000
 """The number of suspicions that are remembered, the last ones."""
 
-MOST_DAMAGED = 100
-"""The number of reports of a damaged snapshot that are remembered, the last ones."""
-
 MOST_QUARANTINED = 10_000
 """The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
 
@@ -267,13 +264,6 @@ class Trust:
     damaged_by: tuple[str, ...] = ()
     """Since a plan last started, who said that the snapshot to go on from is damaged."""
 
-    def with_newcomer(self, node: str) -> Trust:
-        return self if node in self.worked else replace(self, worked={**self.worked, node: 0})
-
-    def without_name(self, name: str) -> Trust:
-        """The name was revoked, and belongs to nobody again."""
-        return replace(self, worked={node: steps for node, steps in self.worked.items() if node != name})
-
     def without_member(self, node: str) -> Trust:
         """The node has left. That others have lost it says nothing of their lines any more."""
         return self._but(lambda each: each.said.charge is Charge.PEER_LOST and node in each.nodes)
@@ -290,16 +280,10 @@ class Trust:
             left = tuple(each for each in after if each is not None)
         return replace(self, worked={**self.worked, **did}, began=began, commits=commits, suspicions=left)
 
-    def after_a_plan_began(self) -> Trust:
-        return replace(self, damaged_by=()) if self.damaged_by else self
-
     def back_to(self, step: int) -> Trust:
         """Training has gone back to this step."""
         audits = {who: of.until(step) for who, of in self.audits.items()}
         return replace(self, audits=audits, began={who: min(each, step) for who, each in self.began.items()})
-
-    def with_damage(self, node: str) -> Trust:
-        return replace(self, damaged_by=(*self.damaged_by, node)[-MOST_DAMAGED:])
 
     def with_quarantine(self, event: NodeQuarantined, names: Collection[str]) -> Trust:
         """``names``: all that it binds."""
