@@ -4,11 +4,16 @@ and planning read."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dtfm.coordinator.core.givers import believed
+from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.core.state import Admission, Layers, Session, Standby, State
 from dtfm.coordinator.log.ledger import Ledger
+
+MOST_DONORS = 8
+"""The number of donors that a standby is named for each layer: those with the fastest links to it."""
 
 
 class Kind(enum.Enum):
@@ -124,6 +129,46 @@ def on_disk(state: State, step: int, buckets: Collection[int]) -> Mapping[int, t
     return {bucket: tuple(nodes) for bucket, nodes in sorted(holders.items())}
 
 
+def fastest_donors(state: State, node: str, holders: Sequence[str]) -> tuple[str, ...]:
+    """Of a layer's ``holders``, without ``node`` itself and those that it should not believe: those with the fastest links to it,
+    the fastest first."""
+
+    def bandwidth(donor: str) -> float:
+        link = state.ledger.reach.links.get(donor, {}).get(node)
+        return link.bandwidth if link is not None else 0.0
+
+    others = [holder for holder in believed(state.ledger, node, holders) if holder != node]
+    return tuple(sorted(others, key=lambda donor: (-bandwidth(donor), donor))[:MOST_DONORS])
+
+
+def donors_at_work(state: State) -> frozenset[str]:
+    """Nodes whose state others fetch for the plan that is about to begin, or copy without having caught up yet."""
+    plan, holders = state.ledger.training.plan, state.ledger.holders
+    wanted = [standby.layers for standby in standbys_of(state).values() if standby.caught_up is None]
+    if isinstance(state.phase, Switching) and plan is not None:
+        wanted += [
+            stage.layers
+            for stage in plan.stages
+            if not all(set(nodes).issuperset(stage.replicas) for nodes in holders[slice(*stage.layers)])
+        ]
+    return frozenset(node for layers in wanted for nodes in holders[slice(*layers)] for node in nodes)
+
+
+def machines(ledger: Ledger) -> Mapping[str, str]:
+    """By member, its machine, which has one key for all its nodes.
+
+    Where all members are on one machine no copy outlives it. There each counts as on a machine of its own: copies still outlive
+    a process.
+    """
+    keys = {node: ledger.access.names[node].key if node in ledger.access.names else node for node in ledger.members}
+    return keys if len(set(keys.values())) > 1 else {node: node for node in ledger.members}
+
+
+def machines_of(machine: Mapping[str, str], nodes: Iterable[str]) -> frozenset[str]:
+    """The machines of these nodes; ``machine``: see `machines`, which looks at every member, so call it outside of loops."""
+    return frozenset(machine.get(node, node) for node in nodes)
+
+
 def is_under_way(state: State, step: int) -> bool:
     """Whether the state after ``step`` is on its way to the disks, or to a checkpoint."""
     kept = state.safekeeping
@@ -155,14 +200,12 @@ def _files(state: State) -> tuple[tuple[Copy, ...], ...]:
         for bucket, nodes in on_disk(state, snapshot.step, range(len(files))).items():
             files[bucket] += [Copy(Kind.DISK, node, snapshot.step) for node in nodes]
         for node in snapshot.holders:
-            if not _has_reported_its_disk(sessions.get(node)) and ledger.quarantine_of(node) is None:
+            session = sessions.get(node)
+            has_reported = session is not None and session.admission is not Admission.JOINED
+            if not has_reported and ledger.quarantine_of(node) is None:
                 for bucket in snapshot.buckets_of(node):
                     files[bucket].append(Copy(Kind.DISK, node, snapshot.step, here=False))
     return tuple(map(tuple, files))
-
-
-def _has_reported_its_disk(session: Session | None) -> bool:
-    return session is not None and session.admission is not Admission.JOINED
 
 
 def _of(kind: Kind, table: tuple[tuple[Copy, ...], ...]) -> tuple[tuple[Copy, ...], ...]:

@@ -10,13 +10,14 @@ from itertools import zip_longest
 
 from dtfm.coordinator.core.copies.availability import (
     availability,
+    fastest_donors,
+    machines,
+    machines_of,
     parameter_bytes,
     standby_of,
     standbys_of,
     step_of,
 )
-from dtfm.coordinator.core.copies.donors import fastest_donors
-from dtfm.coordinator.core.copies.machines import machines, machines_of
 from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.phases import Stepping
@@ -68,7 +69,10 @@ def arrange(transition: Transition) -> None:
             caught_up_before = same is not None and (same.caught_up is not None or same.caught_up_before)
             standby = Standby(number, ledger.training.generation, layers, caught_up_before=caught_up_before)
             named = _named(state, node, layers)
-            may_have = _both(named, session.copies_from) if same is not None else named
+            # What it has copied from those named before it keeps, if one of those named now goes on with it.
+            before_it = session.copies_from if same is not None else ()
+            both = zip_longest(named, before_it, fillvalue=())
+            may_have = tuple(tuple(sorted({*now, *then})) for now, then in both)
             transition.set_session(replace(session, standby=standby, copies_from=may_have))
             transition.send([node], wire.CoordinatorMessage(standby=_request(state, number, layers, named)))
 
@@ -342,11 +346,6 @@ def _named(state: State, node: str, layers: Layers) -> Givers:
     return tuple(
         fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])
     )
-
-
-def _both(named: Givers, before: Givers) -> Givers:
-    """What it has copied from those named before it keeps, if one of those named now goes on with it."""
-    return tuple(tuple(sorted({*now, *then})) for now, then in zip_longest(named, before, fillvalue=()))
 
 
 def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:

@@ -27,7 +27,6 @@ from dtfm.coordinator.core.trust.disputes import (
     kept_apart,
     standing_against,
 )
-from dtfm.coordinator.core.trust.standing import weakest
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Pair, pair_of
@@ -249,6 +248,22 @@ def _weaker(state: State, names: Sequence[str], said: Suspicion) -> Guilty:
     accused = weakest(ledger, [name for name in names if _is_outnumbered(ledger, name, heard[name])] or names)
     others = tuple(sorted(name for name in names if ledger.party(name) != ledger.party(accused)))
     return Guilty(accused, said.said.charge, said.said.reason, others, undecided=True)
+
+
+def weakest(ledger: Ledger, names: Iterable[str]) -> str:
+    """The one whose party has the least standing (log/standing.py), then took part in the fewest committed steps, then came
+    last."""
+    steps: dict[str, int] = {}  # by party, in the order in which they came
+    for node, worked in ledger.trust.worked.items():
+        who = ledger.party(node)
+        steps[who] = max(worked, steps.get(who, 0))
+    came = [*steps]
+
+    def standing(name: str) -> tuple[int, int, int]:
+        who = ledger.party(name)
+        return standing_of(ledger, name), steps.get(who, 0), -came.index(who) if who in steps else -len(came)
+
+    return min(sorted(names), key=standing)
 
 
 def _attempts(said: Iterable[Suspicion]) -> int:

@@ -1,4 +1,4 @@
-"""Copies on one machine count as one, because they are lost together: `core/copies/machines.py`."""
+"""Copies on one machine count as one, because they are lost together: `core/copies/availability.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.copies.machines import machines, machines_of
+from dtfm.coordinator.core.copies.availability import machines, machines_of
 from dtfm.coordinator.core.copies.standby import commit_waits_for, rests_on_one_machine, wanted_standbys
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.log.ledger import fold

@@ -1,8 +1,8 @@
-"""Who is one party, and whose word weighs more: `core/trust/standing.py`."""
+"""Who is one party, and whose word weighs more: `core/trust/verdict.py`."""
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.trust.standing import weakest
+from dtfm.coordinator.core.trust.verdict import weakest
 from dtfm.coordinator.log.access import Access, Holder
 from dtfm.coordinator.log.events import DeviceSeen, NodeJoined, NodeLeft, Revoked
 from dtfm.coordinator.log.ledger import Ledger
