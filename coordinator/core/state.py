@@ -249,11 +249,11 @@ class Evaluation:
 class SnapshotTally:
     """A snapshot under way of the state after ``step``, begun at ``since``.
 
-    ``writers``, each with its layers, have still to report what they wrote to their disks. ``parts`` are reported, by bucket;
-    ``written``: by bucket and node. ``spread``: what is on one machine alone is copied to another. ``checkpoint``: once all is
-    written, it goes to a checkpoint. ``fetching``: by node, the buckets that it copies from other disks; ``unable``: nodes that
-    could not keep a part; ``problem``: why the first of these could not. Nodes are waited for until ``due``; ``heard`` is when
-    one last reported.
+    ``writers``, each with its layers, have still to report what they wrote to their disks. ``written`` is reported, by bucket and
+    node; ``parts``: what of it counts, once all have, by bucket. ``spread``: what is on one machine alone is copied to another.
+    ``checkpoint``: once all is written, it goes to a checkpoint. ``fetching``: by node, the buckets that it copies from other
+    disks; ``unable``: nodes that could not keep a part; ``problem``: why the first of these could not. Nodes are waited for until
+    ``due``; ``heard`` is when one last reported.
     """
 
     step: int

@@ -73,7 +73,8 @@ def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -
         for part in message.parts
         if part.bucket in mine
     }
-    wrong = [b for b, file in files.items() if not upload.weights and not _is_as_on_disk(file, upload.parts[b])]
+    sent = {bucket: ev.SnapshotPart(file.size_bytes, file.digest) for bucket, file in files.items()}
+    wrong = [bucket for bucket, part in sent.items() if not upload.weights and part != upload.parts[bucket]]
     files = {bucket: file for bucket, file in files.items() if bucket not in wrong}
     upload = replace(upload, files={**upload.files, **files}, sent_by={**upload.sent_by, **dict.fromkeys(files, node)})
     left = replace(upload.sending[node], buckets=mine - files.keys())
@@ -228,10 +229,6 @@ def _go_on(transition: Transition) -> None:
         disks.tidy(transition)
     else:
         _wait(transition, upload.problem or f"bucket {min(missing)} is on no disk that is here")
-
-
-def _is_as_on_disk(file: ev.CheckpointFile, part: ev.SnapshotPart) -> bool:
-    return (file.size_bytes, file.digest) == (part.size_bytes, part.digest)
 
 
 def _send(transition: Transition, upload: Upload, node: str, buckets: Collection[int], size: float) -> Upload:

@@ -12,14 +12,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, disks
-from dtfm.coordinator.core.copies.availability import on_disk, parameter_bytes
-from dtfm.coordinator.core.copies.donors import donors_at_work
-from dtfm.coordinator.core.copies.files import same_file, settle_files
-from dtfm.coordinator.core.copies.machines import machines, machines_of
+from dtfm.coordinator.core.copies.availability import (
+    donors_at_work,
+    machines,
+    machines_of,
+    on_disk,
+    parameter_bytes,
+)
+from dtfm.coordinator.core.copies.files import settle_files
 from dtfm.coordinator.core.copies.standby import rests_on_one_machine
 from dtfm.coordinator.core.messages import part_message, peer_message
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state import Layers, Session, SnapshotTally, State
+from dtfm.coordinator.core.state import Session, SnapshotTally, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.files import check_own_layers, check_parts
 from dtfm.coordinator.log import events as ev
@@ -53,7 +57,10 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
     kept = transition.state.safekeeping
     due = checkpoint or kept.checkpoint_due
     if last:
-        _abandon(transition, "it was not done when training came to an end")
+        reason = "it was not done when training came to an end"
+        if kept.snapshot is not None:
+            _give_up(transition, kept.snapshot, reason)
+        checkpoints.give_up(transition, reason)
     waits = not last and (kept.snapshot is not None or (kept.upload is not None and not kept.upload.is_in_trouble))
     kept = replace(transition.state.safekeeping, checkpoint_due=due and waits)
     transition.set_safekeeping(kept)
@@ -64,8 +71,9 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
         return False
     plan = transition.state.ledger.training.in_force
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
-    longest = max(_state_bytes(transition.state, layers) for layers in writers.values()) / DISK_BANDWIDTH
-    due_by = _due(transition, longest)
+    most_bytes = max(parameter_bytes(transition.state, layers) for layers in writers.values())
+    most_bytes *= transition.state.ledger.description.workload.bytes_moved_per_parameter_byte
+    due_by = _due(transition, most_bytes / DISK_BANDWIDTH)
     tally = SnapshotTally(
         step, transition.now, writers, due=due_by, heard=transition.now, spread=spread, checkpoint=sends
     )
@@ -81,16 +89,11 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
         transition.log(f"ignored the parts of a snapshot of step {message.step} from {node}: none is awaited")
         return
     told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex()) for part in message.parts}
-    parts = tally.parts
+    mine = frozenset(bucket for bucket, part in told.items() if part == tally.parts.get(bucket))
     if node in tally.writers:
         check_own_layers(message, tally.writers[node], len(described.workload.layers))
         written = {bucket: {**tally.written.get(bucket, {}), node: part} for bucket, part in told.items()}
-        tally, parts = replace(tally, written={**tally.written, **written}), {**told, **parts}
-    mine = frozenset(bucket for bucket, part in told.items() if same_file(part, parts.get(bucket)))
-    if len(mine) < len(told):
-        transition.log(
-            f"{node} has different files for {len(told) - len(mine)} buckets of step {message.step} than the other nodes"
-        )
+        tally = replace(tally, written={**tally.written, **written})
     problem = f"{node}: {shorten(message.problem)}" if message.problem else ""
     if problem:
         transition.log(f"part of the snapshot of step {message.step} is missing on {problem}")
@@ -98,20 +101,21 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
     tally = replace(
         _without(tally, node),
         heard=transition.now,
-        parts=parts,
         unable=tally.unable | {node} if unable else tally.unable,
         problem=tally.problem or problem,
     )
     _set(transition, tally)
-    all_mine = session.on_disk.get(tally.step, frozenset()) | mine
-    transition.set_session(replace(session, on_disk={**session.on_disk, tally.step: all_mine}))
+    if mine:
+        mine |= session.on_disk.get(tally.step, frozenset())
+        transition.set_session(replace(session, on_disk={**session.on_disk, tally.step: mine}))
     _go_on(transition, tally)
 
 
 def node_left(transition: Transition, node: str) -> None:
     """What the node was to write, fetch or send is not awaited any more, even if it returns."""
     if (tally := transition.state.safekeeping.snapshot) is not None:
-        tally = _without(tally, node)
+        written = {bucket: {n: part for n, part in of.items() if n != node} for bucket, of in tally.written.items()}
+        tally = replace(_without(tally, node), written=written)
         _set(transition, tally)
         _go_on(transition, tally)
     checkpoints.node_left(transition, node)
@@ -213,7 +217,8 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
 def _may_become_whole(state: State, tally: SnapshotTally) -> bool:
     """Whether every layer's bucket is written, or is being written."""
     coming = {layer for layers in tally.writers.values() for layer in range(*layers)}
-    return coming.union(tally.parts).issuperset(range(len(state.ledger.holders)))
+    written = {bucket for bucket, files in tally.written.items() if files}
+    return coming.union(written).issuperset(range(len(state.ledger.holders)))
 
 
 def _end_with_what_there_is(transition: Transition, tally: SnapshotTally, *, spread: bool = True) -> None:
@@ -241,14 +246,6 @@ def _give_up(transition: Transition, tally: SnapshotTally, reason: str) -> None:
     if tally.spread:
         _put_off(transition, tally.heard - tally.since)
     _end(transition)
-
-
-def _abandon(transition: Transition, reason: str) -> None:
-    kept = transition.state.safekeeping
-    if kept.snapshot is not None:
-        _give_up(transition, kept.snapshot, reason)
-    if kept.upload is not None:
-        checkpoints.give_up(transition, reason)
 
 
 def _end(transition: Transition) -> None:
@@ -310,10 +307,6 @@ def _all_on_disk(state: State, tally: SnapshotTally) -> Holders | None:
 def _due(transition: Transition, seconds: float) -> float:
     """The deadline for a part that should take ``seconds``."""
     return transition.now + PATIENCE_FACTOR * max(seconds, transition.state.lease)
-
-
-def _state_bytes(state: State, layers: Layers) -> float:
-    return parameter_bytes(state, layers) * state.ledger.description.workload.bytes_moved_per_parameter_byte
 
 
 def _ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -38,5 +38,6 @@ def check_moments(message: wire.Uploaded, *, weights: bool) -> None:
 
 def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: int) -> None:
     """Raises Refused for parts of other layers than the node's ``own``. Buckets from number ``layers`` on are used by several."""
-    strange = [part.bucket for part in message.parts if part.bucket < layers and part.bucket not in range(*own)]
-    require(not strange, "parts.bucket", strange[:1], f"of the node's layers, {own[0]} to {own[1] - 1}")
+    for part in message.parts:
+        its_own = part.bucket >= layers or part.bucket in range(*own)
+        require(its_own, "parts.bucket", part.bucket, f"of the node's layers, {own[0]} to {own[1] - 1}")

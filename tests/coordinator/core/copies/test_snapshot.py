@@ -351,6 +351,7 @@ def test_files_that_were_not_asked_for_are_ignored() -> None:
     report_files(world, "a", 7, [0, 1])
     report_written(world, "a")
     report_files(world, "a", 2, [2, 3])
+    report_written(world, "b")
     assert world.state.members.sessions["a"].on_disk == {2: frozenset({0, 1})}
 
 
