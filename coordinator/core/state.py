@@ -143,7 +143,7 @@ class RememberedLinks:
 class Members:
     """Who is connected, and what is remembered of those who left.
 
-    ``sessions``, ``contenders``, ``links`` and ``left`` are by node. ``left``: when a node was lost; -inf, if it ended for good.
+    ``sessions``, ``contenders`` and ``links`` are by node. ``ended``: those that left for good last, the oldest first.
     ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
     dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
     last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
@@ -155,7 +155,7 @@ class Members:
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     links: Mapping[str, RememberedLinks] = field(default_factory=dict)
-    left: Mapping[str, float] = field(default_factory=dict)
+    ended: tuple[str, ...] = ()
     looked: float = -math.inf
     hearing: float = -math.inf
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from dtfm.coordinator.core.copies.availability import availability
@@ -28,7 +27,7 @@ def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
     GRACE_LEASES; after a restart at least GRACE_LEASES, since nodes should notice only a pause."""
     table = availability(state)
     absent = {copy.node for bucket in (*table.memory, *table.files) for copy in bucket if not copy.here}
-    returning = {node for node in absent if state.members.left.get(node, 0.0) > -math.inf}
+    returning = absent.difference(state.members.ended)
     with_them, without = table.resume_point(returning), table.resume_point()
     if with_them.step <= without.step:
         return None

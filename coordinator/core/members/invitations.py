@@ -7,7 +7,7 @@ import hmac
 import re
 from collections.abc import Collection, Sequence
 
-from dtfm.coordinator.core.members.leaving import leave
+from dtfm.coordinator.core.members.leaving import part_with
 from dtfm.coordinator.core.refusal import Refused, name_some, require, shorten
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
@@ -60,19 +60,21 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
     check_version(request.protocol_version)
     check_name(request.name)
     key = base64.b64encode(request.public_key).decode()
-    holder = ledger.access.names.get(request.name)
+    holder, invited = ledger.access.names.get(request.name), ledger.access.invitations.get(request.invitation)
     if (why := ledger.trust.quarantined.get(key)) is not None:
         raise Refused(
             wire.QUARANTINED, f"the key is that of {why.node}, which is quarantined: {why.charge}: {why.reason}"
         )
     if holder is None or holder.key != key:
-        shown = _same_machine(ledger, request, key) or _shown(ledger, request, at, key)
+        known = (other for other in ledger.access.names.values() if other.key == key and other.role == Role.NODE)
+        same_machine = next(known, None) if Role.NODE in request.roles else None
+        shown = same_machine or _shown(ledger, request, at, key)
         _check_free(ledger, request.name, holder)
         _check_room(ledger, key)
         if len(ledger.access.names) >= MOST_NAMES:
             raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
         holder = shown
-    elif holder.role == Role.VIEWER and _invited_as(ledger, request) == Role.OPERATOR:
+    elif holder.role == Role.VIEWER and invited is not None and invited.role == Role.OPERATOR:
         holder = _shown(ledger, request, at, key)
     _check_role(holder.role, request)
     return holder
@@ -90,7 +92,9 @@ def revoke(transition: Transition, what: str, by: str, at: float) -> str:
         others = sorted(name for name, other in ledger.access.names.items() if other.key == holder.key and name != what)
         for name in (what, *others):
             transition.emit(ev.Revoked(name, ended if name == what else (), at, by))
-        transition.send(transition.state.members.sessions.keys() - {what, *others}, _revoked_names(transition))
+        told = wire.Revoked(names=sorted(transition.state.ledger.access.revoked))
+        peers = transition.state.members.sessions.keys() - {what, *others}
+        transition.send(peers, wire.CoordinatorMessage(revoked=told))
         for name in (what, *others):
             _cut_off(transition, name)
         sentence = f"{what} ({holder.role}) is cut off"
@@ -130,18 +134,6 @@ def check_operator(ledger: Ledger, by: str) -> None:
         raise Refused(wire.REVOKED, f"the access of {by!r} was revoked")
     if holder.role != Role.OPERATOR:
         raise Refused(wire.ROLE, f"this is for the role {Role.OPERATOR}, and {by} is a {holder.role}")
-
-
-def _invited_as(ledger: Ledger, request: wire.EnrolRequest) -> str | None:
-    """The role of the invitation that is named, good or not."""
-    invited = ledger.access.invitations.get(request.invitation)
-    return None if invited is None else invited.role
-
-
-def _same_machine(ledger: Ledger, request: wire.EnrolRequest, key: str) -> Holder | None:
-    """As what another node was enrolled that has the key already."""
-    known = (h for h in ledger.access.names.values() if h.key == key and h.role == Role.NODE)
-    return next(known, None) if Role.NODE in request.roles else None
 
 
 def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float, key: str) -> Holder:
@@ -211,12 +203,5 @@ def _cut_off(transition: Transition, name: str) -> None:
         transition.set_members(members.without_contender(name))
         transition.commands.append(HangUp(contender.stream))
     if (session := members.sessions.get(name)) is not None:
-        sentence = "its access was revoked"
         refusal = wire.Refusal(reason=wire.REVOKED, sentence=f"the access of {name!r} was revoked")
-        transition.send([name], wire.CoordinatorMessage(refusal=refusal))
-        transition.commands.append(HangUp(session.stream))
-        leave(transition, session, sentence, for_good=True)
-
-
-def _revoked_names(transition: Transition) -> wire.CoordinatorMessage:
-    return wire.CoordinatorMessage(revoked=wire.Revoked(names=sorted(transition.state.ledger.access.revoked)))
+        part_with(transition, session, wire.CoordinatorMessage(refusal=refusal), "its access was revoked")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, snapshot
@@ -25,13 +24,10 @@ def leave(transition: Transition, session: Session, reason: str, *, for_good: bo
     """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost."""
     node, plan, before = session.node, transition.state.ledger.training.plan, transition.state.ledger.reach.ways
     links.remember(transition, session)
-    transition.set_members(transition.state.members.without_session(node))
+    others = tuple(other for other in transition.state.members.ended if other != node)
+    ended = (*others, node)[-MAX_NODES:] if for_good else others
+    transition.set_members(replace(transition.state.members.without_session(node), ended=ended))
     transition.emit(ev.NodeLeft(node, reason))
-    left = {other: then for other, then in transition.state.members.left.items() if other != node}
-    for oldest in list(left)[: max(len(left) + 1 - MAX_NODES, 0)]:
-        del left[oldest]
-    left[node] = -math.inf if for_good else transition.now
-    transition.set_members(replace(transition.state.members, left=left))
     drop_stale_choice(transition)
     if transition.state.stopped:
         return
@@ -40,6 +36,13 @@ def leave(transition: Transition, session: Session, reason: str, *, for_good: bo
         transition.find(Gone(node, reason))
     else:
         snapshot.node_left(transition, node)
+
+
+def part_with(transition: Transition, session: Session, last_word: wire.CoordinatorMessage, reason: str) -> None:
+    """Sends the node home, for good."""
+    transition.send([session.node], last_word)
+    transition.commands.append(HangUp(session.stream))
+    leave(transition, session, reason, for_good=True)
 
 
 def wants_to_leave(transition: Transition, session: Session, leaving: wire.Leaving) -> None:
@@ -57,11 +60,8 @@ def let_go(transition: Transition) -> None:
         session = transition.state.members.sessions.get(node)
         if session is None or transition.state.stopped or _is_needed(transition, session):
             continue
-        reason = f"in order: {members[node].leaving}"
         finish = wire.Finish(completed=True, reason="Left in order; the run goes on without this node.")
-        transition.send([node], wire.CoordinatorMessage(finish=finish))
-        transition.commands.append(HangUp(session.stream))
-        leave(transition, session, reason, for_good=True)
+        part_with(transition, session, wire.CoordinatorMessage(finish=finish), f"in order: {members[node].leaving}")
 
 
 def _is_needed(transition: Transition, session: Session) -> bool:

@@ -3,10 +3,10 @@ forgive. Who is at fault is decided in trust/verdict.py."""
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.members.leaving import leave
+from dtfm.coordinator.core.members.leaving import part_with
 from dtfm.coordinator.core.refusal import Refused, name_some, shorten
 from dtfm.coordinator.core.state import Admission
-from dtfm.coordinator.core.transition import HangUp, Transition
+from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.verdict import Guilty
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -65,9 +65,7 @@ def part_with_quarantined(transition: Transition) -> None:
         if session is None or refused is None or transition.state.stopped:
             continue
         refusal = wire.Refusal(reason=refused.reason, sentence=str(refused))
-        transition.send([node], wire.CoordinatorMessage(refusal=refusal))
-        transition.commands.append(HangUp(session.stream))
-        leave(transition, session, "it is quarantined", for_good=True)
+        part_with(transition, session, wire.CoordinatorMessage(refusal=refusal), "it is quarantined")
     _drop_its_description(transition)
 
 
@@ -81,11 +79,9 @@ def _drop_its_description(transition: Transition) -> None:
 
 def tell_peers(transition: Transition) -> None:
     """Tells all members who is quarantined now, if the tick has changed it: certificates outlast a quarantine's beginning."""
-    before, ledger = transition.before.ledger, transition.state.ledger
-    if ledger.trust.quarantined is before.trust.quarantined or transition.state.stopped:
-        return
-    if (names := ledger.quarantined_names) != before.quarantined_names:
-        told = wire.CoordinatorMessage(quarantined=wire.Quarantined(names=names))
+    ledger = transition.state.ledger
+    if ledger.trust.quarantined is not transition.before.ledger.trust.quarantined and not transition.state.stopped:
+        told = wire.CoordinatorMessage(quarantined=wire.Quarantined(names=ledger.quarantined_names))
         transition.send(transition.state.members.sessions, told)
 
 
