@@ -227,9 +227,10 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation in hand. ``chains``: those of held_out_chains, by micro-batch; ``reports``: by node at the end of some, the
-    mean loss of each of these."""
+    """An evaluation in hand, after ``step``. ``chains``: those of held_out_chains, by micro-batch; ``reports``: by node at the
+    end of some, the mean loss of each of these."""
 
+    step: int
     generation: int
     chains: tuple[tuple[str, ...], ...]
     reports: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -383,7 +384,7 @@ class State:
     secret: bytes = field(repr=False)
     members: Members = field(default_factory=Members)
     planner: Planner = field(default_factory=Planner)
-    evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
@@ -397,7 +398,7 @@ class State:
         return replace(
             self,
             planner=Planner(number=self.planner.number),
-            evaluations={},
+            evaluation=None,
             safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
             speeds={},
             auditing=Auditing(self.auditing.number),

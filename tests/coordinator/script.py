@@ -349,7 +349,7 @@ class World:
     def evaluate(self, *nodes: str, loss: float = 2.0) -> None:
         """The nodes, by default all that are to, report the held-out loss after the last commit, if it is awaited."""
         plan, step = self.plan_in_force, self.state.ledger.training.step
-        if (evaluation := self.state.evaluations.get(step)) is None:
+        if (evaluation := self.state.evaluation) is None:
             self.hear(last_busy(plan_message(plan)), evaluated(plan.generation, step))
             return
         for node in nodes or sorted(evaluation.expected):

@@ -73,9 +73,9 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     if planner.asked is not None:
         answer(transition, planner.asked.tickets, False, "the plan has just changed")
     transition.set_planner(replace(planner, asked=None, chosen=None, has_planned=True))
-    for step in transition.state.evaluations:
-        transition.log(f"no held-out loss after step {step}: the plan changes before it is there")
-    transition.state = replace(transition.state, evaluations={})
+    if (pending := transition.state.evaluation) is not None:
+        transition.log(f"no held-out loss after step {pending.step}: the plan changes before it is there")
+        transition.state = replace(transition.state, evaluation=None)
     known = _what_holders_told(transition.state) if ledger.training.step == before else {}
     ledger, deadline = transition.state.ledger, transition.now + transition.state.patience
     named = givers(ledger, ledger.ready)

@@ -48,7 +48,7 @@ def announce(transition: Transition, plan: Plan) -> None:
         transition.enter(Pausing(transition.now + state.patience, frozenset(awaiting), for_leaver=for_leaver))
         return
     copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
-    alone = not (state.evaluations or state.safekeeping.snapshot or state.safekeeping.upload or copying)
+    alone = not (state.evaluation or state.safekeeping.snapshot or state.safekeeping.upload or copying)
     deadline = transition.now + patience(transition, usual=alone)
     committed_by = phase.commit_by if isinstance(phase, Stepping) and phase.commit_by is not None else -math.inf
     transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by))

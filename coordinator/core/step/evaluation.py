@@ -21,23 +21,18 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import held_out_chains
 from dtfm.scheduler.model.plan import Plan
 
-MOST_EVALUATIONS = 4
-"""The number of held-out losses that are awaited at a time. If another one begins, the oldest is given up."""
-
 
 def expect(transition: Transition, step: int, plan: Plan) -> None:
-    """The last nodes of the held-out micro-batches' chains report their part of the held-out loss."""
-    state, pending = transition.state, transition.state.evaluations
-    if len(pending) >= MOST_EVALUATIONS:
-        lost(transition, min(pending), f"it was not done when that of step {step} began")
-    held_out = held_out_chains(plan, _held_out(state), twice=state.ledger.is_open)
-    _set(transition, step, Evaluation(plan.generation, held_out))
+    """The last nodes of the held-out micro-batches' chains report their part of the held-out loss, before they vote again."""
+    lost(transition, f"it was not done when that of step {step} began")
+    held_out = held_out_chains(plan, _held_out(transition.state), twice=transition.state.ledger.is_open)
+    transition.state = replace(transition.state, evaluation=Evaluation(step, plan.generation, held_out))
 
 
 def reported(transition: Transition, node: str, report: wire.Evaluated) -> None:
     """A node's part of the held-out loss."""
-    evaluation = transition.state.evaluations.get(report.step)
-    if evaluation is None or evaluation.generation != report.generation or node not in evaluation.expected:
+    evaluation, attempt = transition.state.evaluation, (report.step, report.generation)
+    if evaluation is None or (evaluation.step, evaluation.generation) != attempt or node not in evaluation.expected:
         transition.log(f"ignored an evaluation of step {report.step} from {node}: none is awaited")
         return
     number, due = len(report.losses), len(evaluation.expected[node])
@@ -46,39 +41,41 @@ def reported(transition: Transition, node: str, report: wire.Evaluated) -> None:
         transition.log(f"ignored a second evaluation of step {report.step} from {node}")
         return
     if not is_finite(*report.losses):
-        lost(transition, report.step, f"{node} says it is {math.fsum(report.losses)}")
+        lost(transition, f"{node} says it is {math.fsum(report.losses)}")
         return
     evaluation = replace(evaluation, reports={**evaluation.reports, node: tuple(report.losses)})
-    _set(transition, report.step, evaluation)
+    transition.state = replace(transition.state, evaluation=evaluation)
     if evaluation.is_whole:
-        _announce(transition, report.step, evaluation)
+        _announce(transition, evaluation)
 
 
-def lost(transition: Transition, step: int, why: str) -> None:
-    """The run goes on without this held-out loss."""
-    transition.log(f"no held-out loss after step {step}: {why}")
-    _forget(transition, step)
+def lost(transition: Transition, why: str) -> None:
+    """The run goes on without the held-out loss that is awaited, if one is."""
+    if (evaluation := transition.state.evaluation) is not None:
+        transition.log(f"no held-out loss after step {evaluation.step}: {why}")
+        transition.state = replace(transition.state, evaluation=None)
 
 
-def failed(transition: Transition, node: str, step: int, sentence: str) -> None:
-    """The node could not do its part in the evaluation after this step, if it has one."""
-    evaluation = transition.state.evaluations.get(step)
+def failed(transition: Transition, node: str, sentence: str) -> None:
+    """The node could not do its part in the evaluation after the last step, if it has one."""
+    evaluation = transition.state.evaluation
     if evaluation is not None and any(node in chain for chain in evaluation.chains):
-        lost(transition, step, f"{node}: {sentence}")
+        lost(transition, f"{node}: {sentence}")
 
 
 def node_left(transition: Transition, node: str) -> None:
     """The node's part of the held-out loss will not come."""
-    for step, evaluation in transition.state.evaluations.items():
-        if node in evaluation.expected.keys() - evaluation.reports.keys():
-            lost(transition, step, f"{node} left before its part was evaluated")
+    evaluation = transition.state.evaluation
+    if evaluation is not None and node in evaluation.expected.keys() - evaluation.reports.keys():
+        lost(transition, f"{node} left before its part was evaluated")
 
 
-def _announce(transition: Transition, step: int, evaluation: Evaluation) -> None:
+def _announce(transition: Transition, evaluation: Evaluation) -> None:
     """All have reported. Samples of which they report different losses do not count. Only where the two chains differ in nothing
     but their ends is it known between whom the contradiction is."""
     state, described = transition.state, transition.state.ledger.description
-    agreed, disputed, pairs, count = list[float](), set[str](), set[Pair](), _held_out(state)
+    step, count = evaluation.step, _held_out(state)
+    agreed, disputed, pairs = list[float](), set[str](), set[Pair]()
     for number in range(count):
         both = range(number, len(evaluation.chains), count)
         told = [_told(evaluation, each) for each in both]
@@ -98,11 +95,11 @@ def _announce(transition: Transition, step: int, evaluation: Evaluation) -> None
             f"{count - len(agreed)} of {count} held-out micro-batches do not count: one of {nodes} is at fault"
         )
     if not agreed:
-        lost(transition, step, "no two chains report the same")
+        lost(transition, "no two chains report the same")
         return
     samples = len(agreed) * state.run.train.micro_batch
     transition.emit(ev.Evaluated(step, math.fsum(agreed) / len(agreed), samples, described.unigram_entropy))
-    _forget(transition, step)
+    transition.state = replace(transition.state, evaluation=None)
 
 
 def _told(evaluation: Evaluation, number: int) -> float:
@@ -121,12 +118,3 @@ def _differ(state: State, told: Sequence[float]) -> bool:
 def _held_out(state: State) -> int:
     """The number of held-out micro-batches."""
     return state.run.train.evaluation_samples // state.run.train.micro_batch
-
-
-def _set(transition: Transition, step: int, evaluation: Evaluation) -> None:
-    transition.state = replace(transition.state, evaluations={**transition.state.evaluations, step: evaluation})
-
-
-def _forget(transition: Transition, step: int) -> None:
-    evaluations = {s: evaluation for s, evaluation in transition.state.evaluations.items() if s != step}
-    transition.state = replace(transition.state, evaluations=evaluations)

@@ -79,7 +79,7 @@ def awaits(state: State, phase: Pausing) -> str:
         return "the last checkpoint"
     if phase.for_leaver and kept.snapshot is not None:
         return "the snapshot"
-    if step in state.evaluations:
+    if state.evaluation is not None and state.evaluation.step == step:
         return "the held-out loss"
     return f"the confirmation of {name_some(phase.awaiting)}" if phase.awaiting else ""
 
@@ -88,8 +88,7 @@ def pause_overdue(transition: Transition, phase: Pausing) -> None:
     """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
     and a checkpoint by `snapshot.end_overdue`. Each node confirms by itself that it has applied the commit."""
     state, step = transition.state, transition.state.ledger.training.step
-    if step in state.evaluations:
-        evaluation.lost(transition, step, f"it did not come within {state.patience:g} seconds")
+    evaluation.lost(transition, f"it did not come within {state.patience:g} seconds")
     if not phase.awaiting:
         return
     reason = (

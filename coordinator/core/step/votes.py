@@ -68,7 +68,7 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
     sentence, training = shorten(message.sentence), ledger.training
     if isinstance(transition.state.phase, Pausing):
         if (message.generation, message.step - 1) == (training.generation, training.step):
-            evaluation.failed(transition, node, training.step, sentence)
+            evaluation.failed(transition, node, sentence)
         return
     if not _is_current(transition, message.generation, message.step) or plan is None or node not in plan.nodes:
         transition.log(

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from dtfm.coordinator.core.step.evaluation import MOST_EVALUATIONS
 from dtfm.coordinator.core.transition import ManifestDone
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -46,11 +45,11 @@ def test_who_has_no_part_in_a_held_out_loss_cannot_end_it() -> None:
     world.join("c")
     for _ in range(3):
         world.step()
-    assert 3 in world.state.evaluations
+    assert world.state.evaluation is not None
     world.fail_step("c", wire.INTERNAL)
-    assert 3 in world.state.evaluations
+    assert world.state.evaluation is not None
     world.fail_step("a", wire.INTERNAL)
-    assert 3 not in world.state.evaluations
+    assert world.state.evaluation is None
 
 
 @pytest.mark.parametrize(("held_out", "expected"), [(1, "c"), (2, "cd"), (8, "cd")])
@@ -66,7 +65,8 @@ def test_nodes_that_end_the_chains_of_held_out_micro_batches_report_the_loss(hel
     world.join(*"abcd")
     world.settle()
     world.step()
-    (evaluation,) = world.state.evaluations.values()
+    evaluation = world.state.evaluation
+    assert evaluation is not None
     assert sorted(number for numbers in evaluation.expected.values() for number in numbers) == list(range(held_out))
     assert evaluation.expected.keys() == set(expected)
     for node, due in evaluation.expected.items():
@@ -80,10 +80,15 @@ def test_a_held_out_loss_over_no_samples_is_given_up() -> None:
     world.step()
     node = world.plan_in_force.stages[-1].replicas[-1]
     world.hear(node, evaluated=wire.Evaluated(generation=1, step=2))
-    assert world.state.evaluations == {}
-    for _ in range(20):
+    assert world.state.evaluation is None
+
+
+def test_of_two_held_out_losses_the_older_one_is_given_up() -> None:
+    world = training("a", "b", train={"steps": 100, "evaluate_every": 2})
+    for _ in range(5):
         world.step()
-    assert len(world.state.evaluations) <= MOST_EVALUATIONS
+    assert world.state.evaluation is not None
+    assert world.state.evaluation.step == 4
 
 
 def test_losing_a_node_after_the_last_step_is_harmless_once_its_files_have_come() -> None:
