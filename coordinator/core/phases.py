@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dtfm.coordinator.core.audits import Audit, Passed
 from dtfm.coordinator.core.givers import Givers
-from dtfm.coordinator.log.events import Codecs
+from dtfm.coordinator.log.events import Codecs, PlanFailed
 from dtfm.protos import control_pb2 as wire
 
 
@@ -47,7 +47,7 @@ class Switching:
     progress: Mapping[str, wire.Progress] = field(default_factory=dict)
     codecs: Mapping[str, Codecs] = field(default_factory=dict)
     states: States = field(default_factory=dict)
-    damaged: Mapping[str, str] = field(default_factory=dict)
+    damaged: Mapping[str, PlanFailed] = field(default_factory=dict)
     givers: Mapping[str, Givers] = field(default_factory=dict)
 
 

@@ -188,10 +188,7 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
         case "plan_ready":
             beginning.plan_ready(transition, node, message.plan_ready)
         case "plan_failed":
-            failed = message.plan_failed
-            adoption.plan_failed(
-                transition, node, failed.generation, failed.problem, failed.snapshot_damaged, failed.lost
-            )
+            adoption.plan_failed(transition, node, message.plan_failed)
         case "step_ready":
             votes.step_ready(transition, node, message.step_ready)
         case "audited":

@@ -93,50 +93,53 @@ def again(transition: Transition, reason: str) -> None:
         regroup(transition, reason)
 
 
-def plan_failed(
-    transition: Transition,
-    node: str,
-    generation: int,
-    problem: str,
-    snapshot_damaged: bool = False,
-    lost: Sequence[int] = (),
-) -> None:
-    """A node could not take its part, or has not what it should give others. ``snapshot_damaged`` and ``lost``: as in the
-    event. A party may be to blame as well that alone could give the node its state."""
-    ledger, phase = transition.state.ledger, transition.state.phase
-    if not isinstance(phase, Switching) or generation != ledger.training.generation:
+def plan_failed(transition: Transition, node: str, message: wire.PlanFailed) -> None:
+    """A node could not take its part, or has not what it should give others."""
+    ledger, phase, lost = transition.state.ledger, transition.state.phase, tuple(message.lost)
+    if not isinstance(phase, Switching) or message.generation != ledger.training.generation:
         return
     if not _is_due(ledger, node, lost):
-        transition.log(f"ignored that {node} cannot take its part in plan {generation}: it has none")
+        transition.log(f"ignored that {node} cannot take its part in plan {message.generation}: it has none")
         return
-    problems = {node: shorten(problem)}
     if lost:
         check_lost(lost, len(ledger.training.held))
         session = transition.state.members.sessions[node]
         transition.set_session(replace(session, standby=None))  # its copy may be what was lost
-    from_checkpoint = snapshot_damaged and bool(snapshot.source(transition.state).folder)
+    from_checkpoint = message.snapshot_damaged and bool(snapshot.source(transition.state).folder)
+    why, damaged = shorten(message.problem), message.snapshot_damaged
+    failure = ev.PlanFailed(message.generation, node, why, damaged, lost, from_checkpoint=from_checkpoint)
     if from_checkpoint:
-        phase = replace(phase, damaged={**phase.damaged, **problems})
-        transition.set_phase(phase)
-        if len(phase.damaged) < ENOUGH_TO_SAY_DAMAGED and phase.awaiting - phase.damaged.keys():
-            return  # others read it too: whoever is the first to say so is not alone
-        problems = dict(phase.damaged)
-    checkpoints, on_disks = ledger.copies.checkpoints, ledger.copies.on_disks
-    for who, why in problems.items():
-        its_loss = tuple(lost) if who == node else ()
-        transition.emit(
-            ev.PlanFailed(generation, who, why, snapshot_damaged, its_loss, from_checkpoint=from_checkpoint)
-        )
-    copies = transition.state.ledger.copies
-    if snapshot_damaged and (copies.checkpoints is not checkpoints or copies.on_disks is not on_disks):
-        regroup(transition, f"{node} found the snapshot damaged")  # so say several
+        transition.set_phase(replace(phase, damaged={**phase.damaged, node: failure}))
+        settle_damage(transition)
+    else:
+        _fail(transition, [failure])
+
+
+def settle_damage(transition: Transition) -> None:
+    """The plan fails once several say that the checkpoint is damaged, or all that are not ready. Others read the checkpoint too:
+    whoever is the first to say so is not alone."""
+    phase = transition.state.phase
+    assert isinstance(phase, Switching)
+    if len(phase.damaged) >= ENOUGH_TO_SAY_DAMAGED or phase.awaiting <= phase.damaged.keys():
+        _fail(transition, [*phase.damaged.values()])
+
+
+def _fail(transition: Transition, failures: Sequence[ev.PlanFailed]) -> None:
+    """The plan fails. A party may be to blame as well that alone could give a node its state."""
+    ledger, phase, last = transition.state.ledger, transition.state.phase, failures[-1]
+    assert isinstance(phase, Switching)
+    for each in failures:
+        transition.emit(each)
+    if transition.state.ledger.copies is not ledger.copies:
+        regroup(transition, f"{last.node} found the snapshot damaged")  # so say several
         return
-    alone = () if lost or snapshot_damaged or ledger.is_alone else only_givers(ledger, phase.givers, [node])
-    reasons = {who: f"{who} could not take its part in plan {generation}: {why}" for who, why in problems.items()}
-    doubts = tuple(
-        Doubt(Charge.PLAN_FAILED, tuple(sorted({who, *alone})), reason, (who,)) for who, reason in reasons.items()
-    )
-    transition.find(Setback(SETTLED, node, reasons[node], doubts, lost_state=True))
+    is_given = not (last.lost or last.snapshot_damaged or ledger.is_alone)
+    alone = only_givers(ledger, phase.givers, [last.node]) if is_given else ()
+    doubts = []
+    for each in failures:
+        reason = f"{each.node} could not take its part in plan {each.generation}: {each.reason}"
+        doubts.append(Doubt(Charge.PLAN_FAILED, tuple(sorted({each.node, *alone})), reason, (each.node,)))
+    transition.find(Setback(SETTLED, last.node, doubts[-1].reason, tuple(doubts), lost_state=True))
 
 
 def plan_overdue(transition: Transition, phase: Switching) -> None:

@@ -103,7 +103,8 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
     parts, settled = parts_of(state, votes), state.planner.chosen is None
     for (node, part), flops in zip(parts.items(), planned_flops(state.ledger, [*parts]), strict=True):
         if ratio := changed((node, ""), part.work / part.seconds, flops, DEVICE_OFF):
-            _device_drifted(transition, node, flops * ratio, ratio)
+            flops = min(max(flops * ratio, 1.0), MOST_FLOPS)
+            transition.emit(ev.DeviceDrifted(node, flops, f"in training it is {_change(ratio)} than planned"))
         settled = settled and bool(speeds[node, ""].recent) and speeds[node, ""].changed_since is None
     for node, vote in sorted(votes.items()):
         for arrived in vote.arrived if node in state.ledger.members else ():  # otherwise it has left since
@@ -157,16 +158,6 @@ def codecs_chosen(transition: Transition, node: str, message: wire.CodecsChosen)
     transition.set_session(replace(session, links_changed=session.links_changed - 1))
     devices_and_others = {what: s for what, s in transition.state.speeds.items() if what[0] != node or not what[1]}
     transition.state = replace(transition.state, speeds=devices_and_others)
-
-
-def forget(transition: Transition) -> None:
-    """Speeds under another plan cannot be compared with earlier ones."""
-    transition.state = replace(transition.state, speeds={})
-
-
-def _device_drifted(transition: Transition, node: str, flops: float, ratio: float) -> None:
-    flops = min(max(flops, 1.0), MOST_FLOPS)
-    transition.emit(ev.DeviceDrifted(node, flops, f"in training it is {_change(ratio)} than planned"))
 
 
 def _step_differs(transition: Transition, seconds: float) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from dtfm.coordinator.core.copies import same_state
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.phases import Stepping, Switching
-from dtfm.coordinator.core.plan import drift, resumption
-from dtfm.coordinator.core.plan.adoption import plan_failed, regroup
+from dtfm.coordinator.core.plan import resumption
+from dtfm.coordinator.core.plan.adoption import regroup, settle_damage
 from dtfm.coordinator.core.step.announcing import announce, patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.stalls import stalled
@@ -40,11 +40,8 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
     )
     phase = same_state.told(transition.state, phase, node, ready.states)
     transition.set_phase(phase)
-    if phase.awaiting and phase.awaiting <= phase.damaged.keys():
-        who, why = next(iter(phase.damaged.items()))
-        plan_failed(transition, who, ledger.training.generation, why, snapshot_damaged=True)
-        return
     if phase.awaiting:
+        settle_damage(transition)
         return
     if (setback := same_state.difference(transition, phase)) is not None:
         transition.find(setback)
@@ -57,7 +54,7 @@ def _begin(transition: Transition, phase: Switching) -> None:
     step = ledger.training.step + 1
     finished = {number for progress in phase.progress.values() for number in progress.finished}
     transition.emit(ev.PlanStarted(ledger.training.generation, step, len(finished), phase.codecs))
-    drift.forget(transition)
+    transition.state = replace(transition.state, speeds={})  # those under another plan cannot be compared
     if transition.state.is_closing and ledger.training.last is not None:
         announce(transition, plan)
         return
