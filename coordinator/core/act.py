@@ -18,7 +18,7 @@ from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan import resumption
 from dtfm.coordinator.core.plan.adoption import again, regroup
 from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot, undo
-from dtfm.coordinator.core.plan.replanning import WaitReason, decide, is_waiting_for
+from dtfm.coordinator.core.plan.replanning import Wait, WaitReason, decide
 from dtfm.coordinator.core.reach import links
 from dtfm.coordinator.core.step import evaluation, pause
 from dtfm.coordinator.core.step.commits import commit
@@ -36,7 +36,7 @@ def carry_out(transition: Transition) -> None:
         match transition.findings.pop(0):
             case Doubted(doubts):
                 _suspect(transition, doubts)
-                _judge(transition)
+                _sentence(transition, verdict(transition.state))
             case Setback() as setback:
                 _set_back(transition, setback)
             case Gone(node, reason):
@@ -48,25 +48,26 @@ def separate_or_quarantine(transition: Transition) -> None:
     state = transition.state
     if state.stopped or not isinstance(state.phase, Gathering) or not state.ledger.trust.suspicions:
         return
-    decision = decide(state, transition.now)
-    if is_waiting_for(decision, WaitReason.NO_PLAN) and (guilty := unseparable(state)) is not None:
-        quarantine(transition, guilty)
+    match decide(state, transition.now):
+        case Wait(WaitReason.NO_PLAN) if (guilty := unseparable(state)) is not None:
+            quarantine(transition, guilty)
 
 
 def _set_back(transition: Transition, setback: Setback) -> None:
+    if setback.mismatch is not None:
+        transition.emit(setback.mismatch)
     doubts = (*setback.doubts, *_give_up(transition, setback))
     _suspect(transition, doubts)
-    guilty = Verdict()
-    if setback.proof is not None:
-        guilty = Verdict((Guilty(setback.proof.node, setback.proof.charge, setback.proof.reason),))
-        _sentence(transition, guilty)
-    elif doubts:
-        guilty = _judge(transition)
+    if setback.proven is not None:
+        found = Verdict((Guilty(setback.node, setback.proven, setback.reason),))
+    else:
+        found = verdict(transition.state) if doubts else Verdict()
+    _sentence(transition, found)
     if transition.state.stopped:
         return
-    if setback.since is not None and not (setback.unless_settled and guilty.guilty):
+    if setback.since is not None and not (setback.unless_settled and found.guilty):
         undo(transition, setback.since, setback.reason)
-    changed = guilty.guilty or guilty.apart or guilty.broken or setback.since is not None or setback.lost_state
+    changed = found.guilty or found.apart or found.broken or setback.since is not None or setback.lost_state
     if changed or isinstance(transition.state.phase, Gathering):
         regroup(transition, setback.reason)
     else:
@@ -84,7 +85,7 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
     reason = setback.reason
     transition.emit(ev.StepAborted(phase.step, ledger.training.generation, setback.problem, setback.node, reason))
     if setback.problem in (PEER_LOST, OVERDUE, NODE_LEFT):
-        resumption.interrupted(transition, phase, by_a_word=setback.by_a_word)
+        resumption.interrupted(transition, phase, by_a_word=setback.problem == PEER_LOST)
     plan = ledger.training.in_force
     message = abort(plan, phase.step, f"step {phase.step}: {setback.problem} on {setback.node}: {reason}")
     transition.send(plan.nodes, message)
@@ -97,13 +98,6 @@ def _suspect(transition: Transition, doubts: Iterable[Doubt]) -> None:
         transition.emit(
             ev.Suspected(training.step + 1, training.generation, doubt.charge, doubt.nodes, doubt.reason, doubt.by)
         )
-
-
-def _judge(transition: Transition) -> Verdict:
-    """Carries out what follows from all suspicions together."""
-    found = verdict(transition.state)
-    _sentence(transition, found)
-    return found
 
 
 def _sentence(transition: Transition, found: Verdict) -> None:
@@ -141,7 +135,7 @@ def _go_on_without(transition: Transition, node: str, reason: str) -> None:
     phase = transition.state.phase
     if isinstance(phase, Stepping):
         problem = UNAUDITED if phase.audits else NODE_LEFT
-        _set_back(transition, Setback(problem, node, cause, by_a_word=False, lost_state=True))
+        _set_back(transition, Setback(problem, node, cause, lost_state=True))
     elif isinstance(phase, Switching) or not _last_checkpoint_comes(transition):
         regroup(transition, cause)  # otherwise the last checkpoint is under way: the others can finish it
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.events import DigestMismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +21,6 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """What the ``node`` itself has said proves that it is at fault. It is quarantined at once."""
-
-    node: str
-    charge: Charge
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Doubted:
     """Somebody is in doubt, and the work in hand goes on."""
 
@@ -38,19 +30,20 @@ class Doubted:
 @dataclass(frozen=True, slots=True)
 class Setback:
     """The step, the beginning of a plan or the pause in hand is given up because of ``node``, for this ``reason``, and tried
-    again. ``problem``: as in StepAborted, of a step. ``since``: what was done after this step is in doubt as well; None: nothing
-    is. ``unless_settled``: that holds only if nobody turns out to be guilty. ``by_a_word``: nothing but what a member says
-    interrupts the step. ``lost_state``: the node is gone, or does not hold what it should, so that the same plan cannot go on."""
+    again. ``problem``: as in StepAborted, of a step. ``proven``: what the node has said proves it guilty of this, and it is
+    quarantined at once. ``since``: what was done after this step is in doubt as well; None: nothing is. ``unless_settled``: that
+    holds only if nobody turns out to be guilty. ``lost_state``: the node is gone, or does not hold what it should, so that the
+    same plan cannot go on. ``mismatch``: goes into the log first."""
 
     problem: str
     node: str
     reason: str
     doubts: tuple[Doubt, ...] = ()
-    proof: Proof | None = None
+    proven: Charge | None = None
     since: int | None = None
     unless_settled: bool = False
-    by_a_word: bool = True
     lost_state: bool = False
+    mismatch: DigestMismatch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,14 +75,19 @@ class Stepping:
 class Pausing:
     """The last commit paused training: it was the run's last one, or a plan is chosen, or an operator paused the run, or a node
     that nobody can replace wants to leave (``for_leaver``). ``awaiting``: the nodes that have not confirmed that they applied the
-    commit, and have been here since it was made. ``applied``: digests of the state, by node that has; ``states``: by bucket as
-    well."""
+    commit, and have been here since it was made. ``applied``: what those say that have, by node."""
 
     deadline: float
     awaiting: frozenset[str]
     for_leaver: bool = False
-    applied: Mapping[str, bytes] = field(default_factory=dict)
-    states: States = field(default_factory=dict)
+    applied: Mapping[str, wire.Applied] = field(default_factory=dict)
+
+    @property
+    def states(self) -> States:
+        return {
+            node: {each.bucket: StateTold(each.digest.hex()) for each in said.states}
+            for node, said in self.applied.items()
+        }
 
 
 Phase = Gathering | Switching | Stepping | Pausing

@@ -17,7 +17,7 @@ from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.plan import adoption, drift, replanning
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
-from dtfm.coordinator.core.step import beginning, commits, evaluation, overdue, pause, telling, votes
+from dtfm.coordinator.core.step import beginning, commits, evaluation, pause, telling, votes
 from dtfm.coordinator.core.transition import (
     Answer,
     Asked,
@@ -224,7 +224,7 @@ def _overdue(transition: Transition) -> None:
         case Switching():
             adoption.plan_overdue(transition, phase)
         case Stepping():
-            overdue.step_overdue(transition, phase)
+            votes.step_overdue(transition, phase)
         case Pausing():
             pause.pause_overdue(transition, phase)
 

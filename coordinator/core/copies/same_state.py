@@ -13,9 +13,8 @@ from dtfm.coordinator.core.phases import StateTold, Switching
 from dtfm.coordinator.core.refusal import name_some
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.agreement import dissent, state_differs
+from dtfm.coordinator.core.trust.agreement import state_differs
 from dtfm.coordinator.core.validation.votes import check_states
-from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.steps import SETTLED
@@ -45,10 +44,9 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
             continue
         held = {node: said.digest for node, said in views.items() if _holds(ledger, node, bucket, said)}
         digests = held or {node: said.digest for node, said in views.items()}
-        if pairs := dissent(ledger, digests):
-            stage = next((i for i, s in enumerate(ledger.training.in_force.stages) if bucket in range(*s.layers)), 0)
-            transition.emit(ev.DigestMismatch(step + 1, ledger.training.generation, stage, dict(digests)))
-            return state_differs(pairs, step, f"bucket {bucket}", went_on=bool(held))
+        stage = next((i for i, s in enumerate(ledger.training.in_force.stages) if bucket in range(*s.layers)), 0)
+        if (found := state_differs(ledger, digests, stage, f"bucket {bucket}", went_on=bool(held))) is not None:
+            return found
         right = next(iter(held.values()))
         for node, said in views.items():  # of each node one bucket, if possible one that it has from one donor alone
             if said.digest != right and (node not in wrong or len(said.donors) == 1 < len(wrong[node][1])):

@@ -34,7 +34,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
     squared_norm = math.fsum(phase.votes[stage.replicas[0]].squared_gradient_norm for stage in plan.stages)
     last = [phase.votes[node] for node in plan.stages[-1].replicas]
     samples = sum(vote.samples for vote in last)
-    agreed_state.by_stage(transition, agreed_state.told_in_votes(phase.votes))
+    agreed_state.by_stage(transition, phase.votes)
     transition.emit(
         ev.StepCommitted(
             step=phase.step,

@@ -3,7 +3,6 @@ operator wants one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies.agreed_state import by_stage
@@ -16,9 +15,8 @@ from dtfm.coordinator.core.refusal import name_some
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.agreement import dissent, state_differs
+from dtfm.coordinator.core.trust.agreement import stage_differs
 from dtfm.coordinator.core.validation.votes import check_digest, check_states
-from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import OVERDUE
 from dtfm.protos import control_pb2 as wire
@@ -32,9 +30,9 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
         return
     if (message.generation, message.step) == (plan.generation, ledger.training.step):
         check_digest(message.state_digest)
-        told = check_states(message.states, ledger.description.buckets)
-        applied, awaiting = {**phase.applied, node: message.state_digest}, phase.awaiting - {node}
-        transition.set_phase(replace(phase, applied=applied, awaiting=awaiting, states={**phase.states, node: told}))
+        check_states(message.states, ledger.description.buckets)
+        applied = {**phase.applied, node: message}
+        transition.set_phase(replace(phase, applied=applied, awaiting=phase.awaiting - {node}))
 
 
 def node_left(transition: Transition, node: str) -> None:
@@ -49,14 +47,11 @@ def end_pause(transition: Transition) -> None:
     phase, ledger = transition.state.phase, transition.state.ledger
     if transition.state.stopped or not isinstance(phase, Pausing) or phase.awaiting:
         return
-    plan, step = ledger.training.in_force, ledger.training.step
-    for index, stage in enumerate(plan.stages):
-        digests = {node: phase.applied[node].hex() for node in stage.replicas if node in phase.applied}
-        if pairs := dissent(ledger, digests):
-            transition.emit(ev.DigestMismatch(step + 1, ledger.training.generation, index, digests))
-            transition.find(state_differs(pairs, step, f"stage {index}"))
-            return
-    by_stage(transition, _told(phase))
+    step, digests = ledger.training.step, {node: said.state_digest for node, said in phase.applied.items()}
+    if (found := stage_differs(ledger, digests)) is not None:
+        transition.find(found)
+        return
+    by_stage(transition, phase.applied)
     if awaits(transition.state, phase):
         return
     if transition.state.is_closing:
@@ -96,12 +91,3 @@ def pause_overdue(transition: Transition, phase: Pausing) -> None:
     )
     suspects = tuple(sorted(phase.awaiting))
     transition.find(Setback(OVERDUE, suspects[0], reason, (Doubt(Charge.STALLED, suspects, reason),)))
-
-
-def _told(phase: Pausing) -> Mapping[str, tuple[bytes, Mapping[int, str]]]:
-    """By node, the digest of its state, and those of its buckets."""
-    states = phase.states
-    return {
-        node: (whole, {bucket: said.digest for bucket, said in states.get(node, {}).items()})
-        for node, whole in phase.applied.items()
-    }

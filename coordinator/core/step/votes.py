@@ -1,13 +1,13 @@
-"""What nodes say of the step in hand: that theirs is done, or that it failed."""
+"""What nodes say of the step in hand: that theirs is done, or that it failed, or nothing."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import standby
-from dtfm.coordinator.core.findings import Doubt, Proof, Setback
+from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.phases import Pausing, Stepping
-from dtfm.coordinator.core.refusal import is_finite, shorten
+from dtfm.coordinator.core.refusal import is_finite, name_some, shorten
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
@@ -15,7 +15,7 @@ from dtfm.coordinator.core.trust.agreement import contradiction
 from dtfm.coordinator.core.trust.verdict import exchange, may_lose
 from dtfm.coordinator.core.validation.votes import check_clipped, check_loss, check_vote
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.steps import SETTLED
+from dtfm.coordinator.log.steps import OVERDUE, SETTLED
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -37,7 +37,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
         return
     if vote.samples != (due := _due_samples(transition, plan, node)):
         reason = f"in step {vote.step} it counted {vote.samples} samples; its part in plan {plan.generation} is {due}"
-        transition.find(Setback(SETTLED, node, reason, proof=Proof(node, Charge.SAMPLE_COUNT, reason)))
+        transition.find(Setback(SETTLED, node, reason, proven=Charge.SAMPLE_COUNT))
         return
     if not is_finite(vote.squared_gradient_norm, vote.loss_sum):
         transition.find(_failure(wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite"))
@@ -53,10 +53,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
 def _all_voted(transition: Transition, phase: Stepping) -> None:
     """Gives the step up if the votes do not agree. Otherwise it waits for its commit, and for audits, if any are drawn."""
     if (found := contradiction(transition.state, phase)) is not None:
-        setback, mismatch = found
-        if mismatch is not None:
-            transition.emit(mismatch)
-        transition.find(setback)
+        transition.find(found)
         return
     by = transition.now + standby.commit_patience(transition.state)
     transition.set_phase(replace(phase, voted=transition.now, commit_by=by, audits=auditing.drawn(transition, phase)))
@@ -84,6 +81,17 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
         transition.find(_failure(wire.INTERNAL, node, reason))
     else:
         transition.find(_failure(problem, node, sentence))
+
+
+def step_overdue(transition: Transition, phase: Stepping) -> None:
+    """The step has passed its deadline, though heartbeats came. It is tried again, from where it stands. Those may be at fault at
+    whom the step stood when it was last interrupted, or all that have not voted."""
+    if phase.commit_by is not None:
+        return  # the commit comes
+    silent = set(transition.state.ledger.training.in_force.nodes) - phase.votes.keys()
+    suspects = tuple(sorted(phase.stalled & silent or silent))
+    reason = f"no vote from {name_some(silent)} within {phase.deadline - phase.since:g} seconds, though heartbeats came"
+    transition.find(Setback(OVERDUE, suspects[0], reason, (Doubt(Charge.STALLED, suspects, reason),)))
 
 
 def _failure(problem: wire.StepProblem, node: str, sentence: str) -> Setback:

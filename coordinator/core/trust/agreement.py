@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from dtfm.coordinator.core.findings import Proof, Setback, contradicting
+from dtfm.coordinator.core.findings import Setback, contradicting
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.trust.passed import differing, lacks, sent_several_sums
@@ -30,32 +30,44 @@ MOST_OPPONENTS = 8
 View = TypeVar("View")
 
 
-def contradiction(state: State, phase: Stepping) -> tuple[Setback, DigestMismatch | None] | None:
-    """What is wrong with the votes of a step for which all have voted; None: nothing. If replicas hold different state, also the
-    event that says so."""
+def contradiction(state: State, phase: Stepping) -> Setback | None:
+    """What is wrong with the votes of a step for which all have voted; None: nothing."""
     ledger, plan = state.ledger, state.ledger.training.in_force
-    for index, stage in enumerate(plan.stages):
-        digests = {node: phase.votes[node].state_digest.hex() for node in stage.replicas}
-        if pairs := dissent(ledger, digests):
-            mismatch = DigestMismatch(phase.step, plan.generation, index, digests)
-            return state_differs(pairs, phase.step - 1, f"stage {index}"), mismatch
+    if (found := stage_differs(ledger, {node: vote.state_digest for node, vote in phase.votes.items()})) is not None:
+        return found
     if phase.passed and (found := _of_hops(plan, phase)) is not None:
-        return found, None  # it says whose fault it is that norms differ
+        return found  # it says whose fault it is that norms differ
     for index, stage in enumerate(plan.stages):
         norms = {node: phase.votes[node].squared_gradient_norm for node in stage.replicas}
         if pairs := dissent(ledger, norms, _same_norm):
             reason = f"in step {phase.step} their gradients of stage {index} differ"
-            return Setback(SETTLED, pairs[0][0], reason, contradicting(Charge.GRADIENT_NORM, pairs, reason)), None
-    found = _of_losses(plan, phase, state.run.train.micro_batch) if phase.passed else None
-    return None if found is None else (found, None)
+            return Setback(SETTLED, pairs[0][0], reason, contradicting(Charge.GRADIENT_NORM, pairs, reason))
+    return _of_losses(plan, phase, state.run.train.micro_batch) if phase.passed else None
 
 
-def state_differs(pairs: list[Pair], step: int, of: str, *, went_on: bool = True) -> Setback:
-    """Nodes hold different state after the last committed ``step``. If training ``went_on`` with it, nobody knows since when."""
+def stage_differs(ledger: Ledger, digests: Mapping[str, bytes]) -> Setback | None:
+    """Replicas of a stage say that they hold different state after the last committed step; None: none do. ``digests``: by node
+    that has said what it holds."""
+    for index, stage in enumerate(ledger.training.in_force.stages):
+        said = {node: digests[node].hex() for node in stage.replicas if node in digests}
+        if (found := state_differs(ledger, said, index, f"stage {index}")) is not None:
+            return found
+    return None
+
+
+def state_differs(
+    ledger: Ledger, digests: Mapping[str, str], stage: int, of: str, *, went_on: bool = True
+) -> Setback | None:
+    """Nodes hold different state after the last committed step; None: they do not. If training ``went_on`` with it, nobody knows
+    since when."""
+    step, pairs = ledger.training.step, dissent(ledger, digests)
+    if not pairs:
+        return None
     reason = f"after step {step} their state of {of} differs"
     doubts = contradicting(Charge.DIGEST, pairs, reason)
     since = max(step - 1, 0) if went_on and step else None
-    return Setback(SETTLED, pairs[0][0], reason, doubts, since=since, unless_settled=True)
+    mismatch = DigestMismatch(step + 1, ledger.training.generation, stage, dict(digests))
+    return Setback(SETTLED, pairs[0][0], reason, doubts, since=since, unless_settled=True, mismatch=mismatch)
 
 
 def dissent(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, View], bool] = operator.eq) -> list[Pair]:
@@ -106,7 +118,7 @@ def _of_losses(plan: Plan, phase: Stepping, micro_batch: int) -> Setback | None:
 
 
 def _proven(node: str, reason: str) -> Setback:
-    return Setback(SETTLED, node, reason, proof=Proof(node, Charge.HOP, reason))
+    return Setback(SETTLED, node, reason, proven=Charge.HOP)
 
 
 def _same_norm(one: float, other: float) -> bool:
