@@ -52,9 +52,7 @@ class Audit:
 @dataclass(frozen=True, slots=True)
 class Auditing:
     """What is remembered from audit to audit. ``number`` is the last request's. ``due``: by node whose work is audited in any
-    case when it next takes part in a step, as an audit of it came to nothing, in how many steps it was drawn for that.
-    ``cannot``: the layers [first, past_last) of the stages of which it was logged that their work cannot be audited."""
+    case when it next takes part in a step, as an audit of it came to nothing, in how many steps it was drawn for that."""
 
     number: int = 0
     due: Mapping[str, int] = field(default_factory=dict)
-    cannot: frozenset[tuple[int, int]] = frozenset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.audits import COMPARED, Audit, Passed, Request
@@ -13,14 +13,13 @@ from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.disputes import kept_apart
-from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
+from dtfm.coordinator.core.trust.draw import chance, draw
 from dtfm.coordinator.core.trust.judgement import View, judged, referees, views_of
 from dtfm.coordinator.core.trust.order import needed, order_for
 from dtfm.coordinator.core.trust.passed import read_passed
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.standing import Standing, standing_of
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Plan
 
 MOST_TRIES = 20
 """The number of steps in which a node's audit may fail. After that it is not tried again."""
@@ -44,7 +43,6 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
     if not phase.passed:
         return ()
     party = state.ledger.party
-    _say_what_cannot_be_audited(transition, plan, party)
     random = chance(state.secret, plan.generation, phase.step)
     found = draw(
         plan,
@@ -125,15 +123,6 @@ def _weight(state: State, node: str) -> float:
         return 1 / state.run.trust.audits
     strange = state.ledger.is_open and standing_of(state.ledger, node) < Standing.PROVEN
     return NEWCOMERS_WEIGHT if strange else 1.0
-
-
-def _say_what_cannot_be_audited(transition: Transition, plan: Plan, party: Callable[[str], str]) -> None:
-    layers = {plan.stages[index].layers for index in cannot_be_audited(plan, party)}
-    remembered = transition.state.auditing
-    for first, past_last in sorted(layers - remembered.cannot):
-        transition.log(f"nobody else than one party has layers {first}-{past_last - 1}: their work cannot be audited")
-    if layers != remembered.cannot:
-        transition.state = replace(transition.state, auditing=replace(remembered, cannot=frozenset(layers)))
 
 
 def _check(answer: wire.Audited, needed: Collection[str]) -> None:

@@ -123,11 +123,6 @@ def _room(replicas: Collection[str], party: Callable[[str], str]) -> int:
     return max([MOST_EACH, *(math.ceil(len(replicas) / able) for able in others if able)])
 
 
-def cannot_be_audited(plan: Plan, party: Callable[[str], str]) -> list[int]:
-    """The stages all of whose replicas are one party's."""
-    return [index for index, stage in enumerate(plan.stages) if len(set(map(party, stage.replicas))) == 1]
-
-
 def neighbours_of(plan: Plan) -> Mapping[tuple[str, int], frozenset[str]]:
     """By node and micro-batch of its share: from whom it comes and to whom it goes."""
     return {

@@ -8,7 +8,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.coordinator.core.trust.draw import MOST_EACH, cannot_be_audited, chance, draw, odds
+from dtfm.coordinator.core.trust.draw import MOST_EACH, chance, draw, odds
 from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 
@@ -139,9 +139,3 @@ def test_the_draw_follows_from_the_secret_and_differs_with_each_part() -> None:
     assert chance(one, 1, 2).random() == chance(one, 1, 2).random()
     others = [chance(one, 1, 2), chance(one, 2, 2), chance(one, 1, 3), chance(other, 1, 2)]
     assert len({random.random() for random in others}) == 4
-
-
-def test_a_stage_of_one_party_cannot_be_audited() -> None:
-    plan = plan_of([1, 2, 2])
-    assert cannot_be_audited(plan, itself) == [0]
-    assert cannot_be_audited(plan, lambda name: name[0]) == [0, 1, 2]
