@@ -93,12 +93,7 @@ def assignments(
             assigned.donors.add(nodes=names)
         for destination, link in sorted(ledger.reach.links.get(node, {}).items()):
             if destination in named:
-                assigned.links.add(
-                    source=node,
-                    destination=destination,
-                    latency_seconds=link.latency_seconds,
-                    bandwidth=link.bandwidth,
-                )
+                assigned.links.append(link_message(link))
         yield node, message
 
 

@@ -115,8 +115,9 @@ def _reply(transition: Transition, asked: Asked) -> Granted | Refused:
 
 def _apply_rules(transition: Transition, event: Input) -> None:
     # Replanning and standbys depend on the ledger, the planner and the phase, and `decide` also on time and standbys' reports.
-    gathering = isinstance(transition.state.phase, Gathering)
-    seen = None if isinstance(event, TimePassed) or (gathering and _is_standby_progress(event)) else transition.before
+    progress = isinstance(event, Heard) and event.message.WhichOneof("message") == "standby_progress"
+    waits = isinstance(event, TimePassed) or (progress and isinstance(transition.state.phase, Gathering))
+    seen = None if waits else transition.before
     for _ in range(MOST_PASSES):
         before = transition.state
         _apply(transition, _FIRST)
@@ -150,10 +151,6 @@ _LAST = (snapshot.end_overdue, leaving.let_go, membership.admit_contenders)
 def _plan_may_change(before: State, state: State) -> bool:
     changed = state.ledger is not before.ledger or state.planner is not before.planner
     return changed or type(state.phase) is not type(before.phase)
-
-
-def _is_standby_progress(event: Input) -> bool:
-    return isinstance(event, Heard) and event.message.WhichOneof("message") == "standby_progress"
 
 
 def _heard(transition: Transition, event: Heard, over: bool) -> None:

@@ -11,7 +11,6 @@ from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
 from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused, StepTimesSummed
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
@@ -274,10 +273,6 @@ class Transition:
         """Adds the event to the log, and what follows from it to the ledger."""
         self.state = replace(self.state, ledger=event.apply(self.state.ledger))
         self.entries.append(event)
-
-    def set_run(self, run: RunFile) -> None:
-        """What the ledger has in force now, as all else reads it."""
-        self.state = replace(self.state, run=run, message=run.message(self.state.ledger.run_id))
 
     def find(self, finding: Finding) -> None:
         """Leaves a finding for act.py, which carries it out."""

@@ -16,10 +16,11 @@ MOST_UNDONE = 1000
 
 def undo(transition: Transition, since: int, reason: str) -> None:
     """What was done after step ``since`` is in doubt: the run goes back to a snapshot from before, if it is not too far."""
-    step = transition.state.ledger.training.step
+    ledger, step = transition.state.ledger, transition.state.ledger.training.step
     if since >= step:
         return
-    before = _newest_before(transition.state, since + 1)
+    then = replace(ledger, copies=ledger.copies.back_to(since))
+    before = newest_snapshot(replace(transition.state, ledger=then))
     if step - before.step > MOST_UNDONE:
         transition.log(f"what was done since step {since} stays, as undoing it would take {step - before.step} steps")
         return
@@ -39,9 +40,3 @@ def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt
     sentence = f"{reason}; {ledger.training.step - point.step} steps are trained again {origin}"
     transition.emit(ev.RolledBack(point.step, ledger.training.step, sentence))
     snapshot.rolled_back(transition, ledger.copies.checkpoints if in_doubt else ())
-
-
-def _newest_before(state: State, step: int) -> ResumePoint:
-    """The newest snapshot of a step before ``step``, or the start."""
-    ledger = state.ledger
-    return newest_snapshot(replace(state, ledger=replace(ledger, copies=ledger.copies.back_to(step - 1))))

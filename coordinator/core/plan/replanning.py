@@ -89,7 +89,9 @@ def replan(transition: Transition, tickets: Sequence[int] = ()) -> None:
     decision, phase = decide(transition.state, transition.now, asked_for=bool(tickets)), transition.state.phase
     match decision:
         case Wait(WaitReason.PLANNING) if isinstance(phase, Gathering):
-            _attach(transition, tickets)
+            if (asked := transition.state.planner.asked) is not None and tickets:
+                asked = replace(asked, tickets=(*asked.tickets, *tickets))
+                transition.set_planner(replace(transition.state.planner, asked=asked))
         case Wait(reason, sentence):
             answer(transition, tickets, False, sentence)
             if isinstance(phase, Gathering) and reason is not WaitReason.STANDBYS_MAY_REPORT:
@@ -164,10 +166,6 @@ def leaver_is_stuck(state: State) -> bool:
     found, question = state.planner.answer, question_of(state)
     no_plan = found is not None and found.question == question and found.plan is None and not found.hasty
     return no_plan or not question.nodes
-
-
-def is_waiting_for(decision: Decision, reason: WaitReason) -> bool:
-    return isinstance(decision, Wait) and decision.reason is reason
 
 
 def question_of(state: State) -> Question:
@@ -300,14 +298,6 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
     if planner.asked is not None:
         answer(transition, planner.asked.tickets, False, sentence)
         transition.set_planner(replace(planner, asked=None))
-
-
-def _attach(transition: Transition, tickets: Sequence[int]) -> None:
-    """Adds the tickets to the question that the planner is working on."""
-    planner = transition.state.planner
-    if tickets and planner.asked is not None:
-        asked = replace(planner.asked, tickets=(*planner.asked.tickets, *tickets))
-        transition.set_planner(replace(planner, asked=asked))
 
 
 def _ask(transition: Transition, question: Question, hasty: bool, tickets: Sequence[int]) -> None:
