@@ -29,6 +29,9 @@ FRESH_SECONDS = 1.0
 OWN_DISK = Path("dtfm-runs")
 """Where the coordinator keeps checkpoints, in the folder where it runs."""
 
+FINISH_SECONDS = 1.0
+"""How long it goes on reading at the end."""
+
 
 class Follower:
     """The story as far as it has been read, of which it takes snapshots. Its own thread alone touches it."""
@@ -84,7 +87,7 @@ class Follower:
         return await loop.run_in_executor(self._thread, lambda: story_snapshot.take(published_story(self._story)))
 
     async def close(self) -> None:
-        """Nothing is added any more. Takes a last snapshot, unless much is left to read."""
+        """Nothing is added any more. Takes a last snapshot, of the end if that is near."""
         if self.ended.is_set():
             return
         self.ended.set()
@@ -114,9 +117,9 @@ class Follower:
         return bool(page)
 
     def _finish(self) -> None:
-        if self._store.last - self._story.now.sequence < story_snapshot.EVERY:
-            while self._read_on():
-                pass
+        until = time.monotonic() + FINISH_SECONDS
+        while time.monotonic() < until and self._read_on():
+            pass
         if self._story.now.sequence > self._kept:
             self._keep()
 
