@@ -65,12 +65,8 @@ class Engine:
         places = [option if option.startswith("--") else str(self._folder / option) for option in options]
         places[-1] = f"unix://{places[-1]}"
         # Where containerd runs already, dockerd uses that one: what is the test's must not mix with what is the machine's.
-        places += [
-            "--containerd-namespace",
-            self._folder.name,
-            "--containerd-plugins-namespace",
-            f"{self._folder.name}-p",
-        ]
+        own = f"dtfm-docker-{os.getpid()}"  # not the folder's name: containerd allows no "__" in it
+        places += ["--containerd-namespace", own, "--containerd-plugins-namespace", f"{own}-p"]
         with log.open("wb") as output:
             daemon = subprocess.Popen(
                 # It ends with this process, even if that is killed.
