@@ -107,7 +107,7 @@ class Store:
         return records
 
     def renew(self, seconds: float) -> None:
-        """Keeps the lease for so long from now on, if there is one; 0: gives it up. Raises StoreError."""
+        """Renews the lease for ``seconds``; 0 gives it up. An SQLite file has no lease. Raises StoreError."""
         if self._epoch:
             with explained(self.url), self._engine.begin() as connection:
                 lease.hold(connection, self._epoch, seconds=seconds)

@@ -21,7 +21,7 @@ RECENT_EVENTS = 30
 STATES = ("waiting", "training", "paused", "finished", "failed")
 
 STALL_LEASES, STALL_STEPS = 30, 5
-"""A commit is long overdue after the longer of these: so many leases, and so many times what the last step took."""
+"""A commit is long overdue after STALL_LEASES leases or STALL_STEPS times the last step's seconds, whichever is longer."""
 
 MOVES_ON = ev.RunStarted | ev.RunResumed | ev.RunContinued | ev.RunChanged | ev.StepCommitted | ev.Evaluated
 """From these events on, the next commit is waited for."""

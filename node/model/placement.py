@@ -60,7 +60,7 @@ class Group:
     loads: tuple[int, ...]
 
     def piece(self, elements: int, number: int) -> tuple[int, int]:
-        """The half-open range of a piece of the bucket, which has so many ``elements``; empty if it has no such piece."""
+        """The half-open range of a piece of a bucket with this number of ``elements``; empty if there is no such piece."""
         ranges = pieces(elements, len(self.members))
         return ranges[number] if number < len(ranges) else (0, 0)
 

@@ -85,7 +85,7 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
 
 
 def encoded_with(header: Header, elements: int, dtype: torch.dtype) -> Codec:
-    """The codec of a tensor with so many ``elements``. Raises FrameError for none, or another total than it makes of them."""
+    """The codec that the header names. Raises FrameError for an unknown codec, or a total that does not fit ``elements``."""
     try:
         codec = Codec(header.codec)
     except ValueError:

@@ -161,7 +161,7 @@ def codecs_chosen(transition: Transition, node: str, message: wire.CodecsChosen)
 
 
 def _step_differs(transition: Transition, seconds: float) -> None:
-    """A step takes so many ``seconds``, and not those predicted: the overhead is corrected, which is not less than 0."""
+    """A step takes ``seconds``, which differs from the prediction: corrects the overhead, which is at least 0."""
     training = transition.state.ledger.training
     assert training.predicted is not None
     overhead = max(0.0, training.overhead + seconds - training.predicted)
