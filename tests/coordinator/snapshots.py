@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dtfm.coordinator.core.copies.availability import Kind, availability
+from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage
@@ -122,6 +122,4 @@ def step_after(world: World, seconds: float) -> None:
 
 def step_on_disks(world: World) -> int:
     """The step of the snapshot that is whole on the disks of nodes that are here; 0: there is none."""
-    table = availability(world.state)
-    files = tuple(tuple(copy for copy in bucket if copy.kind is Kind.DISK) for bucket in table.files)
-    return replace(table, memory=(), files=files).resume_point().step
+    return replace(availability(world.state), memory=(), checkpoint=0).resume_point().step

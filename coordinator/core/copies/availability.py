@@ -17,20 +17,17 @@ MOST_DONORS = 8
 
 
 class Kind(enum.Enum):
-    """What a copy is."""
+    """Where training can go on from."""
 
-    REPLICA = "replica"
-    STANDBY = "standby"
+    MEMORY = "memory"
     DISK = "disk"
     CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One bucket's state after ``step``. ``node`` is empty for a checkpoint. ``here``: it can be had now; otherwise once
-    its node returns, or is ready."""
+    """One bucket's state after ``step``. ``here``: it can be had now; otherwise once its node returns, or is ready."""
 
-    kind: Kind
     node: str
     step: int
     here: bool = True
@@ -38,8 +35,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Training can go on from after ``step``, with the state in memory (REPLICA) or from a snapshot (DISK, CHECKPOINT); at step 0
-    the state follows from the seed (None)."""
+    """Training can go on from after ``step``; at step 0 the state follows from the seed (None)."""
 
     step: int
     kind: Kind | None
@@ -47,11 +43,12 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """``memory`` lists copies in memory by layer: a bucket that several layers use is wherever one of them is. ``files`` lists
-    copies in whole snapshots by bucket: those on disks, and the newest checkpoint with all of the state."""
+    """``memory`` lists copies in memory by layer: a bucket that several layers use is wherever one of them is. ``disks`` lists
+    copies in whole snapshots on disks, by bucket. ``checkpoint``: the step of the newest one with all of the state; 0: none."""
 
     memory: tuple[tuple[Copy, ...], ...]
-    files: tuple[tuple[Copy, ...], ...]
+    disks: tuple[tuple[Copy, ...], ...]
+    checkpoint: int
 
     def in_memory(self, step: int) -> tuple[frozenset[str], ...]:
         """Per layer, the ready nodes that have its state as of ``step`` in memory."""
@@ -59,18 +56,18 @@ class Availability:
 
     def resume_point(self, returning: Collection[str] = ()) -> ResumePoint:
         """The newest one with the nodes that are ready and those that are ``returning``."""
-        in_memory = _common_steps(self.memory, returning)
-        on_disk = _common_steps(_of(Kind.DISK, self.files), returning)
-        in_checkpoints = _common_steps(_of(Kind.CHECKPOINT, self.files), returning)
-        candidates = ((in_memory, Kind.REPLICA), (on_disk, Kind.DISK), (in_checkpoints, Kind.CHECKPOINT))
-        step = max((max(steps, default=0) for steps, _ in candidates), default=0)
-        return ResumePoint(step, next((kind for steps, kind in candidates if step in steps and step), None))
+        in_memory, on_disks = _common_steps(self.memory, returning), _common_steps(self.disks, returning)
+        step = max((self.checkpoint, *in_memory, *on_disks))
+        if step == 0:
+            return ResumePoint(0, None)
+        on = Kind.DISK if step in on_disks else Kind.CHECKPOINT
+        return ResumePoint(step, Kind.MEMORY if step in in_memory else on)
 
     def needed(self, point: ResumePoint, returning: Collection[str]) -> frozenset[str]:
         """Those of the ``returning`` nodes that have what ``point`` needs and no ready node has."""
-        if point.kind is None:
+        if point.kind in (None, Kind.CHECKPOINT):
             return frozenset()
-        table = self.memory if point.kind is Kind.REPLICA else _of(point.kind, self.files)
+        table = self.memory if point.kind is Kind.MEMORY else self.disks
         wanted = [[copy for copy in bucket if copy.step == point.step] for bucket in table]
         missing = [copies for copies in wanted if not any(copy.here for copy in copies)]
         return frozenset(copy.node for copies in missing for copy in copies).intersection(returning)
@@ -89,8 +86,8 @@ def availability(state: State) -> Availability:
             standby is not None and step_of(standby, ledger) == ledger.training.step
         ):  # training cannot go on from an older one
             for layer in range(*standby.layers):
-                memory[layer].append(Copy(Kind.STANDBY, node, ledger.training.step))
-    return Availability(tuple(map(tuple, memory)), _files(state))
+                memory[layer].append(Copy(node, ledger.training.step))
+    return Availability(tuple(map(tuple, memory)), _disks(state), ledger.copies.resumable_step)
 
 
 def step_of(standby: Standby, ledger: Ledger) -> int | None:
@@ -186,30 +183,24 @@ def _replica(state: State, node: str, process: str) -> Copy | None:
     if session is not None and session.process != process:
         return None
     here = session is not None and session.admission is Admission.READY
-    return Copy(Kind.REPLICA, node, state.ledger.training.step, here)
+    return Copy(node, state.ledger.training.step, here)
 
 
-def _files(state: State) -> tuple[tuple[Copy, ...], ...]:
+def _disks(state: State) -> tuple[tuple[Copy, ...], ...]:
     ledger, sessions = state.ledger, state.members.sessions
     if ledger.described is None:
         return ()
-    resumable = ledger.copies.resumable_step
-    newest = [Copy(Kind.CHECKPOINT, "", resumable)] if resumable else []
-    files = [list(newest) for _ in range(ledger.described.buckets)]
+    files: list[list[Copy]] = [[] for _ in range(ledger.described.buckets)]
     for snapshot in ledger.copies.on_disks.values():
         for bucket, nodes in on_disk(state, snapshot.step, range(len(files))).items():
-            files[bucket] += [Copy(Kind.DISK, node, snapshot.step) for node in nodes]
+            files[bucket] += [Copy(node, snapshot.step) for node in nodes]
         for node in snapshot.holders:
             session = sessions.get(node)
             has_reported = session is not None and session.admission is not Admission.JOINED
             if not has_reported and ledger.quarantine_of(node) is None:
                 for bucket in snapshot.buckets_of(node):
-                    files[bucket].append(Copy(Kind.DISK, node, snapshot.step, here=False))
+                    files[bucket].append(Copy(node, snapshot.step, here=False))
     return tuple(map(tuple, files))
-
-
-def _of(kind: Kind, table: tuple[tuple[Copy, ...], ...]) -> tuple[tuple[Copy, ...], ...]:
-    return tuple(tuple(copy for copy in bucket if copy.kind is kind) for bucket in table)
 
 
 def _common_steps(table: tuple[tuple[Copy, ...], ...], returning: Collection[str]) -> set[int]:

@@ -26,7 +26,7 @@ def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
     waited long enough. It waits at most as long as redoing the lost steps would take; unless the run would begin anew, at most
     GRACE_LEASES; after a restart at least GRACE_LEASES, since nodes should notice only a pause."""
     table = availability(state)
-    absent = {copy.node for bucket in (*table.memory, *table.files) for copy in bucket if not copy.here}
+    absent = {copy.node for bucket in (*table.memory, *table.disks) for copy in bucket if not copy.here}
     returning = absent.difference(state.members.ended)
     with_them, without = table.resume_point(returning), table.resume_point()
     if with_them.step <= without.step:

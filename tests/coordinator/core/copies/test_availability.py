@@ -10,17 +10,9 @@ from tests.coordinator.snapshots import with_snapshot
 from tests.coordinator.standbys import report, with_standbys
 
 NODES = "abc"
-COPIES = st.builds(
-    Copy, st.sampled_from([Kind.REPLICA, Kind.STANDBY]), st.sampled_from(NODES), st.integers(0, 3), st.booleans()
-)
-FILES = st.builds(
-    Copy, st.sampled_from([Kind.DISK, Kind.CHECKPOINT]), st.sampled_from(NODES), st.integers(0, 3), st.booleans()
-)
-TABLES = st.builds(
-    Availability,
-    st.lists(st.lists(COPIES, max_size=4).map(tuple), max_size=3).map(tuple),
-    st.lists(st.lists(FILES, max_size=4).map(tuple), max_size=3).map(tuple),
-)
+COPIES = st.builds(Copy, st.sampled_from(NODES), st.integers(0, 3), st.booleans())
+BY_BUCKET = st.lists(st.lists(COPIES, max_size=4).map(tuple), max_size=3).map(tuple)
+TABLES = st.builds(Availability, BY_BUCKET, BY_BUCKET, st.integers(0, 3))
 
 
 def trained(**changes: dict[str, object]) -> World:
@@ -35,13 +27,8 @@ def trained(**changes: dict[str, object]) -> World:
 def test_replicas_have_the_state_as_of_the_last_commit() -> None:
     world = trained()
     table = availability(world.state)
-    assert [{(c.kind, c.node, c.step, c.here) for c in layer} for layer in table.memory] == [
-        {(Kind.REPLICA, "a", 2, True)},
-        {(Kind.REPLICA, "a", 2, True)},
-        {(Kind.REPLICA, "b", 2, True)},
-        {(Kind.REPLICA, "b", 2, True)},
-    ]
-    assert table.resume_point() == Point(2, Kind.REPLICA)
+    assert table.memory == ((Copy("a", 2),), (Copy("a", 2),), (Copy("b", 2),), (Copy("b", 2),))
+    assert table.resume_point() == Point(2, Kind.MEMORY)
 
 
 def test_a_node_that_is_away_may_return_with_its_state() -> None:
@@ -51,7 +38,7 @@ def test_a_node_that_is_away_may_return_with_its_state() -> None:
     assert table.in_memory(2) == (frozenset(), frozenset(), frozenset("b"), frozenset("b"))
     assert table.resume_point() == Point(0, None)
     with_a = table.resume_point({"a"})
-    assert with_a == Point(2, Kind.REPLICA)
+    assert with_a == Point(2, Kind.MEMORY)
     assert table.needed(with_a, {"a", "b"}) == {"a"}
 
 
@@ -90,7 +77,7 @@ def test_a_snapshot_on_disks_is_usable_while_every_bucket_is_with_a_member() -> 
     table = availability(world.state)
     assert table.resume_point() == Point(0, None)
     assert table.resume_point({"a"}) == Point(3, Kind.DISK)
-    assert [len(bucket) for bucket in table.files] == [2] * BUCKETS
+    assert [len(bucket) for bucket in table.disks] == [2] * BUCKETS
 
 
 def test_the_newer_of_disks_and_checkpoint_counts() -> None:
@@ -115,5 +102,8 @@ def test_the_nodes_named_as_needed_are_enough(table: Availability, returning: fr
 @given(TABLES)
 def test_a_resume_point_has_a_copy_of_every_bucket(table: Availability) -> None:
     point = table.resume_point()
-    buckets = table.memory if point.kind is Kind.REPLICA else table.files
-    assert point.kind is None or all(any(c.here and c.step == point.step for c in copies) for copies in buckets)
+    if point.kind in (None, Kind.CHECKPOINT):
+        assert point.step == table.checkpoint
+        return
+    buckets = table.memory if point.kind is Kind.MEMORY else table.disks
+    assert all(any(c.here and c.step == point.step for c in copies) for copies in buckets)
