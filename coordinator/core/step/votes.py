@@ -22,14 +22,13 @@ from dtfm.scheduler.model.plan import Plan
 
 def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     """A node's vote. After the last one the step can be committed, see `commit_if_due`."""
-    state, plan = transition.state, transition.state.ledger.training.plan
-    if not _is_current(transition, vote.generation, vote.step) or plan is None or node not in plan.nodes:
-        transition.log(
-            f"ignored a vote of {node} for step {vote.step} of generation {vote.generation}: not in progress"
-        )
+    if (phase := _in_hand(transition, node, vote)) is None:
         return
-    phase, described = state.phase, state.ledger.description
-    assert isinstance(phase, Stepping)
+    state, plan, described = (
+        transition.state,
+        transition.state.ledger.training.in_force,
+        transition.state.ledger.description,
+    )
     check_vote(vote, described.buckets)
     check_clipped(vote, node, plan, is_open=state.ledger.is_open)
     if node in phase.votes:
@@ -61,16 +60,12 @@ def _all_voted(transition: Transition, phase: Stepping) -> None:
 
 def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> None:
     """A node cannot do the step, or the evaluation before a pause."""
-    plan, ledger = transition.state.ledger.training.plan, transition.state.ledger
-    sentence, training = shorten(message.sentence), ledger.training
+    ledger, training, sentence = transition.state.ledger, transition.state.ledger.training, shorten(message.sentence)
     if isinstance(transition.state.phase, Pausing):
         if (message.generation, message.step - 1) == (training.generation, training.step):
             evaluation.failed(transition, node, sentence)
         return
-    if not _is_current(transition, message.generation, message.step) or plan is None or node not in plan.nodes:
-        transition.log(
-            f"ignored a failure of {node} in step {message.step} of generation {message.generation}: not in progress"
-        )
+    if _in_hand(transition, node, message) is None:
         return
     problem = message.problem if message.problem in wire.StepProblem.values() and message.problem else wire.INTERNAL
     between = exchange if problem == wire.NON_FINITE else may_lose
@@ -103,13 +98,10 @@ def _failure(problem: wire.StepProblem, node: str, sentence: str) -> Setback:
 
 def _failure_between(problem: wire.StepProblem, node: str, peer: str, sentence: str) -> Setback:
     """The node says that it fails because of what passes between it and a peer."""
+    charge, reason = Charge.PEER_LOST, f"{node} lost {peer}: {sentence}"
     if problem == wire.NON_FINITE:
-        reason = f"{node} got a tensor from {peer} that is NaN or infinite: {sentence}"
-        doubt = Doubt(Charge.HOP, (node, peer), reason, (node,))
-    else:
-        reason = f"{node} lost {peer}: {sentence}"
-        doubt = Doubt(Charge.PEER_LOST, (node, peer), reason, (node,))
-    return Setback(wire.StepProblem.Name(problem), node, reason, (doubt,))
+        charge, reason = Charge.HOP, f"{node} got a tensor from {peer} that is NaN or infinite: {sentence}"
+    return Setback(wire.StepProblem.Name(problem), node, reason, (Doubt(charge, (node, peer), reason, (node,)),))
 
 
 _CHARGES = {
@@ -130,6 +122,11 @@ def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
     return sum(load for name, load in zip(last.replicas, last.loads, strict=True) if name == node) * micro_batch
 
 
-def _is_current(transition: Transition, generation: int, step: int) -> bool:
+def _in_hand(transition: Transition, node: str, said: wire.StepReady | wire.StepFailed) -> Stepping | None:
+    """The step of which the node says this; None: it is not in progress, or the node has no part in it."""
     phase, training = transition.state.phase, transition.state.ledger.training
-    return isinstance(phase, Stepping) and (generation, step) == (training.generation, phase.step)
+    about = (said.generation, said.step)
+    if isinstance(phase, Stepping) and about == (training.generation, phase.step) and node in training.in_force.nodes:
+        return phase
+    transition.log(f"ignored what {node} says of step {said.step} of generation {said.generation}: not in progress")
+    return None
