@@ -53,7 +53,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
     quarantine.tell_peers(transition)
     earning.tell(transition)
     telling.tell_changes(transition)
-    return transition.state, transition.ready
+    return transition.state, Ready(tuple(transition.entries), tuple(transition.commands))
 
 
 def _take_in(transition: Transition, event: Input) -> None:

@@ -179,7 +179,7 @@ class CarryOn:
 @dataclass(frozen=True, slots=True)
 class PlanWanted:
     """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
-    may. ``overhead``: see Training; ``horizon``: see plan/horizon.py; both in seconds. ``seconds``: the planner's time.
+    may. ``overhead``: see Training; ``horizon``: see plan/planner_input.py; both in seconds. ``seconds``: the planner's time.
     ``carry_on``: what is asked before; None: nothing is."""
 
     number: int
@@ -264,10 +264,6 @@ class Transition:
         self.entries: list[Event] = []
         self.commands: list[Command] = []
         self.findings: list[Finding] = []  # those that are not carried out yet
-
-    @property
-    def ready(self) -> Ready:
-        return Ready(tuple(self.entries), tuple(self.commands))
 
     def emit(self, event: Event) -> None:
         """Adds the event to the log, and what follows from it to the ledger."""

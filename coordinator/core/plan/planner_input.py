@@ -1,4 +1,4 @@
-"""The planner's input: the cluster, as the nodes measured it."""
+"""The planner's input: the cluster, as the nodes measured it, and how long a plan is expected to stand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from dtfm.coordinator.core.trust.claims import counted_bandwidth, counted_flops,
 from dtfm.coordinator.core.trust.disputes import disputes
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Carried
+from dtfm.coordinator.log.training import MOST_LOSSES
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+from dtfm.scheduler.schedule import HORIZON_SECONDS
 
 DEFAULT_LATENCY_SECONDS = 0.02
 DEFAULT_BANDWIDTH = 12.5e6
@@ -61,6 +63,20 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
         relays=relays,
         via=via,
     )
+
+
+def horizon_seconds(losses: Sequence[int], step: int, left: int, step_seconds: float | None) -> float:
+    """Expected seconds until the plan loses a node, or until the run ends.
+
+    ``losses``: see Training; ``step`` is the last committed one, ``left`` the number of those to come, ``step_seconds`` what one
+    takes, None while that is not known. A run counts as if it had seen one loss in HORIZON_SECONDS before it began. While fewer
+    than MOST_LOSSES are known, these are all since it began.
+    """
+    if step_seconds is None:
+        return HORIZON_SECONDS
+    since, *later = losses if len(losses) == MOST_LOSSES else (0, *losses)
+    usual = (HORIZON_SECONDS + max(0, step - since) * step_seconds) / (1 + len(later))
+    return max(1.0, min(usual, left * step_seconds))
 
 
 def _relays(

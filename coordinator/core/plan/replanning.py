@@ -13,8 +13,7 @@ from dtfm.coordinator.core.copies.returning_nodes import Return, worth_waiting
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import adopt, answer
-from dtfm.coordinator.core.plan.horizon import horizon_seconds
-from dtfm.coordinator.core.plan.planner_input import measured_cluster
+from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
@@ -161,7 +160,8 @@ def switch_is_due(state: State) -> bool:
 
 def leaver_is_stuck(state: State) -> bool:
     """Whether a node of the plan wants to leave and no plan is possible without it: then the next commit ends in a checkpoint."""
-    if not state.ledger.leaver_at_work:
+    plan, members = state.ledger.training.in_force, state.ledger.members
+    if not any(member.leaving and node in plan.nodes for node, member in members.items()):
         return False
     found, question = state.planner.answer, question_of(state)
     no_plan = found is not None and found.question == question and found.plan is None and not found.hasty

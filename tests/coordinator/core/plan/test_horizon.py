@@ -1,4 +1,4 @@
-"""The horizon over which a move must pay follows from how often plans have lost nodes: `core/plan/horizon.py`."""
+"""The horizon over which a move must pay follows from how often plans have lost nodes: `core/plan/planner_input.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from dtfm.coordinator.core.plan.horizon import horizon_seconds
+from dtfm.coordinator.core.plan.planner_input import horizon_seconds
 from dtfm.coordinator.log.training import MOST_LOSSES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.schedule import HORIZON_SECONDS
