@@ -9,11 +9,6 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 
-def finish(transition: Transition, reason: str) -> None:
-    transition.emit(ev.RunFinished(transition.state.ledger.training.step, reason))
-    _say_goodbye(transition, wire.Finish(completed=True, reason=reason), 0)
-
-
 def fail(transition: Transition, reason: str) -> None:
     transition.emit(ev.RunFailed(transition.state.ledger.training.step, reason))
     _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
@@ -28,7 +23,9 @@ def conclude(transition: Transition) -> None:
         put_down(transition, hold.by)
     else:
         what = "weights are in" if checkpoint.weights else "checkpoint is"
-        finish(transition, f"all {step} steps are trained; the {what} {checkpoint.folder}")
+        reason = f"all {step} steps are trained; the {what} {checkpoint.folder}"
+        transition.emit(ev.RunFinished(step, reason))
+        _say_goodbye(transition, wire.Finish(completed=True, reason=reason), 0)
 
 
 def put_down(transition: Transition, by: str) -> None:

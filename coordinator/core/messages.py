@@ -82,12 +82,30 @@ def assignments(
     """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from its ``givers`` (by node), or,
     if there are none, all of it from the ``snapshot``. A node is told of the links that begin at it: all links among hundreds of
     nodes would not fit into a message."""
-    common = control_pb2.CoordinatorMessage(assignment=_assignment(ledger, reason, givers, snapshot))
-    named = {peer.node for peer in common.assignment.peers}
+    plan, last = ledger.training.in_force, ledger.training.last
+    source = control_pb2.SnapshotSource() if givers else snapshot
+    on_disks = {node for part in source.parts for node in part.nodes}
+    giving = {name for table in set(givers.values()) for layer in table for name in layer}
+    named = {*plan.nodes, *giving, *on_disks} & ledger.members.keys()
+    common = control_pb2.Assignment(
+        plan=plan_message(plan),
+        peers=[peer_message(node, ledger.members[node].candidates) for node in sorted(named)],
+        step=ledger.training.step,
+        snapshot=source,
+        reason=reason,
+        last_commit=control_pb2.Commit(
+            generation=last.generation,
+            step=last.step,
+            gradient_norm=last.gradient_norm,
+            learning_rate=last.learning_rate,
+        )
+        if last is not None
+        else None,
+        counts_from=ledger.training.counts_from,
+    )
     nobody: Givers = ((),) * len(ledger.description.workload.layers)
     for node in nodes:
-        message = control_pb2.CoordinatorMessage()
-        message.CopyFrom(common)
+        message = control_pb2.CoordinatorMessage(assignment=common)
         assigned = message.assignment
         for names in givers.get(node, nobody):
             assigned.donors.add(nodes=names)
@@ -111,33 +129,6 @@ def beginnings(
                 gradients=sorted(n for node in (before.replicas if before else ()) for n in progress[node].gradients),
             ),
         )
-
-
-def _assignment(
-    ledger: Ledger, reason: str, givers: Mapping[str, Givers], snapshot: control_pb2.SnapshotSource
-) -> control_pb2.Assignment:
-    """What all are told."""
-    plan, last = ledger.training.in_force, ledger.training.last
-    source = control_pb2.SnapshotSource() if givers else snapshot
-    on_disks = {node for part in source.parts for node in part.nodes}
-    giving = {name for table in set(givers.values()) for layer in table for name in layer}
-    named = {*plan.nodes, *giving, *on_disks}
-    return control_pb2.Assignment(
-        plan=plan_message(plan),
-        peers=[peer_message(node, ledger.members[node].candidates) for node in sorted(named) if node in ledger.members],
-        step=ledger.training.step,
-        snapshot=source,
-        reason=reason,
-        last_commit=control_pb2.Commit(
-            generation=last.generation,
-            step=last.step,
-            gradient_norm=last.gradient_norm,
-            learning_rate=last.learning_rate,
-        )
-        if last is not None
-        else None,
-        counts_from=ledger.training.counts_from,
-    )
 
 
 def abort(plan: Plan, step: int, reason: str) -> control_pb2.CoordinatorMessage:

@@ -172,7 +172,7 @@ def _heard(transition: Transition, event: Heard, over: bool) -> None:
 def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
     message, node = event.message, session.node
     kind = message.WhichOneof("message")
-    if kind in _FROM_READY_NODES and not transition.state.ledger.members[node].ready:
+    if kind not in _BEFORE_IT_IS_READY and not transition.state.ledger.members[node].ready:
         transition.log(f"ignored {kind} of {node}, which is not ready yet")
         return
     match kind:
@@ -226,17 +226,5 @@ def _overdue(transition: Transition) -> None:
             pause.pause_overdue(transition, phase)
 
 
-_FROM_READY_NODES = frozenset(
-    (
-        "plan_ready",
-        "plan_failed",
-        "step_ready",
-        "step_failed",
-        "audited",
-        "evaluated",
-        "snapshot_parts",
-        "uploaded",
-        "applied",
-        "codecs_chosen",
-    )
-)
+_BEFORE_IT_IS_READY = frozenset({"prepared", "links", "reached", "standby_progress", "leaving", "heartbeat"})
+"""What counts from a node that cannot be planned with yet. It may have taken part in the plan as another process."""

@@ -64,9 +64,8 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class InvitationMade:
-    """``digest``: SHA-256 of its secret (hex). ``name``: who is invited, for people. ``at`` and ``expires``: seconds since 1970.
-    ``uses``: how many keys may be enrolled by it. ``by``: who made it. ``believed``: the word of nodes that come by it
-    decides."""
+    """``digest``: SHA-256 of its secret (hex). ``name``: who is invited, for people. ``at``: seconds since 1970. The others: see
+    Invited."""
 
     invitation: str
     digest: str

@@ -57,13 +57,5 @@ class Charge(enum.StrEnum):
 
 
 _CONTRADICTIONS = frozenset(
-    (
-        Charge.DIGEST,
-        Charge.STATE,
-        Charge.GRADIENT_NORM,
-        Charge.HOP,
-        Charge.AUDIT,
-        Charge.EVALUATION,
-        Charge.SNAPSHOT,
-    )
+    {Charge.DIGEST, Charge.STATE, Charge.GRADIENT_NORM, Charge.HOP, Charge.AUDIT, Charge.EVALUATION, Charge.SNAPSHOT}
 )

@@ -92,12 +92,6 @@ class Ledger:
         return tuple(sorted(node for node, member in self.members.items() if member.ready and not member.leaving))
 
     @property
-    def leaver_at_work(self) -> bool:
-        """Whether a node that wants to leave has a part in the plan."""
-        plan = self.training.plan
-        return plan is not None and any(member.leaving and node in plan.nodes for node, member in self.members.items())
-
-    @property
     def holders(self) -> tuple[tuple[str, ...], ...]:
         """Per layer, the members that hold its state as of the last step in memory."""
         present = {(node, member.incarnation) for node, member in self.members.items()}

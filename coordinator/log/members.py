@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from dtfm.coordinator.log.charges import Charge
 from dtfm.protos.access import Role
 
 if TYPE_CHECKING:
@@ -134,8 +135,9 @@ class NodeLeft:
 
     def apply(self, ledger: Ledger) -> Ledger:
         members = {name: member for name, member in ledger.members.items() if name != self.node}
-        reach, trust = ledger.reach.without(self.node), ledger.trust.without_member(self.node)
-        training = ledger.training.with_loss(self.node)
+        reach, training = ledger.reach.without(self.node), ledger.training.with_loss(self.node)
+        # That others have lost it says nothing of their lines any more.
+        trust = ledger.trust.but(lambda each: each.said.charge is Charge.PEER_LOST and self.node in each.nodes)
         return recounted(replace(ledger, members=members, reach=reach, trust=trust, training=training))
 
     def narrate(self) -> str:

@@ -23,9 +23,6 @@ Codecs = Mapping[str, Mapping[str, str]]
 MOST_LOSSES = 9
 """The number of losses that are remembered."""
 
-MOST_DAMAGED = 100
-"""The number of reports of a damaged snapshot that are remembered, the last ones."""
-
 Process = tuple[str, str]
 """A node, and its incarnation."""
 
@@ -220,9 +217,9 @@ def _but_damaged(ledger: Ledger, node: str, *, from_checkpoint: bool) -> Ledger:
     damaged itself, or it may lie. A party that is alone has to say so twice, and two of its nodes if it is a checkpoint, which
     all read. The only checkpoint is not given up."""
     trust, copies, step = ledger.trust, ledger.copies, ledger.training.step
-    said = {*trust.damaged_by, node}
+    said = dict.fromkeys((*trust.damaged_by, node))
     several = ledger.is_alone or len({ledger.party(name) for name in said}) > 1
-    noted = replace(ledger, trust=replace(trust, damaged_by=(*trust.damaged_by, node)[-MOST_DAMAGED:]))
+    noted = replace(ledger, trust=replace(trust, damaged_by=tuple(said)))
     if not trust.damaged_by or not several:
         return noted
     settled = replace(noted, trust=replace(trust, damaged_by=()))

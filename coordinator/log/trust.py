@@ -262,11 +262,7 @@ class Trust:
     commits: int = 0
     """The number of commits of the run, those included that were undone."""
     damaged_by: tuple[str, ...] = ()
-    """Since a plan last started, who said that the snapshot to go on from is damaged."""
-
-    def without_member(self, node: str) -> Trust:
-        """The node has left. That others have lost it says nothing of their lines any more."""
-        return self._but(lambda each: each.said.charge is Charge.PEER_LOST and node in each.nodes)
+    """Since a plan last started, who said that the snapshot to go on from is damaged, each once."""
 
     def after_a_commit(self, step: int, nodes: Collection[str], party: Callable[[str], str]) -> Trust:
         """``nodes``: who took part in it."""
@@ -290,7 +286,7 @@ class Trust:
         who = event.key or event.node
         quarantined = dict(list({**self.quarantined, who: event}.items())[-MOST_QUARANTINED:])
         forgotten = self.quarantined.keys() - quarantined.keys()
-        fresh = self._but(lambda each: not set(names).isdisjoint((*each.nodes, *each.said.by)))
+        fresh = self.but(lambda each: not set(names).isdisjoint((*each.nodes, *each.said.by)))
         return replace(fresh.without_witness(who).without_audits(forgotten), quarantined=quarantined)
 
     def without_audits(self, parties: Collection[str]) -> Trust:
@@ -311,6 +307,7 @@ class Trust:
             },
         )
 
-    def _but(self, over: Callable[[Suspicion], bool]) -> Trust:
+    def but(self, over: Callable[[Suspicion], bool]) -> Trust:
+        """Without the suspicions that are over."""
         left = tuple(each for each in self.suspicions if not over(each))
         return self if len(left) == len(self.suspicions) else replace(self, suspicions=left)
