@@ -24,12 +24,8 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     """A node's vote. After the last one the step can be committed, see `commit_if_due`."""
     if (phase := _in_hand(transition, node, vote)) is None:
         return
-    state, plan, described = (
-        transition.state,
-        transition.state.ledger.training.in_force,
-        transition.state.ledger.description,
-    )
-    check_vote(vote, described.buckets)
+    state, plan = transition.state, transition.state.ledger.training.in_force
+    check_vote(vote, state.ledger.description.buckets)
     check_clipped(vote, node, plan, is_open=state.ledger.is_open)
     if node in phase.votes:
         transition.log(f"ignored a second vote of {node} for step {vote.step}")
