@@ -1,4 +1,5 @@
-"""The memory of a stage against what is planned for it: ``python -m tests.bench.stage_memory [--sequence 512] [--json]``.
+"""The memory of a stage against what is planned for it: ``python -m tests.bench.stage_memory [--sequence 512] [--device cuda]
+[--json]``.
 
 Layers of 1.1 billion parameters' width. Every way to keep memory, at every place in the pipeline. Measured is the most that
 torch's allocator has given out (its profiler's record), from nothing to the end of a step: state, gradients, and all that both
@@ -35,7 +36,7 @@ IN_FLIGHT = {"first": 3, "middle": 2, "last": 1}
 PRECISIONS = {"bf16": plan_pb2.BF16, "fp32": plan_pb2.FP32}
 
 
-def measure(sequence: int, precision: str) -> list[Row]:
+def measure(sequence: int, precision: str, device: torch.device) -> list[Row]:
     config = json.dumps(CONFIG | {"max_position_embeddings": sequence})
     model = load_model(
         plan_pb2.Run.Model(family="llama", config_json=config), Sample((sequence,), torch.int64, VOCABULARY)
@@ -59,11 +60,10 @@ def measure(sequence: int, precision: str) -> list[Row]:
         ):
             keeping, flying = Keeping(checkpointing, state), IN_FLIGHT[place]
             planned = planned_bytes(costs, layers, keeping, flying)
-            measured = measured_bytes(model, run, number, layers, keeping, flying)
+            measured = measured_bytes(model, run, number, layers, keeping, flying, device)
             gc.collect()
             name = f"{place} stage, micro-batch {micro_batch}, {checkpointing}, {state}: peak"
             rows.append(Row(name, measured / 2**20, "MiB", "planned", measured / planned))
-            print(name, rows[-1].value, rows[-1].ratio, flush=True)
     return rows
 
 
@@ -71,9 +71,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequence", type=int, default=512)
     parser.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda or cuda:N")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
-    rows = measure(arguments.sequence, arguments.precision)
+    rows = measure(arguments.sequence, arguments.precision, arguments.device)
     show(f"Memory of a stage, sequence {arguments.sequence}, {arguments.precision}", rows, arguments.json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 
 import torch
@@ -40,18 +41,33 @@ def planned_bytes(workload: Workload, layers: tuple[int, int], keeping: Keeping,
 
 
 def measured_bytes(
-    model: Model, run: Run, stage: int, layers: tuple[int, int], keeping: Keeping, in_flight: int
+    model: Model,
+    run: Run,
+    stage: int,
+    layers: tuple[int, int],
+    keeping: Keeping,
+    in_flight: int,
+    device: torch.device = CPU,
 ) -> int:
     """The most that tensors of stage ``stage`` (0 to 2, of 3) with these ``layers`` take while it trains a step of ``in_flight``
     + 2 micro-batches, with as many in flight as may be. (AdamW, which follows, works in small chunks when these are done.)"""
     placement = _placement(model, run, stage, layers, keeping, in_flight)
 
-    def work() -> None:
-        built = build_stage(model, *layers, CPU, run_dtype(run), computes_in=compute_dtype(run), keeping=keeping)
+    def work() -> int:
+        """Bytes of state in the host's memory beside the ``device``."""
+        built = build_stage(model, *layers, device, run_dtype(run), computes_in=compute_dtype(run), keeping=keeping)
         feed = _Feed(built, placement, run)
         train_step(placement, Progress(1, 1), feed.compute, Neighbours(feed.queue, feed.sent), lambda: None)
+        return built.state_bytes[1]
 
-    return most_allocated(work)
+    if device.type != "cuda":
+        return most_allocated(work)
+    gc.collect()
+    torch.zeros(1, device=device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    on_host = work()
+    return torch.cuda.max_memory_allocated(device) - before + on_host
 
 
 def _placement(
@@ -83,17 +99,17 @@ class _Feed:
         self._flying: list[int] = []
         self._forward = 0
         self._left = list(placement.micro_batches)
-        labels = torch.zeros(train.micro_batch, *stage.model.layers[-1].output[:-1], dtype=torch.int64)
-        ids = partial(torch.zeros, train.micro_batch, *stage.model.sample.shape, dtype=torch.int64)
+        zeros = partial(torch.zeros, dtype=torch.int64, device=stage.device)
+        labels = zeros((train.micro_batch, *stage.model.layers[-1].output[:-1]))
         self.compute = Compute(
             forward=stage.forward,
             loss=stage.loss,
-            inputs=lambda _: ids(),
+            inputs=lambda _: zeros((train.micro_batch, *stage.model.sample.shape)),
             labels=lambda _: labels,
             positions=lambda _: None,
             input_shape=self._input,
             output_shape=self._output,
-            device=CPU,
+            device=stage.device,
             micro_batch=train.micro_batch,
             global_batch=train.micro_batch * len(placement.micro_batches),
         )
