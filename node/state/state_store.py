@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dtfm.kernels.transfer import to_host
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.images import Images
@@ -257,7 +258,7 @@ class StateStore:
         gradients = self._held.buckets[bucket].gradients
         for subscription in subscriptions:
             subscription.count(gradients.nbytes)
-        data = memoryview(bytes(gradients.detach().cpu().view(torch.uint8).numpy().data))
+        data = to_host(gradients).view(torch.uint8).numpy().data
         header = _header(Kind.UPDATE, self._voting, self._held.step + 1, bucket, self._held.step, len(data))
         for subscription in subscriptions:
             subscription.put([(header, data)])

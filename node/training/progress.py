@@ -17,6 +17,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from dtfm.kernels.codec import Encoded
+from dtfm.kernels.transfer import to_host
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.placement import Placement
 from dtfm.node.transport.receiver import Arrival
@@ -87,7 +88,7 @@ class Progress:
         """To be called before the group's sum replaces ``gradients``."""
         if not self._make_room(bucket, gradients.nbytes):
             return
-        copy = gradients.to("cpu", copy=True)
+        copy = to_host(gradients)
         with self._lock:
             if not self._spoilt:
                 self.unreduced[bucket] = copy

@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
+from dtfm.kernels import transfer
 from dtfm.kernels.codec import DTYPES, Codec, decode, encode, encoded_bytes
 from dtfm.kernels.digest import digest
 from dtfm.kernels.feedback import encode_with_feedback
+from dtfm.kernels.memory import Memory
 from tests.kernels import reference
 from tests.kernels.arrays import FINITE, NOT_FINITE, float32
 
@@ -165,3 +167,13 @@ def test_a_digest_is_taken_on_the_callers_stream(stream: torch.cuda.Stream) -> N
         torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
         x.fill_(1)
         assert digest(x) == digest(torch.ones(MANY))
+
+
+def test_what_comes_from_a_gpu_takes_as_many_bytes_of_pinned_memory_as_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PINNED", memory := Memory(fresh=transfer.page_locked))
+    size = (3 << 20) + 4  # torch's own pinned memory would take 4 MiB
+    copy = transfer.to_host(torch.ones(size, dtype=torch.uint8, device=GPU))
+    assert copy.is_pinned()
+    assert copy.eq(1).all()
+    del copy
+    assert memory.free_bytes == size
