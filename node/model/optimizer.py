@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -25,16 +25,18 @@ def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
     return min(1.0, clip_norm / (gradient_norm + 1e-6)) if clip_norm > 0 else 1.0
 
 
-def squared_norm(flat: torch.Tensor) -> float:
-    """The sum of the squares of ``flat`` (1-D, any dtype and device), in float64.
+def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
+    """The sum of the squares of each of ``flats`` (1-D, any dtype and device), in float64.
 
     torch's norms would convert all of it to float64 first, which takes twice the memory of a float32 bucket.
     """
-    total = torch.zeros((), dtype=torch.float64, device=flat.device)
-    for chunk in torch.split(flat, GPU_CHUNK if flat.is_cuda else CPU_CHUNK):
-        wide = chunk.double()
-        total += torch.dot(wide, wide)
-    return total.item()
+    totals = []
+    for flat in flats:
+        totals.append(torch.zeros((), dtype=torch.float64, device=flat.device))
+        for chunk in torch.split(flat, GPU_CHUNK if flat.is_cuda else CPU_CHUNK):
+            wide = chunk.double()
+            totals[-1] += torch.dot(wide, wide)
+    return [float(total) for total in torch.stack(totals).tolist()] if totals else []
 
 
 @torch.no_grad()

@@ -141,10 +141,8 @@ class ContributionBound:
         """Clips ``pieces`` themselves: the members' addends to what lies at ``place`` (1-D), in the group's order. This node's
         has the number ``own``."""
         here, usual = self._usual.get(place, {}), self._usual.get(place.bucket, {})
-        addends = [
-            Addend(stage, load, (torch.linalg.vector_norm(piece) / math.sqrt(piece.numel())).item())
-            for stage, load, piece in zip(group.stages, group.loads, pieces, strict=True)
-        ]
+        sizes = torch.stack([torch.linalg.vector_norm(piece) / math.sqrt(piece.numel()) for piece in pieces]).tolist()
+        addends = [Addend(*each) for each in zip(group.stages, group.loads, sizes, strict=True)]
         for rank, (member, piece) in enumerate(zip(group.members, pieces, strict=True)):
             addend, size = addends[rank], expected(addends, rank, own, here, usual)
             if rank != own:

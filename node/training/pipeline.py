@@ -17,6 +17,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dtfm.kernels.codec import DTYPES, Codec, decode
+from dtfm.kernels.transfer import arriving
 from dtfm.node.host.cuda_streams import DeviceWork
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.loss import Scored
@@ -152,7 +153,7 @@ class _TrainingStep:
     _waiting: dict[int, None] = field(init=False)
     _left: int = field(init=False)
     _work: DeviceWork = field(init=False)
-    _unread: deque[tuple[torch.Tensor, str, str]] = field(default_factory=deque)
+    _unread: deque[tuple[Callable[[], torch.Tensor], str, str]] = field(default_factory=deque)
     _waited: float = 0.0
 
     def __post_init__(self) -> None:
@@ -202,13 +203,13 @@ class _TrainingStep:
 
     def _look(self, tensor: torch.Tensor, what: str, source: str = "") -> None:
         """Raises NonFinite if the tensor is not finite: at once, or on a GPU, for which nobody waits, a few tensors later."""
-        self._unread.append((is_finite(tensor), what, source))
+        self._unread.append((arriving(is_finite(tensor)), what, source))
         self._read_finite(but=UNREAD if tensor.is_cuda else 0)
 
     def _read_finite(self, but: int) -> None:
         while len(self._unread) > but:
             finite, what, source = self._unread.popleft()
-            if not finite:
+            if not finite():
                 raise NonFinite(f"{what}{f' from {source}' if source else ''} is NaN or infinite", source)
 
     def _take(self, arrival: Arrival) -> None:

@@ -29,7 +29,7 @@ from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.data.samples import training_samples
 from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
-from dtfm.node.model.optimizer import adamw, squared_norm
+from dtfm.node.model.optimizer import adamw, squared_norms
 from dtfm.node.model.placement import pieces
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
@@ -113,7 +113,7 @@ class Work:
                     x = stage.forward(x)
                 self.stages[-1].loss(x, labels, 1 / SHARE).weighted.backward()  # type: ignore[no-untyped-call]
             rate = learning_rate(self.run.train, step)
-            norm = sum(squared_norm(bucket.gradients) for stage in self.stages for bucket in stage.buckets.values())
+            norm = sum(squared_norms(b.gradients for stage in self.stages for b in stage.buckets.values()))
             for stage in self.stages:
                 for index, bucket in stage.buckets.items():
                     adamw(self.run.train, step, rate, norm**0.5, bucket, bucket.gradients)

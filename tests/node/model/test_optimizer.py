@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, squared_norm
+from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, squared_norms
 from dtfm.protos.plan_pb2 import Run
 from tests.node.allocated import most_allocated
 
@@ -57,7 +57,7 @@ def test_clipping_scales_to_the_bound_and_leaves_small_gradients_alone() -> None
 @settings(max_examples=20)
 def test_a_squared_norm_is_that_of_all_elements_in_float64(size: int, dtype: torch.dtype) -> None:
     flat = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-    assert squared_norm(flat) == pytest.approx(math.fsum(x * x for x in flat.tolist()), rel=1e-12)
+    assert squared_norms([flat]) == pytest.approx([math.fsum(x * x for x in flat.tolist())], rel=1e-12)
 
 
 def test_a_norm_and_an_update_take_little_memory_beside_the_bucket() -> None:
@@ -65,7 +65,7 @@ def test_a_norm_and_an_update_take_little_memory_beside_the_bucket() -> None:
     bucket.gradients.fill_(1)
 
     def update() -> None:
-        norm = math.sqrt(squared_norm(bucket.gradients))
+        norm = math.sqrt(*squared_norms([bucket.gradients]))
         adamw(TRAIN, 1, 1e-3, norm, bucket, bucket.gradients)
 
     assert 0 < most_allocated(update) <= 8 * 4 * CPU_CHUNK
