@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -57,29 +56,31 @@ class DeviceWork:
             self.seconds += begin.elapsed_time(end) / 1000
 
 
-def after(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """A context in which GPU work waits for ``tensor`` only, on a side stream, not for whatever else is being computed.
-
-    Call it in the thread that computes ``tensor``; enter it in the thread that reads it, as often as that wants to.
-    """
-    if not tensor.is_cuda:
-        return nullcontext()
-    return _OnSideStream(tensor.device)
+#: Makes a context in which GPU work runs on a side stream. In any thread, as often as one wants to.
+Beside = Callable[[], AbstractContextManager[object]]
 
 
-class _OnSideStream(AbstractContextManager[object]):
-    def __init__(self, device: torch.device) -> None:
-        self._side = _side_stream(device)
-        self._computed = torch.cuda.current_stream(device).record_event()
-        self._entered: AbstractContextManager[object] = nullcontext()
+def after(device: torch.device) -> Beside:
+    """Contexts in which GPU work waits for what this thread has queued on its stream of ``device`` so far, not for what else is
+    being computed."""
+    if device.type != "cuda":
+        return nullcontext
+    side, computed = _side_stream(device), torch.cuda.current_stream(device).record_event()
 
-    def __enter__(self) -> None:
-        self._entered = torch.cuda.stream(self._side)
-        self._entered.__enter__()  # type: ignore[no-untyped-call]
-        self._side.wait_event(self._computed)
+    @contextmanager
+    def beside() -> Iterator[None]:
+        with torch.cuda.stream(side):
+            side.wait_event(computed)
+            yield
 
-    def __exit__(self, *raised: Any) -> None:
-        self._entered.__exit__(*raised)
+    return beside
+
+
+def wait_beside(device: torch.device) -> None:
+    """Waits, without spinning, until ``device`` has finished what is queued on its side stream."""
+    if device.type == "cuda":
+        with torch.cuda.stream(_side_stream(device)):
+            wait_until_computed(device)
 
 
 @cache

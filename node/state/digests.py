@@ -5,11 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 
 from blake3 import blake3
 
-from dtfm.node.host.cuda_streams import after
+from dtfm.node.host.cuda_streams import Beside, after
 from dtfm.node.model.bucket import Bucket
 from dtfm.protos.control_pb2 import BucketState
 
@@ -30,7 +29,7 @@ class StateDigests:
             self._step, self._known = step, {}
         for bucket in buckets:
             if not self._knows(bucket):
-                begun = self._thread.submit(_digest, bucket, after(bucket.parameters))
+                begun = self._thread.submit(_digest, bucket, after(bucket.home))
                 self._known[bucket.spec.index] = weakref.ref(bucket), begun
 
     def of(self, buckets: Iterable[Bucket]) -> list[BucketState]:
@@ -54,6 +53,6 @@ class StateDigests:
         return known is not None and known[0]() is bucket
 
 
-def _digest(bucket: Bucket, changed: AbstractContextManager[object]) -> bytes:
-    with changed:
+def _digest(bucket: Bucket, changed: Beside) -> bytes:
+    with changed():
         return bucket.digest()

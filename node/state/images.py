@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from threading import Lock
 from typing import BinaryIO
 from weakref import WeakSet
@@ -107,7 +106,7 @@ class _Image:
         self.readings: WeakSet[Reading] = WeakSet()
         self._lock = Lock()
         # To read it without waiting for what is computed meanwhile.
-        self._ready: AbstractContextManager[object] = after(bucket.parameters)
+        self._ready = after(bucket.home)
         self._kept: memoryview | BinaryIO = memoryview(b"")
         self._kept_from = 0
         self._lost: Exception | None = None
@@ -117,7 +116,7 @@ class _Image:
             if self._lost is not None:
                 raise self._lost
             if self.bucket is not None:
-                with self._ready:
+                with self._ready():
                     return self.bucket.read(begin, end)
             if isinstance(self._kept, memoryview):
                 return self._kept[begin - self._kept_from : end - self._kept_from]

@@ -15,10 +15,10 @@ from dtfm.kernels.codec import Codec, Encoded, encode, encoded_bytes
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
-from dtfm.node.host.cuda_streams import brought
+from dtfm.node.host.cuda_streams import after, brought
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.optimizer import adamw, squared_norm
+from dtfm.node.model.optimizer import adamw, squared_norms
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
@@ -158,7 +158,7 @@ class Generation:
             )
             # A node without micro-batches, or a parameter without a gradient, adds nothing: that is final too.
             for index in self._unfinished:
-                self.reducer.queue.put(step, Final(index))
+                self._tell_final(step, index)
             reduction.result()
         except BaseException as error:
             if not isinstance(error, Closed):
@@ -286,7 +286,7 @@ class Generation:
 
     def _counted_norm(self, gradients: Mapping[int, torch.Tensor]) -> float:
         groups, node = self.placement.groups, self.placement.node
-        norm = sum(squared_norm(flat) for i, flat in sorted(gradients.items()) if node in groups[i].counted_by)
+        norm = sum(squared_norms(flat for i, flat in sorted(gradients.items()) if node in groups[i].counted_by))
         if not math.isfinite(norm):
             raise NonFinite(f"the squared gradient norm is {norm}")
         return norm
@@ -299,7 +299,10 @@ class Generation:
             self._unfinished[bucket] -= 1
             if self._unfinished[bucket] == 0:
                 del self._unfinished[bucket]
-                self.reducer.queue.put(self.progress.step, Final(bucket))
+                self._tell_final(self.progress.step, bucket)
+
+    def _tell_final(self, step: int, bucket: int) -> None:
+        self.reducer.queue.put(step, Final(bucket, after(self.stage.device)))
 
     def _compute(self, batch: Callable[[int], Batch]) -> Compute:
         stage, train = self.stage, self._loaded.run.train

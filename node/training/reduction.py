@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, Encoded, decode, encode
 from dtfm.kernels.feedback import encode_with_feedback
+from dtfm.node.host.cuda_streams import Beside, wait_beside
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import Group, Placement, pieces
@@ -43,21 +45,23 @@ Residuals = Mapping[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """This node adds nothing more to the gradients of ``bucket`` in this step."""
+    """This node adds nothing more to the gradients of ``bucket`` in this step, which are computed ``before``."""
 
     bucket: int
+    before: Beside = nullcontext
 
 
 @dataclass(slots=True)
 class _Bucket:
     """The state of one bucket's reduction. ``addends`` are other members' gradients of the pieces that this node owns, by piece
-    and rank; ``missing`` are the pieces without their sum."""
+    and rank; ``missing`` are the pieces without their sum. Once this node's own gradients are ``final``, all is done in that
+    context."""
 
     index: int
     gradients: torch.Tensor
     group: Group
     rank: int
-    final: bool = False
+    final: Beside | None = None
     addends: dict[int, dict[int, Arrival]] = field(default_factory=dict)
     missing: set[int] = field(init=False)
 
@@ -77,8 +81,15 @@ class _Bucket:
         start, stop = self.range(number)
         return self.gradients[start:stop]
 
+    def beside(self) -> AbstractContextManager[object]:
+        return (self.final or nullcontext)()
+
     def summable(self, piece: int) -> bool:
-        return self.final and piece in self.missing and len(self.addends.get(piece, ())) == len(self.members) - 1
+        return (
+            self.final is not None
+            and piece in self.missing
+            and len(self.addends.get(piece, ())) == len(self.members) - 1
+        )
 
     def add_up(self, number: int, bound: ContributionBound | None) -> None:
         """Replaces an owned piece by the sum of all members', held within the ``bound``. What comes before this
@@ -211,7 +222,7 @@ class _Reduction:
     def run(self) -> Residuals:
         """Returns the residuals of what was sent."""
         try:
-            while any(b.missing or not b.final for b in self._buckets.values()):
+            while any(b.missing or b.final is None for b in self._buckets.values()):
                 self._take(self._reducer.queue.get(self._step))
             wait(self._sent)
             _raise_first(self._sent)
@@ -227,16 +238,24 @@ class _Reduction:
             future.cancel()
         wait(self._sent)
         self._sent.clear()
+        for bucket in self._buckets.values():
+            wait_beside(bucket.gradients.device)
 
     def _take(self, item: Arrival | Final) -> None:
         bucket = self._buckets.get(item.bucket if isinstance(item, Final) else item.header.index)
         if bucket is None:
             return  # held by this node alone
         if isinstance(item, Final):
+            bucket.final = item.before
+        else:
+            self._reducer.came(item)
+        with bucket.beside():
+            self._use(bucket, item)
+
+    def _use(self, bucket: _Bucket, item: Arrival | Final) -> None:
+        if isinstance(item, Final):
             self._make_final(bucket)
-            return
-        self._reducer.came(item)
-        if item.header.kind is Kind.REDUCE:
+        elif item.header.kind is Kind.REDUCE:
             number = item.header.part
             bucket.addends.setdefault(number, {})[bucket.members.index(item.source)] = item
             if bucket.summable(number):
@@ -253,7 +272,6 @@ class _Reduction:
             self._reducer.let_go(item)
 
     def _make_final(self, bucket: _Bucket) -> None:
-        bucket.final = True
         if not is_finite(bucket.gradients):
             raise NonFinite(f"the gradients of bucket {bucket.index} are NaN or infinite")
         self._keep(bucket.index, bucket.gradients)
@@ -277,10 +295,14 @@ class _Reduction:
     # In the sending thread
 
     def _submit(self, work: Callable[[_Bucket, int], None], bucket: _Bucket, number: int) -> None:
-        future = self._reducer.sending.submit(work, bucket, number)
+        future = self._reducer.sending.submit(self._beside, work, bucket, number)
         queue = self._reducer.queue
         future.add_done_callback(lambda done: None if _error(done) is None else queue.close("sending failed"))
         self._sent.append(future)
+
+    def _beside(self, work: Callable[[_Bucket, int], None], bucket: _Bucket, number: int) -> None:
+        with bucket.beside():
+            work(bucket, number)
 
     def _send_addend(self, bucket: _Bucket, number: int) -> None:
         message, mine = self._encode(bucket, number), bucket.piece(number)

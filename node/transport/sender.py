@@ -221,11 +221,11 @@ class Sender:
 
     def encode(self, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
         """Encodes ``tensor`` (any shape), which must not change until that is done. From any thread; does not wait."""
-        computed = after(tensor)
+        computed = after(tensor.device)
 
         def encode_it() -> Encoded:
             try:
-                with computed, span(Activity.ENCODE, what.step, what.index):
+                with computed(), span(Activity.ENCODE, what.step, what.index):
                     return encode(codec, tensor)
             except Exception as error:  # nobody may be waiting for it but the peer
                 self._loop.call_soon_threadsafe(self._on_failed, what.generation, error)

@@ -1,4 +1,5 @@
-"""How long the loss of a node delays training: ``python -m tests.bench.recovery [--kills 20] [--silences 5] [--json]``.
+"""How long the loss of a node delays training: ``python -m tests.bench.recovery [--kills 20] [--silences 5]
+[--device cuda] [--json]``.
 
 Four nodes, two stages of two replicas, on this machine. Nodes are killed one after the other, at any moment of a step; the seed
 decides which and when. (A kill resets the connections at once.) Each returns as a new process. Then some nodes fall silent
@@ -47,8 +48,9 @@ class Loss:
 class Ordeal:
     """A cluster that loses its nodes, one at a time."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, device: str) -> None:
         self._cluster = cluster
+        self._device = device
         self._lives = dict.fromkeys(NODES, 0)
         for node in NODES:
             self._start(node)
@@ -73,7 +75,7 @@ class Ordeal:
 
     def _start(self, node: str) -> None:
         self._lives[node] += 1
-        self._cluster.add(node, "--trace", f"{node}-{self._lives[node]}.trace")
+        self._cluster.add(node, "--device", self._device, "--trace", f"{node}-{self._lives[node]}.trace")
 
     def _lose(self, node: str, number: signal.Signals) -> int:
         """Waits until the others have committed a step; returns the number of the event that ``node`` left."""
@@ -116,11 +118,11 @@ def interrupted_step(events: list[Event], loss: Loss) -> int:
     )
 
 
-def measure(folder: Path, kills: int, silences: int, seed: int) -> list[Row]:
+def measure(folder: Path, kills: int, silences: int, seed: int, device: str) -> list[Row]:
     chance = random.Random(seed)
     text = run_file(model=GPT2, stages=[2, 2], steps=1_000_000, learning_rate=1e-3, lease=LEASE)
-    with Cluster(folder, text) as cluster:
-        ordeal = Ordeal(cluster)
+    with Cluster(folder, text, fresh=device != "cpu") as cluster:  # CUDA survives no fork
+        ordeal = Ordeal(cluster, device)
         killed = [ordeal.kill(chance.choice(NODES), chance.random()) for _ in range(kills)]
         silenced = [ordeal.silence(chance.choice(NODES)) for _ in range(silences)]
         assert cluster.coordinator is not None
@@ -151,13 +153,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--silences", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="that the nodes share: cpu, cuda or cuda:N")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
     if arguments.kills < 1 or arguments.silences < 1:
         parser.error("at least one kill and one silence")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            rows = measure(Path(folder), arguments.kills, arguments.silences, arguments.seed)
+            rows = measure(Path(folder), arguments.kills, arguments.silences, arguments.seed, arguments.device)
     finally:
         close_nursery()
     show(f"Recovery: 4 nodes, 2 stages, lease {LEASE:g} s, {os.cpu_count()} cores", rows, arguments.json)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
+import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from dtfm.kernels.transfer import arriving
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.cuda_streams import DeviceWork, after
 from dtfm.node.model.load import load_model
@@ -70,10 +74,51 @@ def test_work_on_a_gpu_is_timed_and_only_so_much_of_it_is_ahead() -> None:
 
 def test_what_waits_for_a_tensor_does_not_wait_for_what_comes_after_it() -> None:
     x = torch.ones(1000, device="cuda:0")
-    ready = after(x)
+    ready = after(x.device)
     torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]
     busy = torch.cuda.current_stream(x.device)
     for _ in range(2):
-        with ready:
+        with ready():
             assert x.cpu().eq(1).all()
     assert not busy.query()
+
+
+def test_who_reads_a_number_does_not_wait_for_what_is_queued_after_it() -> None:
+    x = torch.ones(1000, device="cuda:0")
+    total = arriving(x.sum())
+    torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]
+    assert total().item() == 1000
+    assert not torch.cuda.current_stream(x.device).query()
+
+
+def test_a_step_waits_for_the_gpu_only_where_nothing_is_left_to_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node waits for the losses of its step, and for its gradients' norm. The thread that reduces waits for each of three
+    buckets, to see whether what is sent and added up is finite."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4, precision="bf16", compression="i8b256"))
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    waits = Counter[str]()
+
+    def note(message: Warning | str, *_: object, **__: object) -> None:
+        if "synchronizing" in str(message):
+            ours = [frame for frame in traceback.extract_stack() if "/dtfm/node/" in frame.filename]
+            waits.update(f"{Path(frame.filename).name}, {frame.name}" for frame in ours[-1:])
+
+    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=torch.device("cuda", 0)) as nodes:
+        nodes.train()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            monkeypatch.setattr(warnings, "showwarning", note)
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                nodes.train()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    beside = dict.fromkeys((f"reduction.py, {where}" for where in ("_make_final", "_finite", "_use")), 12)
+    assert waits == {"pipeline.py, _read": 2, "optimizer.py, squared_norms": 4, **beside}

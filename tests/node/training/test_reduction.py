@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 from dtfm.kernels.codec import Codec, Encoded
+from dtfm.node.host.cuda_streams import Beside
 from dtfm.node.model import placement as placement_module
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import Group, Placement, pieces, placement_of, shards
+from dtfm.node.training import reduction
 from dtfm.node.training.reduction import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.receiver import Arrival, Receiver
@@ -57,6 +62,7 @@ def reduce_together(
     groups: dict[int, Group],
     codec: Codec = Codec.OFF,
     carried: dict[str, Residuals] | None = None,
+    before: Callable[[str], Beside] = lambda _: nullcontext,
 ) -> dict[str, Residuals]:
     """Runs every member's reduction in a thread; what one sends is in the other's queue at once. Returns the residuals."""
     reducers: dict[str, Reducer] = {}
@@ -70,13 +76,13 @@ def reduce_together(
 
     for node, mine in gradients.items():
         placement = placed(node, {b: groups[b] for b in mine})
-        before = carried.get(node) if carried is not None else None
-        reducers[node] = Reducer(placement, sender(node), carried=before)
+        earlier = carried.get(node) if carried is not None else None
+        reducers[node] = Reducer(placement, sender(node), carried=earlier)
 
     def run(node: str) -> Residuals:
         reducer = reducers[node]
         for bucket in gradients[node]:
-            reducer.queue.put(STEP, Final(bucket))
+            reducer.queue.put(STEP, Final(bucket, before(node)))
         reducer.reduce(STEP, gradients[node], codec, lambda *_: None)
         reducer.close()
         return reducer.left_out
@@ -97,6 +103,39 @@ def test_all_members_end_with_the_sum_bit_for_bit(members: int, sizes: list[int]
     for b, expected in sums.items():
         torch.testing.assert_close(gradients[nodes[0]][b].double(), expected, rtol=1e-5, atol=1e-5)
         assert all(torch.equal(gradients[n][b], gradients[nodes[0]][b]) for n in nodes)
+
+
+@pytest.mark.parametrize("codec", [Codec.OFF, Codec.I8B256, Codec.TOPK])
+def test_gradients_are_touched_only_where_they_are_computed(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> None:
+    """A GPU may still be computing what is final. Only work on the side stream waits for it."""
+    inside = threading.local()
+    nodes = ("a", "b", "c")
+    gradients = {n: {0: torch.full((5000,), math.nan)} for n in nodes}
+
+    def computed(node: str) -> Beside:
+        values = iter([torch.full((5000,), 1.0)])
+
+        @contextmanager
+        def beside() -> Iterator[None]:
+            inside.depth = getattr(inside, "depth", 0) + 1
+            for value in values:
+                gradients[node][0].copy_(value)
+            yield
+            inside.depth -= 1
+
+        return beside
+
+    for name in ("encode", "encode_with_feedback", "decode", "is_finite"):
+        real = getattr(reduction, name)
+
+        def checked(*arguments: Any, real: Callable[..., Any] = real) -> Any:
+            assert inside.depth
+            return real(*arguments)
+
+        monkeypatch.setattr(reduction, name, checked)
+    reduce_together(gradients, {0: group(*nodes)}, codec, before=computed)
+    assert all(torch.equal(gradients[n][0], gradients["a"][0]) for n in nodes)
+    assert gradients["a"][0].isfinite().all()
 
 
 @pytest.mark.parametrize("codec", [Codec.RAW16, Codec.I8B256])
