@@ -35,7 +35,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(call install,torch,PyTorch)
 	@$(call install,-e '.[dev]',what else constraints.txt names)
 	@echo "  compiling the scheduler and the codecs (half a minute) ..."
-	@$(BIN)/python -c "import dtfm.kernels.cpu" & $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null && wait
+	@$(BIN)/python -c "import dtfm.kernels.adamw" & $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null && wait
 	@rm -rf $(VENV)/tmp; touch $@
 	@echo "  done."
 

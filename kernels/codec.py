@@ -40,13 +40,8 @@ def prepare(device: torch.device) -> None:
     """Compiles what ``encode`` and ``decode`` need for tensors on ``device``, or loads it, which otherwise the first of them
     does. Compiling for a CPU holds the interpreter for seconds; once `kernels/cpu.py` was imported in any process, it is not done
     again."""
-    if not runs_on(device):
+    if device.type != "cuda" or _gpu(device) is None:
         importlib.import_module("dtfm.kernels.cpu")
-
-
-def runs_on(device: torch.device) -> bool:
-    """Whether tensors on ``device`` are encoded and decoded there, a GPU, for which the kernels are compiled then."""
-    return device.type == "cuda" and _gpu(device) is not None
 
 
 def codec_named(name: str) -> Codec:

@@ -31,9 +31,9 @@ _i8_rows, _u8_rows = types.int8[:, ::1], types.uint8[:, ::1]
 _i8_rows_in, _u8_rows_in = (types.Array(a.dtype, 2, "C", readonly=True) for a in (_i8_rows, _u8_rows))
 
 
-def _compiled(signature: Any = None) -> Callable[[_F], _F]:
-    compiled: Callable[[_F], _F] = numba.njit(signature, nogil=True, cache=True, error_model="numpy")
-    return compiled
+def compiled(signature: Any = None) -> Callable[[_F], _F]:
+    compiler: Callable[[_F], _F] = numba.njit(signature, nogil=True, cache=True, error_model="numpy")
+    return compiler
 
 
 _ABS = np.uint32(0x7FFFFFFF)
@@ -110,7 +110,7 @@ def _parts(encoded: U8, blocks: int) -> tuple[U8, U16]:
     return encoded[:split], encoded[split:].view(np.uint16)
 
 
-@_compiled(types.void(_f32_in, _u16))
+@compiled(types.void(_f32_in, _u16))
 def _encode_raw16(x: F32, out: U16) -> None:
     bits = x.view(np.uint32)
     for i in range(x.size):
@@ -120,7 +120,7 @@ def _encode_raw16(x: F32, out: U16) -> None:
         out[i] = np.uint16(quiet if (u & _ABS) > np.uint32(0x7F800000) else rounded)
 
 
-@_compiled(types.void(_u16_in, _f32))
+@compiled(types.void(_u16_in, _f32))
 def _decode_raw16(halves: U16, out: F32) -> None:
     bits = out.view(np.uint32)
     for i in range(out.size):
@@ -132,7 +132,7 @@ def _decode_raw16(halves: U16, out: F32) -> None:
 # a known length instead of vectorising them. Indices are unsigned: signed ones need a check for counting from the end.
 
 
-@_compiled()
+@compiled()
 def _scale(x: F32, at: int, size: int, floor: np.uint32) -> np.uint32:
     """Bits of a block's scale; at least the ceiling when the block can have none."""
     bits = x.view(np.uint32)
@@ -142,14 +142,14 @@ def _scale(x: F32, at: int, size: int, floor: np.uint32) -> np.uint32:
     return np.uint32(0) if magnitude < floor else np.uint32((magnitude + np.uint32(0xFFFF)) >> _HALF)
 
 
-@_compiled()
+@compiled()
 def _quantise_i8(x: F32, at: int, size: int, factor: np.float32, values: NDArray[np.int8]) -> None:
     for k in range(size):
         i = _Index(at) + _Index(k)
         values[i] = np.int8((x[i] * factor + _ROUND) - _ROUND)
 
 
-@_compiled()
+@compiled()
 def _quantise_i4(x: F32, at: int, half: int, factor: np.float32, values: U8, values_at: int) -> None:
     for k in range(half):
         i = _Index(at) + _Index(k)
@@ -158,7 +158,7 @@ def _quantise_i4(x: F32, at: int, half: int, factor: np.float32, values: U8, val
         values[_Index(values_at) + _Index(k)] = np.uint8((low & np.int32(15)) | (high << np.int32(4)))
 
 
-@_compiled()
+@compiled()
 def _restore_i4(values: U8, values_at: int, half: int, step: np.float32, x: F32, at: int) -> None:
     for k in range(half):
         i = _Index(at) + _Index(k)
@@ -167,7 +167,7 @@ def _restore_i4(values: U8, values_at: int, half: int, step: np.float32, x: F32,
         x[i + _Index(half)] = np.float32(((both >> np.int32(4)) ^ np.int32(8)) - np.int32(8)) * step
 
 
-@_compiled(types.boolean(_f32_in, _u8, _u16))
+@compiled(types.boolean(_f32_in, _u8, _u16))
 def _encode_i8(x: F32, values: U8, scales: U16) -> bool:
     wide = np.empty(1, np.uint32)
     for b in range(scales.size):
@@ -181,7 +181,7 @@ def _encode_i8(x: F32, values: U8, scales: U16) -> bool:
     return True
 
 
-@_compiled(types.void(_u8_in, _u16_in, _f32))
+@compiled(types.void(_u8_in, _u16_in, _f32))
 def _decode_i8(values: U8, scales: U16, x: F32) -> None:
     wide = np.empty(1, np.uint32)
     signed = values.view(np.int8)
@@ -192,7 +192,7 @@ def _decode_i8(values: U8, scales: U16, x: F32) -> None:
             x[_Index(i)] = np.float32(signed[_Index(i)]) * step
 
 
-@_compiled(types.boolean(_f32_in, _u8, _u16))
+@compiled(types.boolean(_f32_in, _u8, _u16))
 def _encode_i4(x: F32, values: U8, scales: U16) -> bool:
     wide = np.empty(1, np.uint32)
     half = min(32, x.size)
@@ -207,7 +207,7 @@ def _encode_i4(x: F32, values: U8, scales: U16) -> bool:
     return True
 
 
-@_compiled(types.void(_u8_in, _u16_in, _f32))
+@compiled(types.void(_u8_in, _u16_in, _f32))
 def _decode_i4(values: U8, scales: U16, x: F32) -> None:
     wide = np.empty(1, np.uint32)
     half = min(32, x.size)
@@ -216,7 +216,7 @@ def _decode_i4(values: U8, scales: U16, x: F32) -> None:
         _restore_i4(values, 32 * b, half, wide.view(np.float32)[0] / _LEVELS_4, x, 64 * b)
 
 
-@_compiled()
+@compiled()
 def _butterfly(x: F32, at: int, out: F32, out_at: int, half: int) -> None:
     """Sums and differences of a block's two halves, interleaved. Six passes are the whole transform, in order."""
     for k in range(half):
@@ -225,7 +225,7 @@ def _butterfly(x: F32, at: int, out: F32, out_at: int, half: int) -> None:
         out[o], out[o + _Index(1)] = a + b, a - b
 
 
-@_compiled()
+@compiled()
 def _transform(x: F32, at: int, spare: F32, half: int) -> None:
     """The Walsh-Hadamard transform of the 64 elements of ``x`` from ``at`` on, in place, without normalisation."""
     for _ in range(3):
@@ -233,7 +233,7 @@ def _transform(x: F32, at: int, spare: F32, half: int) -> None:
         _butterfly(spare, 0, x, at, half)
 
 
-@_compiled(types.boolean(_f32_in, _u8, _u16))
+@compiled(types.boolean(_f32_in, _u8, _u16))
 def _encode_i4h(x: F32, values: U8, scales: U16) -> bool:
     wide = np.empty(1, np.uint32)
     y, spare = np.empty(64, np.float32), np.empty(64, np.float32)
@@ -254,7 +254,7 @@ def _encode_i4h(x: F32, values: U8, scales: U16) -> bool:
     return True
 
 
-@_compiled(types.void(_u8_in, _u16_in, _f32))
+@compiled(types.void(_u8_in, _u16_in, _f32))
 def _decode_i4h(values: U8, scales: U16, x: F32) -> None:
     wide = np.empty(1, np.uint32)
     spare = np.empty(64, np.float32)
@@ -268,7 +268,7 @@ def _decode_i4h(values: U8, scales: U16, x: F32) -> None:
             x[i] = x[i] * _UNSCALE * _SIGNS[_Index(k)]
 
 
-@_compiled()
+@compiled()
 def _insert(rising: NDArray[np.uint64], slot: int, key: np.uint64) -> None:
     """Inserts ``key`` into the sorted array ``rising``, replacing the key at ``slot``, which belongs there or further up."""
     while slot + 1 < rising.size and rising[_Index(slot + 1)] < key:
@@ -277,7 +277,7 @@ def _insert(rising: NDArray[np.uint64], slot: int, key: np.uint64) -> None:
     rising[_Index(slot)] = key
 
 
-@_compiled(types.boolean(_f32_in, types.intp, _i8_rows, _u8_rows, _u16))
+@compiled(types.boolean(_f32_in, types.intp, _i8_rows, _u8_rows, _u16))
 def _encode_topk(x: F32, block: int, values: NDArray[np.int8], places: U8, scales: U16) -> bool:
     bits = x.view(np.uint32)
     kept = values.shape[1]
@@ -313,7 +313,7 @@ def _encode_topk(x: F32, block: int, values: NDArray[np.int8], places: U8, scale
     return True
 
 
-@_compiled(types.void(_i8_rows_in, _u8_rows_in, _u16_in, types.intp, _f32))
+@compiled(types.void(_i8_rows_in, _u8_rows_in, _u16_in, types.intp, _f32))
 def _decode_topk(values: NDArray[np.int8], places: U8, scales: U16, block: int, x: F32) -> None:
     wide = np.empty(1, np.uint32)
     x[:] = _ZERO

@@ -22,6 +22,8 @@ from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import measure_flops
 from dtfm.node.host.disk_speed import measure_disk
 from dtfm.node.host.rows import Row
+from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
+from dtfm.node.model.optimizer import adamw
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.network.links import measure_links
 from dtfm.node.state.state_store import StateStore
@@ -29,11 +31,13 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import Identity, issue, make_authority, make_key, public_key, read_public_key
+from dtfm.protos.plan_pb2 import Run
 
 DEVICE_SECONDS = 1.0
 """Of timed products, for each precision."""
 CODEC_ELEMENTS = 4 << 20
 CODEC_ROUNDS = 5
+UPDATED, UPDATES = 64 << 20, 3
 DISK_BYTES = 256 << 20
 HERE, THERE = "here", "there"
 
@@ -84,6 +88,26 @@ def bench_codecs(device: torch.device) -> list[Row]:
     ]
 
 
+def bench_update(device: torch.device) -> list[Row]:
+    """AdamW, with the state on the device, and in the host's memory."""
+    speeds = {}
+    for home in dict.fromkeys((device, HOST)):
+        bucket = Bucket(BucketSpec(0, (0,), (("matrix", (1, UPDATED)),)), device, torch.float32, home)
+        seconds = []
+        for step in range(1, UPDATES + 2):
+            bucket.gradients.fill_(1)
+            wait_until_computed(device)
+            began = time.perf_counter()
+            adamw(Run.Train(beta1=0.9, beta2=0.95, epsilon=1e-8), step, 1e-3, 1.0, bucket, bucket.gradients)
+            wait_until_computed(device)
+            seconds.append(time.perf_counter() - began)
+        speeds[home] = UPDATED / statistics.median(seconds[1:]) / 1e9  # the first warms up
+    rows = [Row("AdamW", speeds.pop(device), "G parameters/s")]
+    for speed in speeds.values():
+        rows.append(Row("AdamW, state on the host", speed, "G parameters/s", "AdamW", speed / rows[0].value))
+    return rows
+
+
 def bench_loopback() -> list[Row]:
     """Streams to another process of this machine and back, as links between nodes are measured."""
     return asyncio.run(_loopback())
@@ -121,6 +145,7 @@ def measures(device: torch.device, folder: Path) -> Iterator[tuple[str, Callable
     """What is measured, in order, by name."""
     yield f"matrix products on {device}", lambda: bench_device(device)
     yield "codecs, compiled first where that was not done before", lambda: bench_codecs(device)
+    yield "the optimizer", lambda: bench_update(device)
     yield "streams on loopback", bench_loopback
     yield f"the disk in {folder}", lambda: bench_disk(folder)
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import astuple, dataclass
 
 import torch
 
+from dtfm.kernels.transfer import to_host
 from dtfm.node.model.bucket import Bucket
 from dtfm.protos.plan_pb2 import Run
 
 CPU_CHUNK = 1 << 16
-"""Elements that a CPU updates or squares at a time, so that they stay in its cache."""
+"""Elements that a CPU squares at a time, so that they stay in its cache."""
 
 GPU_CHUNK = 1 << 24
 """Elements that a GPU updates or squares at a time: either takes memory for several copies of them."""
 
-COPIED_CHUNK = 1 << 22
-"""Elements of gradients that are copied from a GPU at a time, where the state is in the host's memory."""
+HOST_CHUNK = 1 << 20
+"""The most elements that one thread of the host updates at a time."""
 
 
 def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
@@ -39,49 +43,83 @@ def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
     return [float(total) for total in torch.stack(totals).tolist()] if totals else []
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The scalars of one update: what is kept of a parameter that decays, and of the moments; what is added to these; the factors
+    that undo the bias of the mean and the root."""
+
+    decayed: float
+    clip: float
+    keep_m: float
+    add_m: float
+    keep_v: float
+    add_v: float
+    to_mean: float
+    to_root: float
+    epsilon: float
+    rate: float
+
+
 @torch.no_grad()
 def adamw(
     train: Run.Train, step: int, rate: float, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor
 ) -> None:
-    """Updates a bucket's state in place, where it is, with flat ``gradients`` of its dtype, which are overwritten unless they are
-    on another device. ``rate``: the learning rate.
+    """Updates a bucket's state in place, where it is, with flat ``gradients`` of its dtype, which a GPU that has the state
+    overwrites. ``rate``: the learning rate.
 
     The rule is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv 1711.05101), written in separate operations: torch's own
     kernels fuse multiply-adds differently on each device, while separate operations, each rounded by IEEE 754, give a CPU and a
     GPU replica the same bits. Division by a scalar is written as multiplication, because torch divides on some devices and
     multiplies on others. As usual, weight decay applies to tensors of two dimensions or more, not to biases and norms.
     """
-    parameters = bucket.parameters
-    clip = clip_coefficient(gradient_norm, train.clip_norm)
-    to_mean = 1 / (1 - train.beta1**step)
-    to_root = 1 / math.sqrt(1 - train.beta2**step)
-    for view in bucket.views(parameters).values():
+    terms = Terms(
+        decayed=1 - rate * train.weight_decay,
+        clip=clip_coefficient(gradient_norm, train.clip_norm),
+        keep_m=train.beta1,
+        add_m=1 - train.beta1,
+        keep_v=train.beta2,
+        add_v=1 - train.beta2,
+        to_mean=1 / (1 - train.beta1**step),
+        to_root=1 / math.sqrt(1 - train.beta2**step),
+        epsilon=train.epsilon,
+        rate=rate,
+    )
+    (_on_gpu if bucket.home.type == "cuda" else _on_host)(terms, bucket, gradients)
+
+
+def _on_gpu(terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
+    for view in bucket.views(bucket.parameters).values():
         if view.ndim >= 2:
-            view.mul_(1 - rate * train.weight_decay)
-    for chunk, g in _chunks(gradients, parameters.device):
-        m, v = bucket.exp_avg[chunk], bucket.exp_avg_sq[chunk]
-        g.mul_(clip)
-        m.mul_(train.beta1)
-        v.mul_(train.beta2)
-        v.add_((g * g).mul_(1 - train.beta2))
-        m.add_(g.mul_(1 - train.beta1))
-        denominator = v.sqrt().mul_(to_root).add_(train.epsilon)
-        parameters[chunk].sub_((m * to_mean).div_(denominator).mul_(rate))
+            view.mul_(terms.decayed)
+    for p, g, m, v in zip(*(torch.split(flat, GPU_CHUNK) for flat in _flat(bucket, gradients)), strict=True):
+        g.mul_(terms.clip)
+        m.mul_(terms.keep_m)
+        v.mul_(terms.keep_v)
+        v.add_((g * g).mul_(terms.add_v))
+        m.add_(g.mul_(terms.add_m))
+        denominator = v.sqrt().mul_(terms.to_root).add_(terms.epsilon)
+        p.sub_((m * terms.to_mean).div_(denominator).mul_(terms.rate))
 
 
-def _chunks(gradients: torch.Tensor, home: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Where the chunks are that are updated one by one, and their gradients in the memory of ``home``."""
-    size = GPU_CHUNK if home.type == "cuda" else CPU_CHUNK
-    copied = COPIED_CHUNK if gradients.device != home else max(gradients.numel(), 1)
-    buffer = None
-    if gradients.device != home:  # pinned, or a copy takes twice the time
-        buffer = torch.empty(
-            min(copied, gradients.numel()), dtype=gradients.dtype, device=home, pin_memory=gradients.is_cuda
-        )
-    for begin in range(0, gradients.numel(), copied):
-        part = gradients[begin : begin + copied]
-        if buffer is not None:
-            part = buffer[: len(part)].copy_(part)
-        for start in range(0, len(part), size):
-            g = part[start : start + size]
-            yield slice(begin + start, begin + start + len(g)), g
+def _on_host(terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
+    """In as many threads as torch has; what a GPU has computed is copied from it meanwhile."""
+    from dtfm.kernels.adamw import update  # imported here: see kernels/codec.py, prepare
+
+    threads = torch.get_num_threads()
+    scalar = bucket.parameters.numpy().dtype.type
+    decayed, *others = map(scalar, astuple(terms))
+    running = deque[Future[None]]()
+    with ThreadPoolExecutor(threads, "adamw") as pool:
+        for views in zip(*(bucket.views(flat).values() for flat in _flat(bucket, gradients)), strict=True):
+            keep = decayed if views[0].ndim >= 2 else scalar(1)
+            for parts in zip(*(torch.split(view.flatten(), HOST_CHUNK) for view in views), strict=True):
+                here = [(to_host(part) if part.is_cuda else part).numpy() for part in parts]
+                running.append(pool.submit(update, *here, keep, *others))
+                if len(running) > 2 * threads:
+                    running.popleft().result()
+        while running:
+            running.popleft().result()
+
+
+def _flat(bucket: Bucket, gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return bucket.parameters, gradients, bucket.exp_avg, bucket.exp_avg_sq

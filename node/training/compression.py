@@ -65,12 +65,6 @@ class Codecs:
                 return self.reduction
 
 
-def compresses(run: Run) -> bool:
-    """Whether a plan of this run may use a codec that has to be compiled."""
-    network = run.network
-    return any(setting not in ("", "off") for setting in (network.activations, network.gradients, network.reduction))
-
-
 def choose_codec(
     setting: str, elements: int, dtype: torch.dtype, bandwidth: float, seconds: float, previous: Codec | None = None
 ) -> Codec:

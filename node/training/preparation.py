@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from functools import partial
 import torch
 
 from dtfm.compiled_code import compile_apart
-from dtfm.kernels.codec import prepare as prepare_codecs, runs_on
+from dtfm.kernels.codec import prepare as prepare_codecs
 from dtfm.kernels.digest import prepare as prepare_digests
 from dtfm.node.data.allowed import check_places
 from dtfm.node.data.dataset import Agreed, is_text, load_data, text_sample
@@ -27,13 +28,15 @@ from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
-from dtfm.node.training.compression import compresses
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Prepared
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
+
+OF_HOST = "dtfm.kernels.adamw"
+"""The module that imports all kernels of the CPU."""
 
 
 class Preparation:
@@ -66,8 +69,7 @@ class Preparation:
         told_together(checks)
         check_place(run.checkpoint.uri, run.id, self._equipment.node)  # it writes there: only now that all is allowed
         prepare_digests(device)
-        if compresses(run):
-            self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)
+        self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
         is_new = self.loaded is None or self.loaded.run.id != run.id
         if self.loaded is not None and not is_new:
             # A resumed run may differ in settings that do not change what is learned.
@@ -82,11 +84,11 @@ class Preparation:
             with long_part("reading the data"):
                 data = load_data(run, modules, self._equipment.tokens, agreed, allowed)
             model = model or load_model(run.model, data.sample, modules)
-            self._await_codecs()
+            self._await_kernels()
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):
                 self.flops = self.time_device()
-        self._await_codecs()
+        self._await_kernels()
         return is_new
 
     def message(self) -> Prepared:
@@ -120,14 +122,14 @@ class Preparation:
         if self._compiling is not None:
             self._compiling.cancel()
 
-    def _await_codecs(self) -> None:
+    def _await_kernels(self) -> None:
         """Returns when nothing is left to compile that a plan may need. The device is timed after that, undisturbed. Raises
         Closed."""
         compiling = self._compiling
         if compiling is None:
             return
         try:
-            with long_part("compiling the codecs, which are kept for the next start"):
+            with long_part("compiling the kernels, which are kept for the next start"):
                 compiling.result()
         except CancelledError:
             raise Closed("the node is stopping") from None
@@ -135,10 +137,10 @@ class Preparation:
             self._compiling = None
 
 
-async def compile_codecs(device: torch.device) -> None:
-    """Returns when nothing is left to compile for tensors on ``device``: nobody is to wait for it at the first plan that
-    compresses. That takes half a second, or some seconds on a machine's first start."""
-    on_gpu = await asyncio.to_thread(runs_on, device)
-    if not on_gpu and "dtfm.kernels.cpu" not in sys.modules:
-        await compile_apart("dtfm.kernels.cpu")
+async def compile_kernels(device: torch.device) -> None:
+    """Returns when nothing is left to compile, for ``device`` or for state in the host's memory: nobody is to wait for it in the
+    first step. That takes half a second, or some seconds on a machine's first start."""
+    if OF_HOST not in sys.modules:
+        await compile_apart(OF_HOST)
+    await asyncio.to_thread(importlib.import_module, OF_HOST)
     await asyncio.to_thread(prepare_codecs, device)

@@ -46,7 +46,7 @@ PRELOADED = (
     *MODULES,
     "tests.cluster.faults",
     "tests.cluster.warm_up",
-    "dtfm.kernels.cpu",
+    "dtfm.kernels.adamw",
     "dtfm.node.model.causal.language_model",
     "dtfm.node.session",
     "fsspec.implementations.local",

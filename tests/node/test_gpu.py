@@ -13,7 +13,10 @@ import torch
 from dtfm.kernels.transfer import arriving
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.cuda_streams import DeviceWork, after
+from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.load import load_model
+from dtfm.node.model.optimizer import adamw
+from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
@@ -122,3 +125,20 @@ def test_a_step_waits_for_the_gpu_only_where_nothing_is_left_to_queue(
                 torch.cuda.set_sync_debug_mode("default")
     beside = dict.fromkeys((f"reduction.py, {where}" for where in ("_make_final", "_finite", "_use")), 12)
     assert waits == {"pipeline.py, _read": 2, "optimizer.py, squared_norms": 4, **beside}
+
+
+@pytest.mark.parametrize("home", ["cpu", "cuda:0"])
+def test_an_update_has_the_same_bits_wherever_the_state_is(home: str) -> None:
+    """Replicas of a stage keep it in different places."""
+    spec, gpu = BucketSpec(0, (0,), (("matrix", (1000, 3001)), ("vector", (77,)))), torch.device("cuda", 0)
+    here, there = Bucket(spec, torch.device("cpu"), torch.float32), Bucket(spec, gpu, torch.float32, torch.device(home))
+    some = torch.Generator().manual_seed(0)
+    for mine, other in zip(here.state, there.state, strict=True):
+        other.copy_(mine.uniform_(generator=some))
+    train = Run.Train(weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1.0)
+    for step in range(1, 4):
+        gradients = torch.randn(spec.size, generator=some)
+        there.gradients.copy_(gradients)
+        adamw(train, step, 1e-3, 2.5, here, gradients)
+        adamw(train, step, 1e-3, 2.5, there, there.gradients)
+        assert here.digest() == there.digest()

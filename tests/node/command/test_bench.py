@@ -17,6 +17,7 @@ from dtfm.node.command import measuring
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "DEVICE_SECONDS", 0.01)
     monkeypatch.setattr(measuring, "CODEC_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(measuring, "UPDATED", 1 << 14)
     monkeypatch.setattr(measuring, "DISK_BYTES", 8 << 20)
 
 
@@ -29,6 +30,7 @@ def test_every_row_says_what_it_is_compared_with(tmp_path: Path) -> None:
         "matrix product, bf16",
         "copy in memory",
         *(f"codec {c.name.lower()} {way}" for c in Codec if c is not Codec.OFF for way in ("encode", "decode")),
+        "AdamW",
         "loopback, one way",
         "loopback stream, there",
         "loopback stream, back",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from dtfm.kernels.adamw import Floats
+from dtfm.node.model import optimizer
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, squared_norms
 from dtfm.protos.plan_pb2 import Run
@@ -45,6 +48,57 @@ def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_matrices_only() 
         adamw(TRAIN, step, 1e-3 / step, norm, bucket, gradients)
     expected = torch.cat([p.detach().flatten() for p in theirs])
     torch.testing.assert_close(bucket.parameters, expected, rtol=1e-12, atol=1e-14)
+
+
+def rounded_one_by_one(
+    terms: dict[str, float], p: Floats, g: Floats, m: Floats, v: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """The same in NumPy, whose operations are all rounded as IEEE 754 has it."""
+    keep, clip, to_mean, to_root, rate, beta1, beta2, epsilon, add1, add2 = (
+        p.dtype.type(terms[name])
+        for name in ("keep", "clip", "to_mean", "to_root", "rate", "beta1", "beta2", "epsilon", "add1", "add2")
+    )
+    g = g * clip
+    m, v = m * beta1 + g * add1, v * beta2 + (g * g) * add2
+    return p * keep - (m * to_mean) / (np.sqrt(v) * to_root + epsilon) * rate, m, v
+
+
+@given(
+    rows=st.integers(0, 5),
+    columns=st.integers(1, 300),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    threads=st.sampled_from([1, 3]),
+    step=st.integers(1, 1000),
+    scale=st.sampled_from([1e-30, 1e-6, 1.0, 1e6]),
+)
+@settings(max_examples=60)
+def test_on_the_host_every_operation_is_rounded_by_itself(
+    rows: int, columns: int, dtype: torch.dtype, threads: int, step: int, scale: float
+) -> None:
+    """So that a GPU, which does them one after the other, has the same bits. PyTorch's square root on a CPU is not exact."""
+    some = torch.Generator().manual_seed(rows * columns + step)
+    spec = BucketSpec(0, (0,), (("matrix", (rows, columns)), ("vector", (columns,))))
+    bucket = Bucket(spec, torch.device("cpu"), dtype)
+    for tensor in bucket.state:
+        tensor.copy_(torch.rand(tensor.shape, generator=some, dtype=torch.float64))
+    gradients = torch.randn(spec.size, generator=some, dtype=torch.float64).mul(scale).to(dtype)
+    before = [tensor.numpy().copy() for tensor in (bucket.parameters, gradients, bucket.exp_avg, bucket.exp_avg_sq)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer, "HOST_CHUNK", 256)
+        patch.setattr(torch, "get_num_threads", lambda: threads)
+        adamw(TRAIN, step, 1e-3, 2.5, bucket, gradients)
+    terms = {
+        "clip": clip_coefficient(2.5, TRAIN.clip_norm),
+        "to_mean": 1 / (1 - TRAIN.beta1**step),
+        "to_root": 1 / math.sqrt(1 - TRAIN.beta2**step),
+        "rate": 1e-3,
+        "epsilon": TRAIN.epsilon,
+        **{"beta1": TRAIN.beta1, "add1": 1 - TRAIN.beta1, "beta2": TRAIN.beta2, "add2": 1 - TRAIN.beta2},
+    }
+    for part, keep in ((slice(0, rows * columns), 1 - 1e-3 * TRAIN.weight_decay), (slice(rows * columns, None), 1.0)):
+        expected = rounded_one_by_one({**terms, "keep": keep}, *(array[part] for array in before))
+        for found, wanted in zip(bucket.state, expected, strict=True):
+            assert found[part].numpy().tobytes() == wanted.tobytes()
 
 
 def test_clipping_scales_to_the_bound_and_leaves_small_gradients_alone() -> None:

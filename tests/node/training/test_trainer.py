@@ -108,36 +108,35 @@ def stop(*_: object) -> None:
     raise Closed("this is enough")
 
 
-@pytest.mark.parametrize("compression", ["auto", "off"])
 async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_may_need(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, compression=compression, storage="coordinator:"))
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, storage="coordinator:"))
     loop, awaited, done = asyncio.get_running_loop(), asyncio.Event(), list[str]()
-    await_codecs = Preparation._await_codecs
+    await_kernels = Preparation._await_kernels
 
-    async def compile_codecs(device: torch.device) -> None:
+    async def compile_kernels(device: torch.device) -> None:
         await awaited.wait()
         done.append("compiled")
 
     def await_them(of: Preparation) -> None:
         loop.call_soon_threadsafe(awaited.set)
-        await_codecs(of)
+        await_kernels(of)
 
     def layer_flops(*of: object) -> float:
         done.append("timed")
         return 1e9
 
-    monkeypatch.setattr(preparation, "compile_codecs", compile_codecs)
+    monkeypatch.setattr(preparation, "compile_kernels", compile_kernels)
     monkeypatch.setattr(preparation, "layer_flops", layer_flops)
-    monkeypatch.setattr(Preparation, "_await_codecs", await_them)
+    monkeypatch.setattr(Preparation, "_await_kernels", await_them)
     node = Node(tmp_path / "snapshots")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
     assert (await node.reports.get()).prepared.flops == 1e9
     # The device is timed when nothing else is going on.
-    assert done == (["compiled", "timed"] if compression == "auto" else ["timed"])
+    assert done == ["compiled", "timed"]
     await asyncio.to_thread(node.trainer.stop)
     node.equipment.snapshots.writer.close()
     await node.equipment.sender.close()
