@@ -1,0 +1,78 @@
+"""Where a step reads a number from the device, for which it waits for all that the device has to do before."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dtfm.kernels import transfer
+from dtfm.node.data.dataset import load_data
+from dtfm.node.model.load import load_model
+from dtfm.node.training import pipeline
+from dtfm.protos.run_file.run_file import read_run_file
+from tests.cluster.runs import run_file, write_corpus
+from tests.node.in_process import InProcess, even_plan
+
+READS = Counter(
+    {
+        "pipeline.py, _read": 2,
+        "optimizer.py, squared_norms": 4,
+        **dict.fromkeys((f"reduction.py, {where}" for where in ("_make_final", "_finite", "_use")), 12),
+    }
+)
+"""Of a step of two stages of two replicas that hold three buckets each. A node reads the losses of its micro-batches, and its
+gradients' norm; the thread that reduces, whether what is sent and added up is finite."""
+
+
+def place_of_read() -> str | None:
+    """The file and the function of the node's code that reads; None where others do."""
+    ours = [frame for frame in traceback.extract_stack() if "/dtfm/node/" in frame.filename]
+    return f"{Path(ours[-1].filename).name}, {ours[-1].name}" if ours else None
+
+
+def test_a_step_reads_numbers_only_where_nothing_is_left_to_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4, precision="bf16", compression="i8b256"))
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    reads, lock, within = Counter[str](), threading.Lock(), threading.local()
+
+    def arriving(tensor: torch.Tensor) -> Callable[[], list[int]]:
+        """What has arrived is read without waiting."""
+        arrived = transfer.arriving(tensor)
+        return lambda: [1] if real["__bool__"](arrived()) else []
+
+    def noted(name: str) -> Callable[..., Any]:
+        def read(tensor: torch.Tensor, *arguments: Any) -> Any:
+            if not getattr(within, "read", False) and (place := place_of_read()) is not None:
+                with lock:
+                    reads[place] += 1
+            within.read = True
+            try:
+                return real[name](tensor, *arguments)
+            finally:
+                within.read = False
+
+        return read
+
+    real = {name: getattr(torch.Tensor, name) for name in ("__bool__", "__float__", "__int__", "item", "tolist", "cpu")}
+    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12) as nodes:
+        nodes.train()
+        monkeypatch.setattr(pipeline, "arriving", arriving)
+        for name in real:
+            monkeypatch.setattr(torch.Tensor, name, noted(name))
+        nodes.train()
+        monkeypatch.undo()
+    assert reads == READS
