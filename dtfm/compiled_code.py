@@ -24,14 +24,17 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 180.0
 """Most seconds for another process to compile the same: several times what that takes on a slow machine."""
+OF_V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+"""What Linux says of a processor with x86-64-v3; it implies the rest."""
 PAUSE_SECONDS = 0.05
 """Between two looks at a lock that another process has."""
 
 
 def find_room() -> Path:
     """Gives Numba a folder of ours if it can write nowhere, which it would refuse: the user's state folder, or else a temporary
-    one, with a warning. To be called before Numba compiles; processes that are started later use the same folder. Returns the
-    folder, or the first of those in which Numba keeps code."""
+    one, with a warning. Has it compile for many processors. To be called before Numba compiles; processes that are started later
+    do the same. Returns the folder, or the first of those in which Numba keeps code."""
+    _compile_for_many()
     named = os.environ.get("NUMBA_CACHE_DIR")
     usual = [Path(named)] if named else []  # in Numba's order
     usual += [Path(__file__).parent / "kernels" / "__pycache__", _user("XDG_CACHE_HOME", ".cache") / "numba"]
@@ -113,10 +116,26 @@ def lock_file(module: str) -> Path:
     return find_room() / f"{module}.lock"
 
 
+def _compile_for_many() -> None:
+    """On a processor with all of x86-64-v3 (since 2013), what is compiled runs on the others, and an image needs to hold it once."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return
+    if "NUMBA_CPU_NAME" not in os.environ and set(OF_V3) <= set(first.split()):
+        _set(CPU_NAME="x86-64-v3", CPU_FEATURES="")
+
+
 def _use(folder: Path) -> None:
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)
-    if (numba := sys.modules.get("numba")) is not None:  # it has read its environment
-        numba.config.CACHE_DIR = str(folder)
+    _set(CACHE_DIR=str(folder))
+
+
+def _set(**settings: str) -> None:
+    """Settings of Numba's, for this process and those that it starts."""
+    for name, value in settings.items():
+        os.environ[f"NUMBA_{name}"] = value
+        if (numba := sys.modules.get("numba")) is not None:  # it has read its environment
+            setattr(numba.config, name, value)
 
 
 def _is_writable(folder: Path) -> bool:

@@ -160,3 +160,19 @@ def test_the_lock_is_where_only_the_user_makes_files(tmp_path: Path, monkeypatch
     assert not compiled_code.lock_file("any").is_relative_to(tmp_path)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     assert compiled_code.lock_file("any").parent == tmp_path / "kept"
+
+
+@pytest.mark.parametrize(("named", "expected"), [(None, "x86-64-v3"), ("skylake", "skylake")])
+def test_what_is_compiled_runs_on_other_processors_too(tmp_path: Path, named: str | None, expected: str) -> None:
+    """Numba keeps with each function which processor it is for."""
+    program = (
+        "from dtfm.compiled_code import find_room; find_room(); import os, numba; "
+        "twice = numba.njit('int64(int64)')(lambda x: 2 * x); "
+        "print(twice(2), *twice.targetctx.codegen().magic_tuple()[1:2], os.environ['NUMBA_CPU_NAME'])"
+    )
+    told = {"NUMBA_CPU_NAME": named} if named else {}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_CPU")} | told
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["4", expected, expected], done.stderr
