@@ -38,7 +38,7 @@ def frame_of(header: Header, payload: bytes) -> bytes:
 
 
 def nonsense(draw: random.Random, step: int) -> bytes:
-    """One frame: random bytes; or a sound one, damaged; or one whose checksum is right, and whose fields are not."""
+    """One frame: random bytes; or a sound one, damaged; or one of the right form, whose fields are not."""
     what = draw.random()
     if what < 0.1:
         return draw.randbytes(draw.choice((0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1, 200)))

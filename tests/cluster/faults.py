@@ -31,7 +31,7 @@ from dtfm.node.state.state_store import Subscription, Tensor
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport import sender
 from dtfm.protos.control_pb2 import Commit
-from dtfm.protos.frame import HEADER_BYTES, Header, frames
+from dtfm.protos.frame import Header, frames
 
 COORDINATOR = "coordinator"
 HOUR = 3600.0
@@ -73,7 +73,7 @@ class Means(enum.Enum):
     RESET = "RESET"
     """All of the process's TCP connections are reset, at both ends."""
     CORRUPT_FRAME = "CORRUPT_FRAME"
-    """One bit of the next frame that the node sends is flipped after the checksum was computed."""
+    """The next frame that the node sends is none of the protocol's."""
     CLOCK_JUMP = "CLOCK_JUMP"
     """Python's wall clock is an hour ahead from then on. (The machine's own clock stays as it is.)"""
     SLOW = "SLOW"
@@ -327,7 +327,7 @@ def _corrupt_next_frame(_: Fault) -> None:
         for frame in frames(header, encoded):
             damaged = bytearray(frame)
             if next(sent) == 0:
-                damaged[HEADER_BYTES] ^= 0b100
+                damaged[0] ^= 0b100
             yield bytes(damaged)
 
     mock.patch.object(sender, "frames", corrupting).start()

@@ -164,7 +164,7 @@ def test_a_corrupt_frame_is_refused_by_name_and_its_step_redone(tmp_path: Path) 
     with started(tmp_path, faults=[fault]) as cluster:
         aborted = cluster.wait_for("step_aborted")
         assert (aborted["step"], aborted["problem"], aborted["node"]) == (STEP, "PEER_LOST", "b")
-        assert "CORRUPT: " in aborted["reason"]
+        assert "MALFORMED: " in aborted["reason"]
         cluster.wait_for("step_committed", where=lambda e: e["step"] == STEP + 3)
     assert cluster.of("node_left") == []
     assert_exact(cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.protos.frame import (
     CHUNK_BYTES,
@@ -68,17 +68,6 @@ def test_frames_of_state_cross_a_slow_link_within_a_lease() -> None:
     assert STATE_CHUNK_BYTES <= 50e3 * 2  # bytes per second, seconds
 
 
-@settings(max_examples=300)
-@given(st.binary(min_size=1, max_size=64), st.data())
-def test_every_flipped_bit_is_detected(payload: bytes, data: st.DataObject) -> None:
-    (frame,) = sent(payload)
-    bit = data.draw(st.integers(0, len(frame) * 8 - 1))
-    flipped = bytearray(frame)
-    flipped[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(FrameError):
-        parse(bytes(flipped))
-
-
 @given(st.binary(max_size=200))
 def test_noise_is_refused(noise: bytes) -> None:
     with pytest.raises(FrameError):
@@ -92,4 +81,3 @@ def test_refusals_name_the_problem() -> None:
     assert problem_of(frame + b"y") is FrameProblem.TRUNCATED
     assert problem_of(bytes(MAX_FRAME_BYTES + 1)) is FrameProblem.TOO_LARGE
     assert problem_of(b"HTTP" + frame[4:]) is FrameProblem.MALFORMED
-    assert problem_of(frame[:-1] + b"y") is FrameProblem.CORRUPT
