@@ -53,7 +53,7 @@ docker-test: $(READY)  ## Build the images of docker/ and train by compose (root
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
 soak: $(READY)  ## The long versions of tests: a million hostile messages, ten minutes of chaos, every fault at every node (an hour)
-	$(BIN)/python -m pytest -n 2 --durations=15 -m soak tests/scheduler tests/coordinator tests/node tests/attacks/test_strangers_frames.py
+	$(BIN)/python -m pytest -n 2 --durations=15 -m soak tests/scheduler tests/coordinator tests/node tests/kernels tests/attacks/test_strangers_frames.py
 	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/attacks tests/wan --ignore=tests/attacks/test_strangers_frames.py
 
 lint: $(READY)  ## ruff, mypy, import-linter

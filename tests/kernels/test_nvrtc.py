@@ -14,7 +14,7 @@ import torch
 from dtfm.kernels.layout import Codec
 from tests.kernels.gpu_module import gpu_with
 
-ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
+ARCHITECTURES = [75, 90, 120, *(pytest.param(number, marks=pytest.mark.soak) for number in (80, 86, 89, 100))]
 AS_CUPY = ("-ftz=true",)
 """What CuPy adds to the options of its caller."""
 

@@ -338,7 +338,14 @@ def test_layers_that_are_computed_again_give_the_same_bits(name: str, dtype: tor
 
 
 @pytest.mark.parametrize("checkpointing", Checkpointing)
-@pytest.mark.parametrize("name", ["convnet", "llama", "gpt2", "gemma2", "opt", "qwen3_moe", "xglm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "convnet",
+        "llama",
+        *(pytest.param(n, marks=pytest.mark.soak) for n in ("gpt2", "gemma2", "opt", "qwen3_moe", "xglm")),
+    ],
+)
 def test_a_stage_that_nobody_uses_any_more_is_freed_at_once(name: str, checkpointing: Checkpointing) -> None:
     """Without the garbage collector: a device has no room for an old stage beside the new one."""
     model, keeping = model_of(name), Keeping(checkpointing)

@@ -57,7 +57,7 @@ def try_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("spoils", [cannot_write, cannot_send, has_sent_nothing, is_silent])
-@pytest.mark.parametrize("strangers", [False, True])
+@pytest.mark.parametrize("strangers", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_however_often_it_fails_it_is_tried_again(spoils: object, strangers: bool) -> None:
     assert callable(spoils)
     world = after_the_last_step("a", "b", "c") if not strangers else of_strangers("a", "b", "c", train={"steps": 1})
