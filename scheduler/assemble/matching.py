@@ -11,38 +11,32 @@ SMALL = 64
 """Largest size at which bit sets are faster than SciPy's matching and recursion stays shallow."""
 
 
-def bottleneck_matching(cost: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
-    """The cost of the worst pair in the best matching of a square matrix, and the column of each row.
+def bottleneck_cost(cost: NDArray[np.float64]) -> float:
+    """The cost of the worst pair in the best matching of a square matrix.
 
     A threshold search (arXiv 2206.01288, section 3.3, made exact): the answer is an entry of the matrix, and whether
     a matching exists among entries up to a threshold is a bipartite matching problem. No answer is below the cheapest
     entry of the worst row or column, which usually is the answer. Infinite entries count as the largest.
     """
     floor = max(cost.min(axis=1).max(), cost.min(axis=0).max())
-    columns = _match(cost <= floor)
-    if columns is not None:
-        return float(floor), columns
+    if _matches(cost <= floor):
+        return float(floor)
     thresholds = np.unique(cost[cost > floor])
     low, high = 0, len(thresholds) - 1  # with all entries a matching exists
-    best = None
     while low < high:
         middle = (low + high) // 2
-        columns = _match(cost <= thresholds[middle])
-        if columns is None:
-            low = middle + 1
+        if _matches(cost <= thresholds[middle]):
+            high = middle
         else:
-            high, best = middle, columns
-    columns = best if best is not None else _match(cost <= thresholds[high])
-    assert columns is not None
-    return float(thresholds[high]), columns
+            low = middle + 1
+    return float(thresholds[high])
 
 
-def _match(allowed: NDArray[np.bool_]) -> tuple[int, ...] | None:
-    """A perfect matching within the allowed pairs (augmenting paths over bit sets), or None."""
+def _matches(allowed: NDArray[np.bool_]) -> bool:
+    """Whether there is a perfect matching within the allowed pairs (augmenting paths over bit sets)."""
     size = len(allowed)
     if size > SMALL:
-        found = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
-        return None if (found < 0).any() else tuple(found.tolist())
+        return bool((maximum_bipartite_matching(csr_array(allowed), perm_type="column") >= 0).all())
     packed = np.packbits(allowed, axis=1, bitorder="little")
     options = [int.from_bytes(row, "little") for row in packed.tolist()]
     row_of = [-1] * size
@@ -62,10 +56,4 @@ def _match(allowed: NDArray[np.bool_]) -> tuple[int, ...] | None:
             return -1
         return unseen
 
-    for row in range(size):
-        if place(row, (1 << size) - 1) >= 0:
-            return None
-    columns = [0] * size
-    for column, row in enumerate(row_of):
-        columns[row] = column
-    return tuple(columns)
+    return all(place(row, (1 << size) - 1) < 0 for row in range(size))

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from dtfm.scheduler.assemble.matching import bottleneck_matching
+from dtfm.scheduler.assemble.matching import bottleneck_cost
 from dtfm.scheduler.model.decision import PaperSeconds
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.workload import PaperCosts
@@ -57,5 +57,5 @@ def paper_seconds(problem: Problem, groups: Groups) -> PaperSeconds:
     members = [np.array(group) for group in groups]
     return PaperSeconds(
         data_parallel=max(group_seconds(gradients, group) for group in members),
-        pipeline=sum(bottleneck_matching(activations[np.ix_(a, b)])[0] for a, b in itertools.pairwise(members)),
+        pipeline=sum(bottleneck_cost(activations[np.ix_(a, b)]) for a, b in itertools.pairwise(members)),
     )

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from dtfm.scheduler.assemble.evaluate import Improved
-from dtfm.scheduler.assemble.matching import bottleneck_matching
+from dtfm.scheduler.assemble.matching import bottleneck_cost
 from dtfm.scheduler.assemble.stage_order import best_order
 from dtfm.scheduler.model.problem import Floats, Groups, Problem
 from dtfm.scheduler.paper.cost import activation_exchange, gradient_exchange
@@ -85,7 +85,7 @@ class PaperEvaluator:
         if cost is None:
             block = self.activations[np.ix_(*pair)]
             rows, columns = linear_sum_assignment(block)
-            cost = bottleneck_matching(block)[0], float(block[rows, columns].mean())
+            cost = bottleneck_cost(block), float(block[rows, columns].mean())
             self._boundaries[pair] = cost
         return cost
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dtfm.scheduler.assemble.matching import bottleneck_matching
+from dtfm.scheduler.assemble.matching import bottleneck_cost
 from dtfm.scheduler.assemble.stage_order import EXACT_STAGES, best_order
 
 
@@ -17,12 +17,9 @@ few = st.integers(0, 6).map(float)
 
 @settings(max_examples=80)
 @given(squares(few | st.just(float("inf"))))
-def test_the_matching_is_the_best_permutation_and_has_the_cost_it_reports(cost: np.ndarray) -> None:
+def test_the_cost_is_that_of_the_best_permutation(cost: np.ndarray) -> None:
     rows = np.arange(len(cost))
-    best = min(cost[rows, list(columns)].max() for columns in permutations(range(len(cost))))
-    value, columns = bottleneck_matching(cost)
-    assert value == best == cost[rows, list(columns)].max()
-    assert sorted(columns) == list(range(len(cost)))
+    assert bottleneck_cost(cost) == min(cost[rows, list(columns)].max() for columns in permutations(range(len(cost))))
 
 
 def test_large_and_small_matrices_are_matched_alike() -> None:
@@ -30,9 +27,7 @@ def test_large_and_small_matrices_are_matched_alike() -> None:
     hidden = rng.permutation(100)
     cost = rng.uniform(2.0, 3.0, (100, 100))
     cost[np.arange(100), hidden] = rng.uniform(0.0, 1.0, 100)
-    value, columns = bottleneck_matching(cost)
-    assert columns == tuple(hidden)
-    assert value == cost[np.arange(100), hidden].max()
+    assert bottleneck_cost(cost) == cost[np.arange(100), hidden].max()
 
 
 @settings(max_examples=40)
