@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -84,15 +83,3 @@ def test_a_plan_whose_parts_do_not_fit_is_refused(plan: Plan, message: str) -> N
 def test_a_plan_names_exactly_the_clusters_nodes(ids: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         validate(PLAN, tuple(ids), even_workload(3, 8))
-
-
-@pytest.mark.parametrize(
-    ("route", "message"),
-    [
-        (("a",), "route 0 has 1 nodes; there are 2 stages"),
-        (("a", "b"), r"route 0 passes 'b', which does not hold layers \[2, 3\]"),
-    ],
-)
-def test_an_impossible_route_is_refused(route: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        from_routes(1, PLAN.stages, [(route, 1)])
