@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -35,14 +34,6 @@ class Checked:
     tokens: int
     generations: int
     findings: tuple[Finding, ...]
-
-
-def check(records: Iterable[Record]) -> Checked:
-    """Reads a whole log, see Checking."""
-    checking = Checking()
-    for record in records:
-        checking.add(record)
-    return checking.result
 
 
 class Checking:

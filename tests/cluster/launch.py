@@ -14,12 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from dtfm.coordinator.log.check import Checked, check
+from dtfm.coordinator.log.check import Checked
 from dtfm.coordinator.log.store import Store
 from tests.cluster.faults import COORDINATOR, HOLD, Fault, announcement, gate, to_text
 from tests.cluster.nursery import MODULES, Command, nursery
 from tests.cluster.ports import free_port
 from tests.cluster.runs import write_corpus
+from tests.coordinator.stores import checked
 
 Event = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -351,7 +352,7 @@ class Cluster:
     def check(self) -> Checked:
         """What `dtfm-coordinator check` finds in the store."""
         with Store(self.store, write=False) as store:
-            return check(store.read())
+            return checked(store.read())
 
     @property
     def losses(self) -> list[float]:

@@ -1,9 +1,13 @@
-"""Where a test's store is: in SQLite, unless the environment says DTFM_TEST_DATABASE=postgresql."""
+"""Where a test's store is: in SQLite, unless the environment says DTFM_TEST_DATABASE=postgresql. And what is wrong with a log."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+
+from dtfm.coordinator.log.check import Checked, Checking
+from dtfm.coordinator.log.record import Record
 
 
 def store_url(folder: Path) -> str:
@@ -17,3 +21,11 @@ def url_in(database: str, folder: Path) -> str:
     from tests import postgres  # takes a tenth of a second
 
     return postgres.database(folder)
+
+
+def checked(records: Iterable[Record]) -> Checked:
+    """What is found in a whole log."""
+    checking = Checking()
+    for record in records:
+        checking.add(record)
+    return checking.result
