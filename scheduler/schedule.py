@@ -9,6 +9,7 @@ from random import Random
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
+from dtfm.scheduler.bound.rising_bounds import RisingBound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.plan import Plan
@@ -20,7 +21,6 @@ from dtfm.scheduler.paper.search import search_paper
 from dtfm.scheduler.replan.replan import Incumbent, decide
 from dtfm.scheduler.replan.warm_start import repaired
 from dtfm.scheduler.search.proven import proven_alone, without_marks
-from dtfm.scheduler.search.rising_bound import RisingBound
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
 from dtfm.scheduler.search.seeds import Start, dealt, seed_groups
 

@@ -1,8 +1,8 @@
-"""Lower bounds on the seconds per step of any plan.
+"""Lower bounds on the seconds per step of any plan, certified, which rise while a search runs.
 
 Four arguments, each valid for any groups, cuts, loads, routes and order of stages:
 
-- Devices share the work: work_bound.
+- Devices share the work: way.work_bound.
 - A way through all stages: way.py. This says most with few micro-batches.
 - Each node with its own memory, connection and links: capacity.py counts what a node can complete in T seconds, node_prices.py
   shows that the nodes do not suffice. This says most with many unequal nodes.
@@ -11,15 +11,18 @@ Four arguments, each valid for any groups, cuts, loads, routes and order of stag
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from threading import Event, Thread
+from types import TracebackType
 
 from dtfm.scheduler.bound.branch_and_bound import is_small, promising
 from dtfm.scheduler.bound.node_prices import ruled_out
-from dtfm.scheduler.bound.way import way_bound
-from dtfm.scheduler.cost.bounds import work_bound
+from dtfm.scheduler.bound.way import way_bound, work_bound
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
 
+AS_GOOD = 1.005
+"""A plan that takes at most this many times the bound is as good as any."""
 MOST_NODES = 256
 """Largest number of nodes for which more than work_bound is computed."""
 STEPS = 100
@@ -62,3 +65,45 @@ def listed(problem: Problem, bound: float) -> Iterator[float]:
         yield max(bound, least)
         if least < tried:
             return
+
+
+class RisingBound:
+    """Computes ever better bounds on a thread of its own, from entering the context until leaving it.
+
+    ``seconds`` is the best bound so far. ``bounded`` is called with each. With ``wait``, entering waits for the last, so that the
+    same problem always has the same bound.
+    """
+
+    def __init__(
+        self, problem: Problem, bounded: Callable[[float], None], stopped: Callable[[], bool], wait: bool
+    ) -> None:
+        self.seconds = work_bound(problem.workload, problem.flops)
+        self._problem = problem
+        self._bounded = bounded
+        self._stopped = stopped
+        self._wait = wait
+        self._over = Event()
+        self._thread = Thread(target=self._rise, name="bound", daemon=True)
+
+    def __enter__(self) -> RisingBound:
+        self._thread.start()
+        if self._wait:
+            self._thread.join()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()  # the thread ends with its next step; the plan does not wait for that
+
+    def reached(self, seconds: float) -> bool:
+        """Whether a plan that takes ``seconds`` is as good as any."""
+        return seconds <= AS_GOOD * self.seconds
+
+    def _rise(self) -> None:
+        for seconds in rising_bounds(self._problem):
+            if self._over.is_set() or self._stopped():
+                return
+            if seconds > self.seconds:
+                self.seconds = seconds
+                self._bounded(seconds)

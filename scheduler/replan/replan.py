@@ -9,7 +9,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, bare_stages, missing_links
 from dtfm.scheduler.assemble.infeasible import size_in_words
-from dtfm.scheduler.cost.bounds import work_bound
+from dtfm.scheduler.bound.way import work_bound
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings

@@ -9,10 +9,10 @@ from random import Random
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
+from dtfm.scheduler.bound.rising_bounds import RisingBound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.search.rising_bound import RisingBound
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
 from dtfm.scheduler.search.seeds import Start
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.bound.branch_and_bound import is_small
+from dtfm.scheduler.bound.rising_bounds import RisingBound
 from dtfm.scheduler.cost.state_transfer import Fetching, nothing_to_fetch
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
@@ -19,7 +20,6 @@ from dtfm.scheduler.model.sketch import Position, position_of
 from dtfm.scheduler.search.anneal import HOT, Found, anneal
 from dtfm.scheduler.search.exact import improve
 from dtfm.scheduler.search.moves import Rules
-from dtfm.scheduler.search.rising_bound import RisingBound
 from dtfm.scheduler.search.seeds import Start, nearest_nodes, random_groups, seed_groups
 from dtfm.scheduler.search.walk import ESTIMATE, ROUGH, SIMULATION
 

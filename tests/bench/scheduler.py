@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.assemble.stage_order import best_order
-from dtfm.scheduler.cost.bounds import work_bound
+from dtfm.scheduler.bound.way import work_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Objective

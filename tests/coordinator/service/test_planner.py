@@ -53,7 +53,7 @@ def test_live_planning_ends_in_time_although_the_bound_is_not_done(monkeypatch: 
         over.wait(30)
 
     warm_up()
-    monkeypatch.setattr("dtfm.scheduler.search.rising_bound.rising_bounds", rising_forever)
+    monkeypatch.setattr("dtfm.scheduler.bound.rising_bounds.rising_bounds", rising_forever)
     began = time.monotonic()
     chosen = choose(WANTED)
     took = time.monotonic() - began

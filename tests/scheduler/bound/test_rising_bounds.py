@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.bound.rising_bounds import rising_bounds
-from dtfm.scheduler.cost.bounds import work_bound
+from dtfm.scheduler.bound.way import work_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Problem
