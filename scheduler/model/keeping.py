@@ -25,7 +25,7 @@ Everything that makes or judges plans asks here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -210,37 +210,25 @@ def shortest(problem: Problem, layers: Sequence[int], held: int, node: int) -> S
 
 def keepings(problem: Problem, draft: Draft) -> tuple[tuple[Keeping, ...], ...]:
     """How each node of the draft keeps what it needs: by stage, by replica."""
-    t = tables(problem)
-    return tuple(
-        tuple(
-            LADDER[as_kept(t, way, first_need(t, *layers), *layers, held, node).way]
-            for node, way in zip(group, ways, strict=True)
-        )
-        for group, layers, held, ways in _stages(problem, draft)
-    )
+    return tuple(tuple(LADDER[wanted.way] for _, wanted, _ in stage) for stage in _needs(problem, draft))
 
 
 def has_room(problem: Problem, draft: Draft) -> bool:
     """Whether every node has memory for what the draft gives it, in the way in which it keeps that."""
     return all(
-        _fits(problem, way, layers, held, node)
-        for (group, layers, held, _), ways in zip(_stages(problem, draft), keepings(problem, draft), strict=True)
-        for node, way in zip(group, ways, strict=True)
+        lacking(wanted, held, float(problem.memory[node]), float(problem.host_memory[node])) < ENOUGH
+        for stage in _needs(problem, draft)
+        for node, wanted, held in stage
     )
 
 
-def _fits(problem: Problem, way: Keeping, layers: tuple[int, int], held: float, node: int) -> bool:
-    """Whether the node has room for layers [layers[0], layers[1]) in this way."""
-    wanted = need(tables(problem), LADDER.index(way), *layers)
-    return lacking(wanted, held, float(problem.memory[node]), float(problem.host_memory[node])) < ENOUGH
-
-
-def _stages(problem: Problem, draft: Draft) -> list[tuple[tuple[int, ...], tuple[int, int], float, list[int]]]:
-    """By stage: its nodes, its layers, the fewest micro-batches in flight, and its nodes' ways."""
+def _needs(problem: Problem, draft: Draft) -> Iterator[list[tuple[int, Need, float]]]:
+    """By stage: each of its nodes with what it needs, as it keeps that, and the fewest micro-batches in flight."""
     t, stages = tables(problem), len(draft.cut) - 1
-    return [
-        (group, layers, float(min(t.least_held[stages, stage], t.micro_batches)), ways.tolist())
-        for stage, (group, layers, ways) in enumerate(
-            zip(draft.groups, pairwise(draft.cuts), np.split(draft.way, draft.first[1:-1]), strict=True)
-        )
-    ]
+    split = zip(draft.groups, pairwise(draft.cuts), np.split(draft.way, draft.first[1:-1]), strict=True)
+    for stage, (group, layers, ways) in enumerate(split):
+        held, cheapest = float(min(t.least_held[stages, stage], t.micro_batches)), first_need(t, *layers)
+        yield [
+            (node, as_kept(t, way, cheapest, *layers, held, node), held)
+            for node, way in zip(group, ways.tolist(), strict=True)
+        ]
