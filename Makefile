@@ -67,7 +67,7 @@ proto: $(READY)  ## Regenerate the stubs from protos/*.proto
 
 .PHONY: docs
 docs: $(READY)  ## Regenerate docs/run-file.md from the run file's schema
-	$(BIN)/python -m dtfm.coordinator.config.run_file_docs > docs/run-file.md
+	$(BIN)/python -m tests.coordinator.config.run_file_page > docs/run-file.md
 
 bench: $(READY)  ## Some of the measurements in docs/measurements.md (a quarter of an hour)
 	$(BIN)/python -m tests.bench.overhead

@@ -1,1 +1,1 @@
-"""The run file's page in docs/, its codecs, and what of it may change while a run trains."""
+"""The codecs of the run file, and what of it may change while a run trains."""

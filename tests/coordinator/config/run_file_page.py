@@ -1,4 +1,4 @@
-"""Writes docs/run-file.md from the descriptions in the run file's schema: ``python -m dtfm.coordinator.config.run_file_docs``."""
+"""Writes docs/run-file.md from the run file's schema: ``python -m tests.coordinator.config.run_file_page``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "max_leng
 _TYPES = {str: "string", bool: "true or false", int: "integer", float: "number", dict: "table", list: "list"}
 
 
-def run_file_docs() -> str:
+def run_file_page() -> str:
     """The whole page: an introduction with an example, then a section for each table of the run file."""
     sections = [_section("Top level", RunFile)]
     for name, field in RunFile.model_fields.items():
@@ -117,4 +117,4 @@ def _number(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(run_file_docs(), end="")
+    print(run_file_page(), end="")
