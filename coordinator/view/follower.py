@@ -14,7 +14,7 @@ from pathlib import Path
 from dtfm.coordinator.log.record import Record, Snapshot, StoreError
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.view import story_snapshot
-from dtfm.coordinator.view.metrics import Disk, Figures
+from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.page import page_text
 from dtfm.coordinator.view.published import published_story
 from dtfm.coordinator.view.so_far import SoFar
@@ -136,7 +136,7 @@ class Follower:
     def _metrics(self) -> bytes:
         if (now := time.time()) - self._figures[0] > FRESH_SECONDS:
             size, _, free = shutil.disk_usage(OWN_DISK if OWN_DISK.exists() else ".")
-            self._figures = now, Figures(self._story.now, Disk(size, free), now).text()
+            self._figures = now, Figures(self._story.now, size, free, now).text()
         return self._figures[1]
 
     def _page(self, at: int | None) -> bytes:

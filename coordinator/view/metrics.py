@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from prometheus_client import PROCESS_COLLECTOR, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,25 +12,19 @@ from prometheus_client.registry import Collector
 
 from dtfm.coordinator.log.wording import without_addresses
 from dtfm.coordinator.view.members import STATUSES, status
-from dtfm.coordinator.view.so_far import STATES, SoFar
+from dtfm.coordinator.view.so_far import STATES, SoFar, is_stalled
 
 Values = Mapping[str, float | None]
 """By what the label says. None: not known, and not told."""
 
 
-class Disk(NamedTuple):
-    """Bytes."""
-
-    size: int
-    free: int
-
-
 @dataclass(frozen=True, slots=True)
 class Figures(Collector):
-    """``disk`` is the coordinator's, ``now`` in seconds since 1970."""
+    """``disk_bytes`` has the coordinator's disk, of which ``free_bytes`` are free. ``now`` is in seconds since 1970."""
 
     so_far: SoFar
-    disk: Disk
+    disk_bytes: int
+    free_bytes: int
     now: float
 
     def text(self) -> bytes:
@@ -47,7 +40,7 @@ class Figures(Collector):
         last, told, doing = training.last, ledger.evaluated, Counter(status(ledger, node) for node in ledger.members)
         yield _each("run_info", "The run's name; always 1.", "run", {str(ledger.run.get("name", "")): 1})
         yield _each("run_state", "1: the run is in this state.", "state", {s: s == so_far.state for s in STATES})
-        yield _one("run_stalled", "1: the next commit is long overdue.", so_far.is_stalled(self.now))
+        yield _one("run_stalled", "1: the next commit is long overdue.", is_stalled(ledger, so_far.awaited, self.now))
         yield _one("step", "The last committed step.", training.step)
         yield _one("steps", "The number of steps that the run has.", so_far.run_steps)
         yield _one("last_commit_timestamp_seconds", "The time of the last commit.", so_far.committed or None)
@@ -61,8 +54,8 @@ class Figures(Collector):
         yield _one("checkpoint_step", "The step of the newest checkpoint, or 0.", ledger.copies.checkpoint_step)
         yield _each("nodes", "Members, by what they do.", "doing", {each: doing[each] for each in STATUSES})
         yield _one("quarantined", "Quarantines in force.", len(ledger.trust.quarantined))
-        yield _one("disk_bytes", "The coordinator's disk, where dtfm-runs/ is.", self.disk.size)
-        yield _one("disk_free_bytes", "The free space there.", self.disk.free)
+        yield _one("disk_bytes", "The coordinator's disk, where dtfm-runs/ is.", self.disk_bytes)
+        yield _one("disk_free_bytes", "The free space there.", self.free_bytes)
         yield _count("events", "The log's events, by name.", "event", so_far.events)
 
     def _of_nodes(self) -> Iterator[Metric]:

@@ -128,9 +128,6 @@ class SoFar:
             return "finished" if ledger.outcome.completed else "failed"
         return "paused" if ledger.hold is not None else "waiting" if ledger.training.plan is None else "training"
 
-    def is_stalled(self, now: float) -> bool:
-        return is_stalled(self.ledger, self.awaited, now)
-
     @property
     def tokens_per_second(self) -> float | None:
         """The mean over the last steps that ran without interruption; None before the first."""

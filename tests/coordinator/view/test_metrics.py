@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.record import Record
-from dtfm.coordinator.view.metrics import Disk, Figures
+from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.so_far import STALL_LEASES, STALL_STEPS, SoFar
 from tests.coordinator.every_event import DEVICE
 from tests.coordinator.web.stored_run import stored_run
@@ -22,7 +22,7 @@ def figures_of(records: list[Record], later: float = 0.0) -> Figures:
     so_far = SoFar()
     for record in records:
         so_far.add(record)
-    return Figures(so_far, Disk(1000, 400), so_far.last + later)
+    return Figures(so_far, 1000, 400, so_far.last + later)
 
 
 def samples(figures: Figures) -> dict[str, float]:
