@@ -6,7 +6,7 @@ import base64
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -14,13 +14,11 @@ import grpc.aio
 from dtfm.coordinator.core.members.invitations import check_enrolment
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.transition import Granted, Request
-from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.record import Record, StoreError
+from dtfm.coordinator.log.record import StoreError
 from dtfm.coordinator.service.disk import Forbidden, MembersDisk
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.knocking import knock
 from dtfm.coordinator.service.streams import Streams
-from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import for_members, published
 from dtfm.coordinator.view.story_snapshot import story_format
@@ -28,33 +26,22 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import Address
 from dtfm.protos.proof import LET_IN
 
+if TYPE_CHECKING:  # it makes the services
+    from dtfm.coordinator.service.server import Server
+
 STORY_PIECE = 1 << 19
 """The number of characters of a story that are sent at once."""
 Done = TypeVar("Done")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Asked(Protocol):
-    """What the services ask of the server."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def follower(self) -> Follower: ...
-
-    def records(self, after: int, follow: bool) -> AsyncIterator[Record]: ...
-
-    async def ask(self, request: Request | wire.PlanNowRequest, by: str = "") -> Granted: ...
-
-
 class Joins:
     """``seen`` returns the address of who calls (context.peer())."""
 
-    def __init__(self, streams: Streams, asked: Asked, gate: Gate, seen: Callable[[str], Address | None]) -> None:
+    def __init__(self, streams: Streams, server: Server, gate: Gate, seen: Callable[[str], Address | None]) -> None:
         self._seen = seen
         self._streams = streams
-        self._asked = asked
+        self._server = server
         self._gate = gate
 
     async def Join(self, requests: AsyncIterator[wire.NodeMessage], context: Context) -> None:
@@ -67,7 +54,7 @@ class Joins:
     async def Enrol(self, request: wire.EnrolRequest, context: Context) -> Granted:
         await self._gate.check_enrolment(context, request)
         try:
-            reply = await self._asked.ask(request)
+            reply = await self._server.ask(request)
             self._gate.let_in(context, base64.b64encode(request.public_key).decode())
             return reply
         except Refused as refused:
@@ -76,7 +63,7 @@ class Joins:
     async def Knock(self, request: wire.KnockRequest, context: Context) -> wire.KnockReply:
         await self._gate.check_enrolment(context, request.enrolment)
         try:
-            check_enrolment(self._asked.ledger, request.enrolment, time.time())
+            check_enrolment(self._server.ledger, request.enrolment, time.time())
             # Its connection stays a stranger's: no invitation is used up, and the name is what the caller says.
             return await knock(request.enrolment.name, request.candidates, request.token, self._seen(context.peer()))
         except Refused as refused:
@@ -117,27 +104,27 @@ class Files:
 
 
 class Observers:
-    def __init__(self, asked: Asked, gate: Gate) -> None:
-        self._asked = asked
+    def __init__(self, server: Server, gate: Gate) -> None:
+        self._server = server
         self._gate = gate
 
     async def Members(self, _request: wire.MembersRequest, context: Context) -> wire.MembersReply:
         caller = await self._gate.admit(context, "Members")
-        documents = [self._shown(document, caller) for document in member_documents(self._asked.ledger)]
+        documents = [self._shown(document, caller) for document in member_documents(self._server.ledger)]
         return wire.MembersReply(members_json=[json.dumps(document) for document in documents])
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> AsyncIterator[wire.EventRecord]:
         caller, after = await self._gate.admit(context, "Events"), request.after
         try:
             if request.story_format == story_format():
-                snapshot = await self._asked.follower.told()
+                snapshot = await self._server.follower.told()
                 for line in snapshot.text.split("\n"):
                     text = f"{self._shown_text(line, caller)}\n"
                     for start in range(0, len(text), STORY_PIECE):
                         yield wire.EventRecord(story=text[start : start + STORY_PIECE])
                 after = snapshot.sequence
                 yield wire.EventRecord(sequence=after)
-            async for record in self._asked.records(after, request.follow):
+            async for record in self._server.records(after, request.follow):
                 self._gate.check_role(caller, "Events")  # it may have been revoked since
                 shown = self._shown(published(record).to_json(), caller)
                 yield wire.EventRecord(sequence=record.sequence, event_json=json.dumps(shown))
@@ -155,7 +142,7 @@ class Observers:
     async def _ask(self, request: Request | wire.PlanNowRequest, context: Context) -> Granted:
         caller = await self._gate.admit(context, type(request).__name__.removesuffix("Request"))
         try:
-            return await self._asked.ask(request, caller)
+            return await self._server.ask(request, caller)
         except Refused as refused:  # what is asked, not who asks
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         raise AssertionError("abort returns never")
