@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dtfm.coordinator.log.access import Access
 from dtfm.coordinator.log.copies import Copies
@@ -17,6 +17,9 @@ from dtfm.coordinator.log.run import Described, Listens, Outcome, RunPaused
 from dtfm.coordinator.log.steps import Evaluated
 from dtfm.coordinator.log.training import Training
 from dtfm.coordinator.log.trust import NodeQuarantined, Trust
+
+if TYPE_CHECKING:  # events change a ledger
+    from dtfm.coordinator.log.events import Event
 
 MOST_CHECKPOINTS = 100
 """The number of checkpoints that are remembered, where the run file is not known."""
@@ -134,13 +137,7 @@ class Ledger:
         return recounted(without)
 
 
-class Applied(Protocol):
-    """An event, as the fold sees it."""
-
-    def apply(self, ledger: Ledger) -> Ledger: ...
-
-
-def fold(events: Iterable[Applied], ledger: Ledger | None = None) -> Ledger:
+def fold(events: Iterable[Event], ledger: Ledger | None = None) -> Ledger:
     """The ledger after ``events``."""
     ledger = ledger or Ledger()
     for event in events:

@@ -40,8 +40,7 @@ class Record:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Record:
         """The inverse of ``to_json``. Raises ValueError."""
-        rest = {key: value for key, value in fields.items() if key not in ("sequence", "time")}
-        return cls(int(fields["sequence"]), float(fields["time"]), from_json(rest))
+        return cls(int(fields["sequence"]), float(fields["time"]), from_json(fields))
 
 
 @dataclass(frozen=True, slots=True)
