@@ -117,7 +117,7 @@ class Gate:
     def sees_addresses(self, name: str) -> bool:
         """Whether this caller may know where members are."""
         holder = self._ledger().access.names.get(name)
-        return holder is not None and holder.role != Role.NODE
+        return holder is not None and holder.role == Role.OPERATOR
 
     def _check(self, token: str, key: bytes) -> None:
         try:

@@ -32,7 +32,7 @@ def published_story(story: Story) -> Story:
 
 
 def for_members(document: Any) -> Any:
-    """The JSON value without IP addresses: a node's key shows how the run fares, and not where the others are."""
+    """The JSON value without IP addresses: a node's key, or a viewer's, shows how the run fares, and not where members are."""
     match document:
         case dict():
             return {key: [] if key == "candidates" else for_members(value) for key, value in document.items()}

@@ -18,11 +18,11 @@ from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import local_operator, node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
-from dtfm.protos import services
+from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import to_coordinator
-from dtfm.protos.invitation import Invitation
+from dtfm.protos.invitation import Invitation, read_invitation
 from dtfm.protos.proof import Metadata, proof
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from tests.coordinator.fake_node import FakeNode, enrolment
@@ -55,12 +55,19 @@ class Served:
     def channel(self) -> grpc.aio.Channel:
         return open_channel(self.address, to_coordinator(self.server.authority))
 
-    async def enrolled(self, name: str) -> Metadata:
-        """Enrols the name as a node's. Returns what its calls show."""
-        metadata = proof(key_of(name), name, self.server.pin)
+    async def invite(self, role: Role, seconds: float = 3600) -> wire.InviteReply:
+        reply = await self.server.ask(wire.InviteRequest(role=role, seconds=seconds, uses=1), self.operator)
+        assert isinstance(reply, wire.InviteReply)
+        return reply
+
+    async def enrolled(self, name: str, invited: wire.InviteReply | None = None, role: Role = Role.NODE) -> Metadata:
+        """Enrols the name, as a node's if it was not ``invited`` for another ``role``. Returns what its calls show."""
+        invitation = read_invitation(invited.invitation) if invited is not None else self.invitation
+        metadata, request = proof(key_of(name), name, self.server.pin), enrolment(name, invitation)
+        request.roles[:] = [role]
         async with self.channel() as channel:
             stub = services.stub("Coordinator", channel)
-            await stub.Enrol(enrolment(name, self.invitation), metadata=metadata)
+            await stub.Enrol(request, metadata=metadata)
         return metadata
 
     @property

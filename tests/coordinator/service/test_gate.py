@@ -19,7 +19,6 @@ from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import public_key, to_coordinator
 from dtfm.protos.enrolment import refusal_in
-from dtfm.protos.invitation import read_invitation
 from dtfm.protos.proof import CLOCKS_APART, Metadata, is_let_in, proof
 from tests.coordinator.fake_node import enrolment
 from tests.coordinator.script import hello
@@ -89,15 +88,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     """Each role's name is the role."""
     async with serving(tmp_path) as served:
         for role in Role:
-            asked = wire.InviteRequest(role=role.value, seconds=60, uses=1)
-            reply = await served.server.ask(asked, served.operator)
-            assert isinstance(reply, wire.InviteReply)
-            invitation = read_invitation(reply.invitation)
-            request = enrolment(role.value, invitation)
-            request.roles[:] = [role.value]
-            async with served.channel() as channel:
-                stub = services.stub("Coordinator", channel)
-                await stub.Enrol(request, metadata=shown(served, role.value))
+            await served.enrolled(role.value, await served.invite(role), role)
         yield served
 
 

@@ -15,6 +15,7 @@ from dtfm.coordinator.view.published import for_members
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story_snapshot import story_format, story_in
 from dtfm.protos import control_pb2 as wire, services
+from dtfm.protos.access import Role
 from tests.coordinator.every_event import EVERY_EVENT
 from tests.coordinator.serving import Served, serving, train
 
@@ -87,11 +88,12 @@ async def test_who_reads_other_stories_is_told_every_event(tmp_path: Path, monke
         assert (await anext(told(served.address))).sequence == 1
 
 
-async def test_a_nodes_key_shows_how_the_run_fares_and_nobodys_address(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", [Role.NODE, Role.VIEWER])
+async def test_a_nodes_or_a_viewers_key_shows_how_the_run_fares_and_nobodys_address(tmp_path: Path, role: Role) -> None:
     async with serving(tmp_path) as served, served.node("a"), served.channel() as channel:
         await served.until(lambda: any(isinstance(event, ev.NodeReady) for event in served.events))
         stub = services.stub("Observer", channel)
-        metadata = await served.enrolled("lender")
+        metadata = await served.enrolled("lender", await served.invite(role), role)
         shown = [
             json.loads(text) for text in (await stub.Members(wire.MembersRequest(), metadata=metadata)).members_json
         ]
