@@ -921,18 +921,20 @@ class InviteRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., seconds: _Optional[float] = ..., uses: _Optional[int] = ..., believed: _Optional[bool] = ...) -> None: ...
 
 class InviteReply(_message.Message):
-    __slots__ = ("id", "invitation", "expires", "line", "leads_to")
+    __slots__ = ("id", "invitation", "expires", "line", "leads_to", "page")
     ID_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     LEADS_TO_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
     id: str
     invitation: str
     expires: float
     line: str
     leads_to: str
-    def __init__(self, id: _Optional[str] = ..., invitation: _Optional[str] = ..., expires: _Optional[float] = ..., line: _Optional[str] = ..., leads_to: _Optional[str] = ...) -> None: ...
+    page: str
+    def __init__(self, id: _Optional[str] = ..., invitation: _Optional[str] = ..., expires: _Optional[float] = ..., line: _Optional[str] = ..., leads_to: _Optional[str] = ..., page: _Optional[str] = ...) -> None: ...
 
 class RevokeRequest(_message.Message):
     __slots__ = ("what",)

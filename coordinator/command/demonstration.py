@@ -31,6 +31,7 @@ from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.watch import live_view
+from dtfm.coordinator.web.app import make_app
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served
 from dtfm.installed import program
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
@@ -157,7 +158,7 @@ async def _train(demo: Settings) -> int:
         server.on_event(show)
         async with (
             Children(server.invitation(made.invitation, secret), demo.folder, demo.threads, demo.device) as children,
-            page_served(page, server.follower),
+            page_served(page, make_app(server.follower)),
         ):
             left = set(range(1, demo.nodes + 1))
 

@@ -48,12 +48,16 @@ def invite(
         )
         if json_lines:
             fields = {"id": reply.id, "role": role.value, "expires": reply.expires, "uses": uses, "believed": believed}
-            told = {"invitation": reply.invitation, "line": reply.line, "leads_to": reply.leads_to}
+            told = {"invitation": reply.invitation, "line": reply.line, "leads_to": reply.leads_to, "page": reply.page}
             print(json.dumps({**fields, **told}))
             continue
         good = f"good for {uses} use{'s' if uses > 1 else ''} until {utc(reply.expires)}"
         print(f"Invitation {reply.id} (role {role.value}), {good}:")
         print(f"    {reply.line}")
+        if reply.page:
+            print(f"  In a browser, as often as one likes: {reply.page}")
+        elif role is Role.VIEWER:
+            print("  (the page is on the coordinator's machine alone; for others: serve --web 0.0.0.0:7480)")
     if not json_lines:
         print(f"  (leads to {reply.leads_to})")
 

@@ -27,7 +27,14 @@ def serve(
         str,
         typer.Option(
             help=f"HOST:PORT of this machine for the web page that shows the run. Default: {DEFAULT_PAGE}, or another port where "
-            "that one is taken."
+            "that one is taken. Elsewhere than on loopback, it is for who has a viewer's link (invite --role viewer)."
+        ),
+    ] = "",
+    page_url: Annotated[
+        str,
+        typer.Option(
+            help="Where others open the page, if a proxy passes it on, like https://run.example.org/. The page then asks for a "
+            "viewer's link on loopback, too."
         ),
     ] = "",
     no_page: Annotated[bool, typer.Option("--no-page", help="Serve no web page.")] = False,
@@ -112,9 +119,16 @@ def serve(
     )
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.serving import Serving, serve_run
+        from dtfm.coordinator.web.serving import read_page_url
     if web and no_page:
         raise ValueError("--web says where the page is, and --no-page that there is none; leave one of them out")
+    if page_url and no_page:
+        raise ValueError(
+            "--page-url says where others open the page, and --no-page that there is none; leave one of them out"
+        )
     page, stays = None if no_page else web, not exit_when_over
     files = authority, invitation_file, health
-    options = Serving(listen, page, metrics, advertise or [], *files, announce, json, verbose, stays)
+    options = Serving(
+        listen, page, read_page_url(page_url), metrics, advertise or [], *files, announce, json, verbose, stays
+    )
     raise typer.Exit(serve_run(store, run_file, new, reserve, options))

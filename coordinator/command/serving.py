@@ -25,7 +25,8 @@ from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
-from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served
+from dtfm.coordinator.web.app import make_app, make_metrics_app
+from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served, url_elsewhere
 from dtfm.protos import DEFAULT_ADDRESS
 from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
@@ -38,12 +39,13 @@ from dtfm.protos.run_file.run_file import RunFile, read_run_file
 @dataclass(frozen=True, slots=True)
 class Serving:
     """How the operator wants a run to be served. ``listen`` and ``advertised``, if they are empty, are as the store remembers.
-    ``web``: where the page is, see bind_page; None: nowhere. ``metrics``: where they are served beside the page; empty: nowhere.
-    ``authority`` is the file with its key; None: the usual one. ``invitation`` is a file for the first one, and ``health`` the
-    folder for the health socket; None: there is none. ``stays``: see serve_until_over."""
+    ``web``: where the page is, see bind_page; None: nowhere. ``page_url``: see url_elsewhere. ``metrics``: where they are served
+    beside the page; empty: nowhere. ``authority`` is the file with its key; None: the usual one. ``invitation`` is a file for the
+    first one, and ``health`` the folder for the health socket; None: there is none. ``stays``: see serve_until_over."""
 
     listen: str
     web: str | None
+    page_url: str
     metrics: str
     advertised: list[str]
     authority: Path | None
@@ -113,6 +115,9 @@ async def _serve(
         server.on_event(_tell_end)
     port = await server.bind(host, port)
     server.addresses = public_addresses(host, port, advertised)
+    if page is not None:
+        hosts = [read_address(each)[0] for each in server.addresses] if advertised else []
+        server.page = url_elsewhere(page, options.page_url, hosts)
     listens = Listens(joined(host, port), tuple(advertised))
     events += [listens] if listens != known else []
     # Before the first call can come, so that a node on this machine finds the key that it looks for.
@@ -134,17 +139,22 @@ async def _serve(
     if options.json_lines:
         line, leads_to = pasted_line(shown, Role.NODE, state.run), where_it_leads(server.addresses)
         told = {"event": "listening", "address": _here(host, port), "invitation": shown}
-        told |= {"line": line, "leads_to": leads_to, "page": link_to(page) if page is not None else ""}
+        told |= {"line": line, "leads_to": leads_to, "page": server.page or (link_to(page) if page is not None else "")}
         print(json.dumps(told), flush=True)
     else:
         _tell(server, host, port, shown, options.invitation, over)
-        if page is not None:
+        if server.page:
+            print(f"To see it, with a link: {server.page} (dtfm-coordinator invite --role viewer)", flush=True)
+        elif page is not None:
             print(f"To see it: {link_to(page)}", flush=True)
     announced = announcing(state.run.name, server.pin, host, port) if options.announce else nullcontext()
     healthy = answering(options.health, "coordinator", lambda: _health(server))
     telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.on_event)
-    pages = page_served(page, server.follower), page_served(metrics, server.follower, metrics_alone=True)
-    async with healthy, announced, telling, pages[0], pages[1]:
+    asks = (lambda: server.ledger) if server.page else None
+    app = make_app(server.follower, asks, secure=server.page.startswith("https:"))
+    page_up = page_served(page, app, from_anywhere=bool(server.page and not options.page_url))
+    metrics_up = page_served(metrics, make_metrics_app(server.follower), from_anywhere=True)
+    async with healthy, announced, telling, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step

@@ -35,8 +35,12 @@ class Invited:
     believed: bool = False
 
     def is_usable(self, at: float) -> bool:
-        """Whether somebody can still be enrolled by it."""
-        return not self.revoked and at < self.expires and self.used < self.uses
+        """Whether somebody can still be enrolled by it, or see the page: that uses up nothing."""
+        is_used_up = self.role == Role.NODE and self.used >= self.uses
+        return not (self.revoked or at >= self.expires or is_used_up)
+
+    def opens_page(self, at: float) -> bool:
+        return self.role != Role.NODE and self.is_usable(at)
 
 
 @dataclass(frozen=True, slots=True)

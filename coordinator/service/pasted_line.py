@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import shlex
 from collections.abc import Sequence
 
 from dtfm.protos.access import Role
 from dtfm.protos.candidates import Address
 from dtfm.protos.connection import read_address
+from dtfm.protos.invitation import ID_BYTES, SECRET_BYTES
 from dtfm.protos.places import local_places
 from dtfm.protos.run_file.run_file import RunFile
 
@@ -17,6 +19,7 @@ _COMMANDS = {
     Role.VIEWER: "dtfm-coordinator watch",
     Role.OPERATOR: "dtfm-coordinator members",
 }
+LINK = "link"
 
 
 def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
@@ -27,6 +30,18 @@ def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
         for _, path in local_places(run.data.source, tokenizer, run.model.pretrained, run.checkpoint.uri):
             words += ["--allow-data", shlex.quote(path)]
     return " ".join(words)
+
+
+def viewers_link(page: str, id: str, secret: bytes) -> str:
+    """Opens the ``page`` (a URL) by the invitation with this id and secret. In hex, since mails cut links at other characters."""
+    return f"{page}?{LINK}={id}{secret.hex()}"
+
+
+def read_link(text: str) -> tuple[str, bytes]:
+    """The id and the secret, of what stands behind the link's ``=``. Raises ValueError."""
+    if not re.fullmatch(f"[0-9a-f]{{{2 * (ID_BYTES + SECRET_BYTES)}}}", text):
+        raise ValueError("it is not whole; copy it again")
+    return text[: 2 * ID_BYTES], bytes.fromhex(text[2 * ID_BYTES :])
 
 
 def where_it_leads(addresses: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
-from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
+from dtfm.coordinator.service.pasted_line import pasted_line, viewers_link, where_it_leads
 from dtfm.coordinator.service.planner import choose
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
@@ -63,7 +63,8 @@ class Server:
     """The coordinator of one run. ``story`` is the store's so far. ``authority_key``: its authority's (PEM). ``clock``: seconds
     that never go back.
 
-    ``pin`` is the authority's; invitations name it, and the ``addresses``, which are known once it listens.
+    ``pin`` is the authority's; invitations name it, and the ``addresses``, which are known once it listens. ``page``: where
+    others open it; empty: nowhere.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Server:
         self._authority = make_authority(authority_key, datetime.now(UTC))
         self.pin = pin_of(self._authority.certificate)
         self.addresses: tuple[str, ...] = ()
+        self.page = ""
         self._real_clock = clock
         self._lost = 0.0  # seconds during which the log could not be written
         self._told_to_stop = asyncio.Event()
@@ -235,6 +237,8 @@ class Server:
             reply.invitation = self.invitation(reply.id, secret)
             reply.line = pasted_line(reply.invitation, Role(request.role), self.state.run)
             reply.leads_to = where_it_leads(self.addresses)
+            if self.page and request.role == Role.VIEWER:
+                reply.page = viewers_link(self.page, reply.id, secret)
         return reply
 
     def invitation(self, id: str, secret: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -15,12 +16,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import StoreError
 from dtfm.coordinator.view.follower import Follower
+from dtfm.coordinator.web.door import STILL, Door
 
 HOSTS = ("127.0.0.1", "localhost")
-"""Where the page is, and the names by which it may be called: a stranger's site may have pointed its own name at this machine, to
-read the page."""
+"""By these names alone a page may be called that asks for no link: a stranger's site may have pointed its own name at this
+machine, to read the page."""
 HEADERS = [
     ("Content-Security-Policy", "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     ("X-Content-Type-Options", "nosniff"),
@@ -39,7 +42,9 @@ SLOW_SECONDS = 10.0
 """A page that takes longer than this to accept a message is dropped."""
 
 
-def make_app(follower: Follower) -> Starlette:
+def make_app(follower: Follower, ledger: Callable[[], Ledger] | None = None, *, secure: bool = False) -> Starlette:
+    """With a ``ledger``, for who has a viewer's link (see Door), else for whoever is on this machine."""
+
     async def state(request: Request) -> Response:
         text = request.query_params.get("at", "")
         if text and not (text.isascii() and text.isdigit() and len(text) < 16):
@@ -52,7 +57,8 @@ def make_app(follower: Follower) -> Starlette:
 
     static = StaticFiles(directory=Path(__file__).parent / "static", html=True)
     routes = [Route("/state", state), _metrics(follower), Route("/news", Viewers(follower)), Mount("/", static)]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
+    door = Middleware(Door, ledger, secure) if ledger else Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
+    return Starlette(routes=routes, middleware=[door])
 
 
 def make_metrics_app(follower: Follower) -> Starlette:
@@ -80,7 +86,10 @@ class Viewers:
             await PlainTextResponse(f"{MOST_VIEWERS} pages are open already", 503)(scope, receive, send)
             return
         self._open += 1
-        tasks = [asyncio.create_task(self._tell(send)), asyncio.create_task(_gone(receive))]
+        tasks = [
+            asyncio.create_task(self._tell(send, scope.get(STILL, lambda: True))),
+            asyncio.create_task(_gone(receive)),
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -89,11 +98,11 @@ class Viewers:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tell(self, send: Send) -> None:
+    async def _tell(self, send: Send, still: Callable[[], bool]) -> None:
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         last = self._follower.last
-        while not self._follower.ended.is_set():
+        while not self._follower.ended.is_set() and still():
             async with asyncio.timeout(SLOW_SECONDS):
                 await send({"type": "http.response.body", "body": f"data: {last}\n\n".encode(), "more_body": True})
             with contextlib.suppress(TimeoutError):

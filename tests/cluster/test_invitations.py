@@ -7,8 +7,12 @@ import json
 import signal
 import sys
 import time
+from contextlib import closing
+from email.message import Message
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
@@ -225,9 +229,13 @@ def test_nodes_find_each_other_long_after_their_first_certificates_have_ended(tm
 
 
 def test_a_viewer_on_another_machine_looks_and_may_do_no_more(tmp_path: Path) -> None:
-    with Cluster(tmp_path, LONG, nodes=["a"]) as cluster:
+    with Cluster(tmp_path, LONG, start=False) as cluster:
+        cluster.start_coordinator("--web", "0.0.0.0:0")
+        cluster.add("a")
         cluster.wait_for("node_joined")
-        viewing = invite(cluster, "--role", "viewer", "--name", "Eve")
+        code, made, errors = command(cluster, "invite", cluster.address, "--role", "viewer", "--name", "Eve")
+        assert code == 0, errors
+        viewing = str(made["invitation"])
         code, printed, errors = command(cluster, "members", viewing, state="eve")
         assert (code, printed["node"]) == (0, "a"), errors
         code, printed, errors = command(cluster, "members", cluster.address, state="eve")  # remembered
@@ -236,3 +244,20 @@ def test_a_viewer_on_another_machine_looks_and_may_do_no_more(tmp_path: Path) ->
         assert code == 2
         assert "INVITATION_NEEDED" in errors
         assert "role operator" in errors
+        link = urlsplit(made["page"])
+        assert answer(link.netloc, "/")[0] == 403
+        status, headers = answer(link.netloc, f"/?{link.query}")
+        assert status == 200
+        cookie = headers["Set-Cookie"].partition(";")[0]
+        assert answer(link.netloc, "/state", cookie)[0] == 200
+        code, _, errors = command(cluster, "revoke", made["id"], cluster.address)
+        assert code == 0, errors
+        assert answer(link.netloc, "/state", cookie)[0] == 403
+
+
+def answer(address: str, path: str, cookie: str = "") -> tuple[int, Message]:
+    """The page's, without its content."""
+    with closing(HTTPConnection(address, timeout=10)) as connection:
+        connection.request("GET", path, headers={"Cookie": cookie})
+        answered = connection.getresponse()
+        return answered.status, answered.headers

@@ -12,7 +12,7 @@ from dtfm.coordinator.core.refusal import Refused, name_some, require, shorten
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder
+from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder, Invited
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.wording import utc
 from dtfm.protos import control_pb2 as wire
@@ -143,24 +143,40 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float, key: str) -> H
             wire.UNKNOWN_KEY,
             "no node has this key here (any more); ask for an invitation (dtfm-coordinator invite), and give it once",
         )
-    invited = ledger.access.invitations.get(request.invitation)
-    if invited is None or not hmac.compare_digest(invited.digest, secret_digest(request.secret)):
-        raise Refused(
-            wire.INVITATION_UNKNOWN,
-            "this coordinator knows no such invitation: it is of another run, or of an earlier one; ask for a new one",
-        )
-    named = f"invitation {request.invitation}"
-    if invited.revoked:
-        raise Refused(wire.REVOKED, f"{named} was revoked; ask for a new one")
-    if at >= invited.expires:
-        raise Refused(wire.INVITATION_EXPIRED, f"{named} was good until {utc(invited.expires)}; ask for a new one")
+    invited = _known(ledger, request.invitation, request.secret, at)
     if invited.used >= invited.uses:
         uses = f"{invited.uses} time{'s' if invited.uses > 1 else ''}"
         raise Refused(
             wire.INVITATION_USED_UP,
-            f"{named} was good for {uses}, and is used up; ask for a new one, or for one with more --uses",
+            f"invitation {request.invitation} was good for {uses}, and is used up; ask for a new one, or for one with more "
+            "--uses",
         )
     return Holder(key, invited.role, request.invitation, invited.believed)
+
+
+def check_viewer(ledger: Ledger, id: str, secret: bytes, at: float) -> Invited:
+    """The invitation with this id and secret, which opens the page. Raises Refused."""
+    invited = _known(ledger, id, secret, at)
+    if not invited.opens_page(at):
+        raise Refused(wire.ROLE, f"invitation {id} is for a {invited.role}, and the page is for the role {Role.VIEWER}")
+    return invited
+
+
+def _known(ledger: Ledger, id: str, secret: bytes, at: float) -> Invited:
+    """The invitation whose secret is shown, unless it has ended. Raises Refused."""
+    invited = ledger.access.invitations.get(id)
+    if invited is None or not hmac.compare_digest(invited.digest, secret_digest(secret)):
+        raise Refused(
+            wire.INVITATION_UNKNOWN,
+            "this coordinator knows no such invitation: it is of another run, or of an earlier one; ask for a new one",
+        )
+    if invited.revoked:
+        raise Refused(wire.REVOKED, f"invitation {id} was revoked; ask for a new one")
+    if at >= invited.expires:
+        raise Refused(
+            wire.INVITATION_EXPIRED, f"invitation {id} was good until {utc(invited.expires)}; ask for a new one"
+        )
+    return invited
 
 
 def _check_room(ledger: Ledger, key: str) -> None:

@@ -13,6 +13,7 @@ let loading = false, again = false, playing = false, drawn = new Map();
 
 async function fetched(sequence) {
   const response = await fetch(sequence === null ? "state" : `state?at=${sequence}`);
+  if (response.status === 403) location.reload(); // it says why
   if (!response.ok) throw new Error(await response.text());
   return response.json();
 }
@@ -222,5 +223,8 @@ news.onmessage = ({ data }) => {
   if (event === null) load();
   else at("at").max = data;
 };
-news.onerror = () => say("The coordinator does not answer; this page tries again.");
+news.onerror = () => {
+  say("The coordinator does not answer; this page tries again.");
+  if (news.readyState === EventSource.CLOSED) fetched(event).catch(() => {});
+};
 load();

@@ -114,6 +114,20 @@ def test_invitations_are_printed_as_lines_to_paste(
         ]
 
 
+@pytest.mark.parametrize("page", ["", "http://a:1/?link=b"])
+def test_a_viewer_is_told_how_to_open_the_page_or_why_nobody_can_from_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: str
+) -> None:
+    async def answer(_where: str, call: str, **fields: Any) -> wire.InviteReply:
+        return wire.InviteReply(id="id", invitation="dtfm1.id", line="watch dtfm1.id", leads_to="1.2.3.4:5", page=page)
+
+    monkeypatch.setattr("dtfm.coordinator.command.client.ask", answer)
+    assert run(monkeypatch, "invite", "--role", "viewer") == 0
+    printed = capsys.readouterr().out
+    assert ("as often as one likes: http://a:1/?link=b\n" in printed) == bool(page)
+    assert ("serve --web 0.0.0.0:7480" in printed) == (not page)
+
+
 @pytest.mark.parametrize("command", ["events", "members", "watch", "check"])
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_commands_read_a_store_without_a_coordinator(

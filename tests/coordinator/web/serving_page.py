@@ -7,13 +7,30 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.story import Story
+from dtfm.coordinator.web.app import make_app, make_metrics_app
 from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served
 from tests.coordinator.stores import store_url
 from tests.coordinator.web.stored_run import write
+
+
+async def connected(link: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(*urlsplit(link).netloc.split(":"))
+
+
+async def asked(link: str, path: str, host: str = "", cookie: str = "") -> tuple[int, dict[str, str], bytes]:
+    """The answer's status, headers and content. ``host``: by which name the page is called; empty: by the link's."""
+    reader, writer = await connected(link)
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host or urlsplit(link).netloc}", "Connection: close"]
+    writer.write("\r\n".join([*lines, *([f"Cookie: {cookie}"] if cookie else []), "", ""]).encode())
+    head, _, content = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    writer.close()
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), content
 
 
 @dataclass(slots=True)
@@ -44,7 +61,10 @@ async def page_of(records: list[Record], folder: Path, so_far: int | None = None
         served = PageServed(link_to(page), link_to(metrics), store, records, follower)
         served.happen(so_far)
         following = asyncio.create_task(follower.follow())
-        async with page_served(page, follower), page_served(metrics, follower, metrics_alone=True):
+        async with (
+            page_served(page, make_app(follower)),
+            page_served(metrics, make_metrics_app(follower), from_anywhere=True),
+        ):
             yield served
             following.cancel()
             await asyncio.wait([following])

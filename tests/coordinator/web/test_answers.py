@@ -10,57 +10,44 @@ from pathlib import Path
 import pytest
 from starlette.types import Message
 
+from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.web import app, serving
 from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to
-from tests.coordinator.web.serving_page import PageServed, page_of
+from tests.coordinator.web.serving_page import asked, connected, page_of
 from tests.coordinator.web.stored_run import stored_run
-
-
-async def connected(link: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(*link.removeprefix("http://").rstrip("/").split(":"))
-
-
-async def asked(served: PageServed, path: str, host: str = "", at: str = "") -> tuple[int, dict[str, str], bytes]:
-    """The answer's status, headers and content. ``at``: a link to the port; empty: the page's."""
-    reader, writer = await connected(at or served.link)
-    name = host or served.link.removeprefix("http://").rstrip("/")
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())
-    head, _, content = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
-    writer.close()
-    first, *lines = head.decode().split("\r\n")
-    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), content
 
 
 async def test_the_run_is_answered_as_of_now_and_as_of_an_event(tmp_path: Path) -> None:
     records = stored_run()
     async with page_of(records, tmp_path) as served:
         for path, step in (("/state?at=60", 36), ("/state?at=99999", 180), ("/state", 180)):
-            status, headers, content = await asked(served, path)
+            status, headers, content = await asked(served.link, path)
             assert (status, headers["content-type"]) == (200, "application/json")
             assert json.loads(gzip.decompress(content))["head"]["step"] == step
         for wrong in ("-1", "x", "1.5", "9" * 16):
-            assert (await asked(served, f"/state?at={wrong}"))[0] == 400
-        assert (await asked(served, "/../app.py"))[0] == 404
+            assert (await asked(served.link, f"/state?at={wrong}"))[0] == 400
+        assert (await asked(served.link, "/../app.py"))[0] == 404
 
 
 async def test_the_metrics_are_on_the_pages_port_and_alone_on_another(tmp_path: Path) -> None:
     async with page_of(stored_run(), tmp_path) as served:
-        status, headers, content = await asked(served, "/metrics")
+        status, headers, content = await asked(served.link, "/metrics")
         assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
         assert b"\ndtfm_step 180.0\n" in content
-        assert (await asked(served, "/metrics", "evil.example"))[0] == 400
-        assert b"\ndtfm_step 180.0\n" in (await asked(served, "/metrics", "coordinator", served.metrics))[2]
+        assert (await asked(served.link, "/metrics", "evil.example"))[0] == 400
+        assert b"\ndtfm_step 180.0\n" in (await asked(served.metrics, "/metrics", "coordinator"))[2]
         for path in ("/", "/state", "/news"):
-            assert (await asked(served, path, at=served.metrics))[0] == 404, "the other port has metrics alone"
+            assert (await asked(served.metrics, path))[0] == 404, "the other port has metrics alone"
 
 
 async def test_a_stranger_at_the_port_of_the_metrics_takes_few_connections_and_none_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with page_of(stored_run(), tmp_path) as served, asyncio.timeout(30):
-        for most, seconds in ((1, 0.1), (0, 600.0)):
-            monkeypatch.setattr(serving, "MOST_SCRAPERS", most)
-            monkeypatch.setattr(serving, "SCRAPE_SECONDS", seconds)
+    for most, seconds in ((1, 0.1), (0, 600.0)):
+        monkeypatch.setattr(serving, "STRANGERS", Limits(open_of_one=most))
+        monkeypatch.setattr(serving, "STRANGER_SECONDS", seconds)
+        (tmp_path / str(most)).mkdir()
+        async with page_of(stored_run()[:1], tmp_path / str(most)) as served, asyncio.timeout(30):
             reader, writer = await connected(served.metrics)
             assert await reader.read() == b"", "it says nothing, and is closed"
             writer.close()
@@ -69,18 +56,16 @@ async def test_a_stranger_at_the_port_of_the_metrics_takes_few_connections_and_n
 async def test_the_name_of_a_strangers_site_is_refused_and_nothing_foreign_may_run_in_the_page(tmp_path: Path) -> None:
     async with page_of(stored_run(), tmp_path) as served:
         for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example"):
-            assert (await asked(served, "/state", host))[0] == 400, host
+            assert (await asked(served.link, "/state", host))[0] == 400, host
         for host in ("localhost:1234", "127.0.0.1"):
-            assert (await asked(served, "/", host))[0] == 200, host
+            assert (await asked(served.link, "/", host))[0] == 200, host
         for path in ("/", "/page.js", "/state", "/nothing"):
-            headers = (await asked(served, path))[1]
+            headers = (await asked(served.link, path))[1]
             assert headers["content-security-policy"].startswith("default-src 'self';")
             assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_page_listens_on_loopback_alone_and_the_refusal_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"ssh -L 7480:127\.0\.0\.1:7480"):
-        bind_page("0.0.0.0:7480")
+def test_an_address_that_cannot_be_had_is_refused_with_what_to_do() -> None:
     with bind_page("127.0.0.1:0") as taken:
         port = taken.getsockname()[1]
         assert link_to(taken) == f"http://127.0.0.1:{port}/"

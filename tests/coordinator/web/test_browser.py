@@ -12,8 +12,11 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role
 from tests.coordinator.web.serving_page import page_of
 from tests.coordinator.web.stored_run import MARKUP, stored_run
+from tests.coordinator.web.test_viewers import page_for_viewers
 
 PICTURES = Path("build/page")
 """Screenshots, for people to look at."""
@@ -111,3 +114,24 @@ async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_pa
         await page.wait_for_function("document.documentElement.scrollWidth === 390")
         await page.screenshot(path=PICTURES / "phone.png", full_page=True)
     assert not problems
+
+
+async def test_a_link_on_another_site_opens_the_page_and_stays_in_no_address_until_it_is_revoked(
+    tmp_path: Path,
+) -> None:
+    async with page_for_viewers(tmp_path) as (served, address), browser_at(address, []) as page:
+        await expect(page.locator("main")).to_contain_text("this browser has shown none")
+        link, elsewhere = await served.invite(Role.VIEWER), "http://chat.example/"
+        said = f'<a href="{link.page}">Look!</a>'
+        await page.route(elsewhere, lambda route: route.fulfill(body=said, content_type="text/html"))
+        await page.goto(elsewhere)
+        await page.get_by_text("Look!").click()
+        await expect(page.locator("#figures")).to_contain_text("0 nodes now")
+        assert page.url == address
+        await page.go_back()
+        assert page.url == elsewhere
+        await page.goto(address)
+        await expect(page.locator("#figures")).to_contain_text("0 nodes now")
+        await served.server.ask(wire.RevokeRequest(what=link.id), served.operator)
+        await expect(page.locator("main")).to_contain_text(f"invitation {link.id} was revoked")
+        await expect(page.locator("main")).to_contain_text("dtfm-coordinator invite --role viewer")

@@ -1,0 +1,71 @@
+"""Who may read a page that others reach: who has shown a viewer's link. The browser keeps it as a cookie."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dtfm.coordinator.core.members.invitations import check_viewer
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.service.pasted_line import LINK, read_link
+
+LET_IN = "dtfm.let_in"
+"""In a request's scope: to be called with the invitation's id, once the caller is no stranger."""
+STILL = "dtfm.still"
+"""In a request's scope: whether the caller may go on reading."""
+_NEW_LINK = "Whoever directs the run makes a new link: <code>dtfm-coordinator invite --role viewer</code>"
+
+
+class Door:
+    """Answers in the ``app``'s place who shows no link that is good. ``ledger`` returns the present one. ``secure``: the page is
+    reached over https."""
+
+    def __init__(self, app: ASGIApp, ledger: Callable[[], Ledger], secure: bool) -> None:
+        self._app = app
+        self._ledger = ledger
+        self._secure = secure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, ledger, now = Request(scope), self._ledger(), time.time()
+        cookie, followed = f"dtfm-{ledger.run_id}", request.query_params.get(LINK, "")
+        try:
+            shown = followed or request.cookies.get(cookie, "")
+            if not shown:
+                raise ValueError("it is for who has a link to it, and this browser has shown none")
+            id, secret = read_link(shown)
+            invited = check_viewer(ledger, id, secret, now)
+        except ValueError as problem:
+            said = f"<p>This page does not open: {html.escape(str(problem))}.</p><p>{_NEW_LINK}</p>"
+            # Over a new connection each time: of these a stranger has few.
+            await HTMLResponse(_page("No access", said), 403, {"Connection": "close"})(scope, receive, send)
+            return
+        if (let_in := scope.get(LET_IN)) is not None:
+            let_in(id)
+        if not followed:
+
+            def still() -> bool:
+                known = self._ledger().access.invitations.get(id)
+                return known is not None and known.opens_page(time.time())
+
+            await self._app({**scope, STILL: still}, receive, send)
+            return
+        # A redirection would not do: the browser would follow it as a part of the click elsewhere, without this cookie.
+        onwards = '<meta http-equiv="refresh" content="0; url=./">'
+        answer = HTMLResponse(_page("dtfm", '<p><a href="./">To the page</a></p>', onwards))
+        answer.set_cookie(
+            cookie, shown, int(invited.expires - now), secure=self._secure, httponly=True, samesite="strict"
+        )
+        await answer(scope, receive, send)
+
+
+def _page(title: str, body: str, head: str = "") -> str:
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>{head}</head>'
+        f"<body><main><h1>{title}</h1>{body}</main></body></html>"
+    )
