@@ -9,7 +9,9 @@ whoever waits for it: so no two clocks have to agree.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +27,9 @@ LOOKS = 20
 LONGEST_PAUSE_SECONDS = 0.5
 """Between two looks."""
 
+RESERVE_SECONDS = 10.0
+"""A reserve that has not looked for so long, by the database's clock, is gone."""
+
 METADATA = sa.MetaData()
 _LEASE = sa.Table(
     "lease",
@@ -35,12 +40,20 @@ _LEASE = sa.Table(
     sa.Column("seconds", sa.Float, nullable=False),  # 0: given up
 )
 
+_RESERVES = sa.Table(
+    "reserves",
+    METADATA,
+    sa.Column("name", sa.String(32), primary_key=True),  # drawn by each
+    sa.Column("looked", sa.DateTime(timezone=True), nullable=False),
+)
+_IS_THERE = _RESERVES.c.looked > sa.func.now() - timedelta(seconds=RESERVE_SECONDS)
+
 
 def take(engine: sa.Engine, name: str, *, waits: bool) -> int:
     """Takes the lease of the store ``name`` once it has run out, and returns its epoch. Makes the tables that are missing.
     ``waits``: however long another coordinator renews it, and while the database is away. Raises StoreError."""
     seen: sa.Row[Any] | None = None
-    since, pause, is_away = 0.0, LONGEST_PAUSE_SECONDS, False
+    since, pause, is_away, own_name = 0.0, LONGEST_PAUSE_SECONDS, False, secrets.token_hex(16)
     while True:
         try:
             with explained(name), engine.begin() as connection:
@@ -59,7 +72,10 @@ def take(engine: sa.Engine, name: str, *, waits: bool) -> int:
                     unchanged = (_LEASE.c.epoch == row.epoch) & (_LEASE.c.beats == row.beats)
                     own = {"epoch": row.epoch + 1, "seconds": row.seconds or DEFAULT_LEASE}
                     if connection.execute(sa.update(_LEASE).where(unchanged).values(own)).rowcount:
+                        connection.execute(sa.delete(_RESERVES).where(_RESERVES.c.name == own_name))
                         return int(row.epoch) + 1
+                if waits:
+                    _note(connection, own_name)
         except AnotherWriter:
             raise
         except StoreError as error:
@@ -71,6 +87,19 @@ def take(engine: sa.Engine, name: str, *, waits: bool) -> int:
         else:
             is_away = False
         time.sleep(pause)
+
+
+def reserves(connection: sa.Connection) -> int:
+    """The number of coordinators that wait for the lease."""
+    return connection.execute(sa.select(sa.func.count()).select_from(_RESERVES).where(_IS_THERE)).scalar_one()
+
+
+def _note(connection: sa.Connection, reserve: str) -> None:
+    """That this one waits. Those that are gone are forgotten."""
+    looked = sa.update(_RESERVES).where(_RESERVES.c.name == reserve).values(looked=sa.func.now())
+    if not connection.execute(looked).rowcount:
+        connection.execute(sa.delete(_RESERVES).where(~_IS_THERE))
+        connection.execute(sa.insert(_RESERVES).values(name=reserve, looked=sa.func.now()))
 
 
 def hold(connection: sa.Connection, epoch: int, **changes: float) -> None:

@@ -112,6 +112,13 @@ class Store:
             with explained(self.url), self._engine.begin() as connection:
                 lease.hold(connection, self._epoch, seconds=seconds)
 
+    def reserves(self) -> int | None:
+        """The number of coordinators that wait to take over; None: there is no lease. Raises StoreError."""
+        if not self._epoch:
+            return None
+        with explained(self.url), self._engine.connect() as connection:
+            return lease.reserves(connection)
+
     def step_times(self, after: int, until: int) -> StepTimesSummed:
         """What the log is to keep of each node's time in the steps among the events ``after`` < sequence <= ``until``. Raises
         StoreError."""

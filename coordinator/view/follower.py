@@ -136,7 +136,10 @@ class Follower:
     def _metrics(self) -> bytes:
         if (now := time.time()) - self._figures[0] > FRESH_SECONDS:
             size, _, free = shutil.disk_usage(OWN_DISK if OWN_DISK.exists() else ".")
-            self._figures = now, Figures(self._story.now, size, free, now).text()
+            reserves = None
+            with contextlib.suppress(StoreError):
+                reserves = self._store.reserves()
+            self._figures = now, Figures(self._story.now, size, free, reserves, now).text()
         return self._figures[1]
 
     def _page(self, at: int | None) -> bytes:

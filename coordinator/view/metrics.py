@@ -20,11 +20,13 @@ Values = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Figures(Collector):
-    """``disk_bytes`` has the coordinator's disk, of which ``free_bytes`` are free. ``now`` is in seconds since 1970."""
+    """``disk_bytes`` has the coordinator's disk, of which ``free_bytes`` are free. ``reserves``: see Store; None: not known, too.
+    ``now`` is in seconds since 1970."""
 
     so_far: SoFar
     disk_bytes: int
     free_bytes: int
+    reserves: int | None
     now: float
 
     def text(self) -> bytes:
@@ -56,6 +58,9 @@ class Figures(Collector):
         yield _one("quarantined", "Quarantines in force.", len(ledger.trust.quarantined))
         yield _one("disk_bytes", "The coordinator's disk, where dtfm-runs/ is.", self.disk_bytes)
         yield _one("disk_free_bytes", "The free space there.", self.free_bytes)
+        yield _one(
+            "reserves", "The coordinators that wait to take over, where the log is in PostgreSQL.", self.reserves
+        )
         yield _count("events", "The log's events, by name.", "event", so_far.events)
 
     def _of_nodes(self) -> Iterator[Metric]:

@@ -36,7 +36,7 @@ def test_the_board_and_the_rules_name_metrics_that_there_are() -> None:
 
 
 def test_prometheus_takes_the_configuration_with_the_rules() -> None:
-    assert "5 rules found" in promtool("check", "config", "prometheus.yaml", folder=METRICS)
+    assert "6 rules found" in promtool("check", "config", "prometheus.yaml", folder=METRICS)
 
 
 def test_the_documents_name_each_alert() -> None:
@@ -51,6 +51,7 @@ GOOD = {
     'dtfm_node_joins_total{node="a"}': "7x180",
     "dtfm_disk_bytes": "1000x180",
     "dtfm_disk_free_bytes": "250x180",
+    "dtfm_reserves": "1x180",
     "dtfm_step_seconds": "12x180",
     "dtfm_step_predicted_seconds": "10x180",
 }
@@ -66,6 +67,7 @@ GOOD = {
         ("DtfmNodeFlapping", {'dtfm_node_joins_total{node="a"}': "7x150 8x5 9x5 10x5 11x15"}),
         ("DtfmDiskFilling", {"dtfm_disk_free_bytes": "40x180"}),
         ("DtfmDiskFilling", {"dtfm_disk_free_bytes": "290-1x180"}),
+        ("DtfmReserveMissing", {"dtfm_reserves": "1x160 0x20"}),
         ("DtfmPredictionOff", {"dtfm_step_seconds": "16x180"}),
         ("DtfmPredictionOff", {"dtfm_step_seconds": "6x180"}),
     ],

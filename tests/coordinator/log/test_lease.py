@@ -83,8 +83,16 @@ def test_one_that_gave_the_lease_up_is_not_waited_for(store_url: str) -> None:
     Store(store_url, write=True).close()
 
 
-def test_while_the_lease_is_renewed_a_second_one_is_refused_and_a_reserve_waits(store_url: str) -> None:
-    renewals, given_up = threading.Event(), threading.Event()
+def test_while_the_lease_is_renewed_a_second_one_is_refused_and_a_reserve_waits(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewals, given_up, looked = threading.Event(), threading.Event(), threading.Event()
+
+    def pause(seconds: float) -> None:
+        looked.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
     with Store(store_url, write=True) as store, ThreadPoolExecutor(2) as threads:
 
         def renew() -> None:
@@ -97,13 +105,43 @@ def test_while_the_lease_is_renewed_a_second_one_is_refused_and_a_reserve_waits(
         try:
             assert renewals.wait(10)
             reserve: Future[Store] = threads.submit(Store, store_url, write=True, waits=True)
+            assert looked.wait(20)
             with pytest.raises(AnotherWriter, match=r"another coordinator writes to it; stop it, .*--reserve"):
                 Store(store_url, write=True)
             assert not reserve.done()
+            assert store.reserves() == 1, "the one that was refused does not wait"
         finally:
             given_up.set()
         renewing.result(10)
-        reserve.result(10).close()
+        with reserve.result(10) as taken:
+            assert taken.reserves() == 0
+
+
+def test_a_reserve_that_is_gone_counts_no_more_and_is_forgotten(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        pass
+
+    def die(_: float) -> None:
+        raise Killed
+
+    with Store(store_url, write=True) as store:
+        store.renew(3600)
+        monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=time.monotonic, sleep=die))
+        for _ in range(2):
+            with pytest.raises(Killed):
+                Store(store_url, write=True, waits=True)
+            assert store.reserves() == 1
+            with store._engine.begin() as connection:
+                connection.exec_driver_sql("UPDATE reserves SET looked = looked - interval '11 seconds'")
+                assert connection.exec_driver_sql("SELECT count(*) FROM reserves").scalar() == 1
+            assert store.reserves() == 0
+
+
+def test_a_file_has_no_reserves(tmp_path: Path) -> None:
+    with Store(f"sqlite:///{tmp_path / 'dtfm.db'}", write=True) as store:
+        assert store.reserves() is None
 
 
 def test_a_reserve_says_once_that_its_database_is_away_and_outlives_that(

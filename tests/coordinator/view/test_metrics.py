@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.view import follower
 from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.so_far import STALL_LEASES, STALL_STEPS, SoFar
+from dtfm.coordinator.view.story import Story
+from tests import postgres
 from tests.coordinator.every_event import DEVICE
 from tests.coordinator.web.stored_run import stored_run
 
@@ -22,7 +27,7 @@ def figures_of(records: list[Record], later: float = 0.0) -> Figures:
     so_far = SoFar()
     for record in records:
         so_far.add(record)
-    return Figures(so_far, 1000, 400, so_far.last + later)
+    return Figures(so_far, 1000, 400, 1, so_far.last + later)
 
 
 def samples(figures: Figures) -> dict[str, float]:
@@ -46,6 +51,7 @@ def test_a_run_and_its_members_are_told_in_figures() -> None:
     assert told["dtfm_nodes computing"] == 4
     assert told["dtfm_events_total node_left"] == 2
     assert (told["dtfm_disk_bytes"], told["dtfm_disk_free_bytes"]) == (1000, 400)
+    assert told["dtfm_reserves"] == 1
     assert told["dtfm_node_stage runpod-2"] == 2
     assert told["dtfm_node_memory_bytes lab-a100"] == 40 << 30
     assert told["dtfm_node_joins_total lab-a100"] == 1
@@ -69,6 +75,23 @@ def test_a_commit_is_overdue_after_so_many_leases_or_long_steps_and_not_in_a_pau
     trained = [*begun, Record(2, 200.0, step)]
     assert (stalled(trained, 60 * STALL_STEPS), stalled(trained, 60 * STALL_STEPS + 1)) == (0, 1)
     assert stalled([*trained, Record(3, 9e6, ev.RunResumed("why", begun[0].event.run, {}))], 1) == 0  # type: ignore[union-attr]
+
+
+async def test_the_number_of_reserves_is_left_out_while_the_database_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "FRESH_SECONDS", -1.0)
+    with Store(postgres.database(tmp_path), write=True) as store:
+        following = follower.Follower(store, Story())
+        assert b"\ndtfm_reserves 0.0\n" in await following.metrics()
+        postgres.server().stop()
+        try:
+            told = await following.metrics()
+        finally:
+            postgres.server().start()
+        assert b"\ndtfm_disk_bytes " in told
+        assert b"\ndtfm_reserves " not in told
+        await following.close()
 
 
 def test_names_that_are_addresses_are_hidden_and_do_not_spoil_the_answer() -> None:
