@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) || { echo "Could not make a virtual environment. On Debian: apt-get install python3-venv"; exit 1; }
 	@$(call install,torch,PyTorch)
 	@$(call install,-e '.[dev]',what else constraints.txt names)
-	@echo "  compiling the scheduler and the codecs (half a minute) ..."
+	@echo "  compiling the scheduler and the kernels (a minute or two) ..."
 	@$(BIN)/python -c "import dtfm.kernels.adamw" & $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null && wait
 	@rm -rf $(VENV)/tmp; touch $@
 	@echo "  done."

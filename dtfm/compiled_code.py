@@ -118,12 +118,11 @@ def lock_file(module: str) -> Path:
 
 def _compile_for_many() -> None:
     """On a processor with all of x86-64-v3 (since 2013), what is compiled runs on the others, and an image needs to hold it once."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
-    except OSError:
+    if "NUMBA_CPU_NAME" in os.environ:
         return
-    if "NUMBA_CPU_NAME" not in os.environ and set(OF_V3) <= set(first.split()):
-        _set(CPU_NAME="x86-64-v3", CPU_FEATURES="")
+    with contextlib.suppress(OSError):  # not Linux
+        if set(OF_V3) <= set(Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].split()):
+            _set(CPU_NAME="x86-64-v3", CPU_FEATURES="")
 
 
 def _use(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """AdamW on a CPU: one pass over memory, compiled by Numba, which rounds every operation by itself, as IEEE 754 has it.
 
-PyTorch's square root of float32 does not on every CPU: MKL's is one bit off for a sixth of all numbers.
+PyTorch's square root of float32 does not on every CPU: MKL's is one bit off for up to a fifth of all numbers.
 """
 
 from __future__ import annotations

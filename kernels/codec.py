@@ -6,7 +6,6 @@ there, on torch's current stream, if CuPy is installed, and otherwise on the CPU
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -37,11 +36,10 @@ class Encoded:
 
 
 def prepare(device: torch.device) -> None:
-    """Compiles what ``encode`` and ``decode`` need for tensors on ``device``, or loads it, which otherwise the first of them
-    does. Compiling for a CPU holds the interpreter for seconds; once `kernels/cpu.py` was imported in any process, it is not done
-    again."""
-    if device.type != "cuda" or _gpu(device) is None:
-        importlib.import_module("dtfm.kernels.cpu")
+    """Compiles what ``encode`` and ``decode`` need for tensors on ``device``, which otherwise the first of them does. For a CPU,
+    importing `kernels/cpu.py` does."""
+    if device.type == "cuda":
+        _gpu(device)
 
 
 def codec_named(name: str) -> Codec:

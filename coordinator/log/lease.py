@@ -28,7 +28,7 @@ LONGEST_PAUSE_SECONDS = 0.5
 """Between two looks."""
 
 RESERVE_SECONDS = 10.0
-"""A reserve that has not looked for so long, by the database's clock, is gone."""
+"""A reserve whose last look is older than this, by the database's clock, is gone."""
 
 METADATA = sa.MetaData()
 _LEASE = sa.Table(

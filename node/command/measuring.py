@@ -37,7 +37,7 @@ DEVICE_SECONDS = 1.0
 """Of timed products, for each precision."""
 CODEC_ELEMENTS = 4 << 20
 CODEC_ROUNDS = 5
-UPDATED, UPDATES = 64 << 20, 3
+UPDATED, UPDATES = 16 << 20, 3
 DISK_BYTES = 256 << 20
 HERE, THERE = "here", "there"
 

@@ -46,7 +46,7 @@ def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The scalars of one update: what is kept of a parameter that decays, and of the moments; what is added to these; the factors
-    that undo the bias of the mean and the root."""
+    that undo the bias of the mean and the root. In the order of kernels/adamw.py."""
 
     decayed: float
     clip: float

@@ -238,8 +238,8 @@ class _Reduction:
             future.cancel()
         wait(self._sent)
         self._sent.clear()
-        for bucket in self._buckets.values():
-            wait_beside(bucket.gradients.device)
+        for device in {bucket.gradients.device for bucket in self._buckets.values()}:
+            wait_beside(device)
 
     def _take(self, item: Arrival | Final) -> None:
         bucket = self._buckets.get(item.bucket if isinstance(item, Final) else item.header.index)

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, cast
 
@@ -14,7 +15,8 @@ import torch
 
 from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.kernels.codec import Codec, Encoded, encode
-from dtfm.node.data.dataset import Data
+from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
@@ -29,9 +31,11 @@ from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Commit, Device
 from dtfm.protos.frame import frames
 from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model import plan as plans
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
+from tests.cluster.runs import write_corpus
 from tests.node.dialling import dialler
 from tests.node.model.initialised import initialise_all
 
@@ -210,3 +214,14 @@ def even_plan(layers: int, stages: int, replicas: int, micro_batches: int, *keep
         [plans.Stage((borders[s], borders[s + 1]), tuple(names[s]), (), (), ways) for s in range(stages)],
         [([group[r] for group in names], micro_batches // replicas) for r in range(replicas)],
     )
+
+
+def two_by_two(text: str, device: torch.device = CPU) -> InProcess:
+    """Two stages of two replicas of the run with this run file, which is written to the current folder, with its corpus."""
+    write_corpus(Path())
+    Path("run.toml").write_text(text)
+    run = read_run_file(Path("run.toml")).message("test")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -10,15 +12,12 @@ import pytest
 import torch
 
 from dtfm.kernels.transfer import arriving
-from dtfm.node.data.dataset import load_data
 from dtfm.node.host.cuda_streams import DeviceWork, after
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.load import load_model
 from dtfm.node.model.optimizer import adamw
 from dtfm.protos.plan_pb2 import Run
-from dtfm.protos.run_file.run_file import read_run_file
-from tests.cluster.runs import losses_alone, run_file, write_corpus
-from tests.node.in_process import InProcess, even_plan
+from tests.cluster.runs import losses_alone, run_file
+from tests.node.in_process import two_by_two
 from tests.node.training.auditors import Auditors, errors
 from tests.node.training.test_reads import READS, place_of_read
 
@@ -30,14 +29,9 @@ def test_nodes_on_a_gpu_train_what_one_process_on_a_cpu_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, tolerance: float
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4, precision=precision))
-    run = read_run_file(tmp_path / "run.toml").message("test")
-    data = load_data(run)
-    model = load_model(run.model, data.sample)
-    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    text = run_file(stages=[2, 2], steps=4, precision=precision)
     gpu = torch.device("cuda", 0)
-    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=gpu) as nodes:
+    with two_by_two(text, gpu) as nodes:
         losses = [nodes.train() for _ in range(4)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=tolerance, abs=0)
 
@@ -47,14 +41,9 @@ def test_replicas_on_a_gpu_do_each_others_work_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
     text = run_file(stages=[2, 2], steps=4, precision="bf16", compression=compression)
-    (tmp_path / "run.toml").write_text(f"{text}[trust]\naudit_rate = 1\n")
-    run = read_run_file(tmp_path / "run.toml").message("test")
-    data = load_data(run)
-    model = load_model(run.model, data.sample)
-    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
-    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=torch.device("cuda", 0)) as nodes:
+    text = f"{text}[trust]\naudit_rate = 1\n"
+    with two_by_two(text, torch.device("cuda", 0)) as nodes:
         step = Auditors(nodes)
         activations, _, addends, _ = errors(step.answer("n1", step.asked("n0", bucket=1)))
         _, gradients, _, losses = errors(step.answer("n3", step.asked("n2")))
@@ -97,19 +86,14 @@ def test_who_reads_a_number_does_not_wait_for_what_is_queued_after_it() -> None:
 def test_a_step_waits_for_the_gpu_only_where_it_reads_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As test_reads.py counts them without a GPU. A copy to memory that is not pinned would wait, too."""
     monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4, precision="bf16", compression="i8b256"))
-    run = read_run_file(tmp_path / "run.toml").message("test")
-    data = load_data(run)
-    model = load_model(run.model, data.sample)
-    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    text = run_file(stages=[2, 2], steps=4, precision="bf16", compression="i8b256")
     waits = Counter[str]()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         if "synchronizing" in str(message) and (place := place_of_read()) is not None:
             waits[place] += 1
 
-    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=torch.device("cuda", 0)) as nodes:
+    with two_by_two(text, torch.device("cuda", 0)) as nodes:
         nodes.train()
         with warnings.catch_warnings():
             warnings.simplefilter("always")
@@ -137,3 +121,28 @@ def test_an_update_has_the_same_bits_wherever_the_state_is(home: str) -> None:
         adamw(train, step, 1e-3, 2.5, here, gradients)
         adamw(train, step, 1e-3, 2.5, there, there.gradients)
         assert here.digest() == there.digest()
+
+
+@pytest.mark.parametrize(
+    ("does", "is_lost"),
+    [
+        ("x[torch.tensor([100]).cuda()]", True),
+        ("torch.empty(1 << 45, device='cuda:0')", False),
+        ("torch.empty(1 << 40, pin_memory=True)", False),
+    ],
+    ids=["an index out of range", "too little memory", "too little memory of the host"],
+)
+def test_a_device_that_is_lost_is_told_from_one_without_memory(does: str, is_lost: bool) -> None:
+    """In a process of its own, which is of no use afterwards."""
+    program = f"""
+import torch
+from dtfm.node.training.failure import is_device_lost
+x = torch.zeros(10, device="cuda:0")
+try:
+    {does}
+    torch.cuda.synchronize()
+except Exception as error:
+    print(is_device_lost(error))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [str(is_lost)], done.stderr

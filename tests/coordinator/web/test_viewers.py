@@ -199,7 +199,7 @@ async def test_strangers_try_few_links_and_hold_few_connections_and_viewers_any(
 
 
 async def _answers(page: str, requests: int) -> int:
-    """To so many wrong links over one connection."""
+    """The number of answers to this many ``requests`` with a wrong link over one connection."""
     reader, writer = await connected(page)
     writer.write(requests * f"GET /?link={'0' * 76} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     try:

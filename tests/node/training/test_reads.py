@@ -13,12 +13,9 @@ import pytest
 import torch
 
 from dtfm.kernels import transfer
-from dtfm.node.data.dataset import load_data
-from dtfm.node.model.load import load_model
 from dtfm.node.training import pipeline
-from dtfm.protos.run_file.run_file import read_run_file
-from tests.cluster.runs import run_file, write_corpus
-from tests.node.in_process import InProcess, even_plan
+from tests.cluster.runs import run_file
+from tests.node.in_process import two_by_two
 
 READS = Counter(
     {
@@ -41,12 +38,7 @@ def test_a_step_reads_numbers_only_where_nothing_is_left_to_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4, precision="bf16", compression="i8b256"))
-    run = read_run_file(tmp_path / "run.toml").message("test")
-    data = load_data(run)
-    model = load_model(run.model, data.sample)
-    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    text = run_file(stages=[2, 2], steps=4, precision="bf16", compression="i8b256")
     reads, lock, within = Counter[str](), threading.Lock(), threading.local()
 
     def arriving(tensor: torch.Tensor) -> Callable[[], list[int]]:
@@ -68,7 +60,7 @@ def test_a_step_reads_numbers_only_where_nothing_is_left_to_queue(
         return read
 
     real = {name: getattr(torch.Tensor, name) for name in ("__bool__", "__float__", "__int__", "item", "tolist", "cpu")}
-    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12) as nodes:
+    with two_by_two(text) as nodes:
         nodes.train()
         monkeypatch.setattr(pipeline, "arriving", arriving)
         for name in real:
