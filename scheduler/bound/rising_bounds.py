@@ -12,6 +12,7 @@ Four arguments, each valid for any groups, cuts, loads, routes and order of stag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from threading import Event, Thread
 from types import TracebackType
 
@@ -25,6 +26,9 @@ AS_GOOD = 1.005
 """A plan that takes at most this many times the bound is as good as any."""
 MOST_NODES = 256
 """Largest number of nodes for which more than work_bound is computed."""
+MOST_BESIDE_A_SEARCH = 32
+"""Largest number of nodes for which more than the QUICK first bounds are computed beside a search with a deadline."""
+QUICK = 2
 STEPS = 100
 """Default number of changes of the nodes' prices (node_prices.ruled_out)."""
 ENTRIES_PER_NODE = 4e5
@@ -101,7 +105,9 @@ class RisingBound:
         return seconds <= AS_GOOD * self.seconds
 
     def _rise(self) -> None:
-        for seconds in rising_bounds(self._problem):
+        # Beside a search that must end in time, a better bound of many nodes would take from that a third of its time.
+        most = QUICK if not self._wait and len(self._problem.flops) > MOST_BESIDE_A_SEARCH else None
+        for seconds in islice(rising_bounds(self._problem), most):
             if self._over.is_set() or self._stopped():
                 return
             if seconds > self.seconds:
