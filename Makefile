@@ -43,16 +43,17 @@ demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this
 	@$(BIN)/dtfm-coordinator demo
 
 # tests/cluster and tests/attacks start many processes, which mostly wait for each other: two tests share the machine well.
-# Chaos compares speeds, and tests/wan emulates links and measures them: nothing runs beside these.
+# tests/wan emulates links and measures them: nothing runs beside it.
 test: lint  ## Lint, then all tests
 	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/attacks --ignore=tests/wan
-	$(BIN)/python -m pytest -n 2 --durations=15 tests/cluster tests/attacks --ignore=tests/cluster/test_chaos.py
-	$(BIN)/python -m pytest --durations=15 tests/cluster/test_chaos.py tests/wan
+	$(BIN)/python -m pytest -n 2 --durations=15 tests/cluster tests/attacks
+	$(BIN)/python -m pytest --durations=15 tests/wan
 
 docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
-soak: $(READY)  ## The long versions of tests: a million hostile messages, ten minutes of chaos, every fault at every node (an hour)
+soak: $(READY)  ## The long versions of tests: a million hostile messages, ten minutes of chaos, every fault at every node (two hours)
+	$(BIN)/python -m pytest -n 2 --durations=15 --hypothesis-profile=thorough tests/scheduler tests/kernels tests/protos
 	$(BIN)/python -m pytest -n 2 --durations=15 -m soak tests/scheduler tests/coordinator tests/node tests/kernels tests/attacks/test_strangers_frames.py
 	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/attacks tests/wan --ignore=tests/attacks/test_strangers_frames.py
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.skips import in_ci
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import pytest
@@ -39,9 +41,14 @@ def run(folder: Path, ci: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("ci", ["", "0", "false"])
-def test_outside_ci_a_skip_is_a_skip(tmp_path: Path, ci: str) -> None:
-    assert "3 skipped, 1 xfailed" in run(tmp_path, ci)
+@pytest.mark.parametrize(("ci", "expected"), [("", False), ("0", False), ("false", False), ("true", True)])
+def test_a_variable_says_whether_this_is_ci(ci: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", ci)
+    assert in_ci() == expected
+
+
+def test_outside_ci_a_skip_is_a_skip(tmp_path: Path) -> None:
+    assert "3 skipped, 1 xfailed" in run(tmp_path, "false")
 
 
 def test_in_ci_all_skips_fail_with_their_reasons_except_those_for_want_of_a_gpu(tmp_path: Path) -> None:

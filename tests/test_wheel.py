@@ -79,27 +79,16 @@ def test_the_wheel_has_every_file_of_the_packages_and_the_license(wheel: Path) -
     assert all(name.startswith(("dtfm/", f"dtfm-{__version__}.dist-info/")) for name in packed)
 
 
-@pytest.mark.parametrize("program", ["dtfm-coordinator", "dtfm-node"])
-def test_the_programs_start_outside_of_a_clone(program: str, programs: Path, tmp_path: Path) -> None:
-    assert run(programs / program, "--version", at=tmp_path) == f"dtfm {__version__}\n"
-    assert "Usage: " in run(
-        programs / program, "plan" if program == "dtfm-coordinator" else "join", "--help", at=tmp_path
-    )
-
-
-def test_a_plan_is_made_outside_of_a_clone(programs: Path, tmp_path: Path) -> None:
+def test_the_programs_work_outside_of_a_clone(programs: Path, wheel: Path, tmp_path: Path) -> None:
+    for program, command in (("dtfm-coordinator", "plan"), ("dtfm-node", "join")):
+        assert run(programs / program, "--version", at=tmp_path) == f"dtfm {__version__}\n"
+        assert "Usage: " in run(programs / program, command, "--help", at=tmp_path)
     (tmp_path / "n.json").write_text(json.dumps(NETWORK))
     (tmp_path / "w.json").write_text(json.dumps(WORKLOAD))
     files = ("--network", "n.json", "--workload", "w.json")
     assert json.loads(run(programs / "dtfm-coordinator", "plan", *files, "--json", at=tmp_path))["plan"]
-
-
-def test_the_shell_completes_commands(programs: Path, tmp_path: Path) -> None:
     typed = {"_DTFM_COORDINATOR_COMPLETE": "complete_bash", "COMP_WORDS": "dtfm-coordinator ex", "COMP_CWORD": "1"}
     assert run(programs / "dtfm-coordinator", at=tmp_path, **typed).split() == ["expel", "export"]
-
-
-def test_more_is_installed_from_the_same_wheel(programs: Path, wheel: Path, tmp_path: Path) -> None:
     program = "from dtfm.installed import install_line; print(install_line('s3'))"
     told = run(programs / "python", "-c", program, at=tmp_path).strip()
     assert told == f"{programs / 'python'} -m pip install 'dtfm[s3] @ {wheel.as_uri()}'"

@@ -140,6 +140,7 @@ def test_who_sends_nan_and_says_that_all_is_well_is_found(tmp_path: Path) -> Non
         assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
 
 
+@pytest.mark.soak
 def test_what_one_of_four_adds_thirty_times_over_is_clipped_in_an_open_run_and_the_log_says_whose(
     tmp_path: Path,
 ) -> None:
@@ -235,6 +236,7 @@ def test_who_writes_another_file_than_the_other_replicas_is_found_by_it(tmp_path
     assert cluster.losses[-1] == pytest.approx(losses_alone(cluster.run_file)[-1], rel=1e-4)
 
 
+@pytest.mark.soak
 def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:
     with attacked(tmp_path, "meddles", (*PEERS, "c"), steps=100_000) as cluster:
         cluster.wait_for("step_committed")

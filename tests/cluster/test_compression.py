@@ -13,6 +13,7 @@ from tests.cluster.launch import Cluster
 from tests.cluster.runs import losses_alone, losses_with_largest_gradients, run_file
 
 
+@pytest.mark.soak
 def test_eight_bits_in_both_directions_keep_replicas_equal_and_the_loss_close(tmp_path: Path) -> None:
     text = run_file(stages=[2, 1], steps=20, precision="fp32", compression="i8b256")
     with Cluster(tmp_path, text, nodes="abc") as cluster:

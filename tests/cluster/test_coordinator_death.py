@@ -23,6 +23,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.soak
 def test_killed_and_restarted_several_times_it_loses_no_step(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[2, 1], steps=STEPS)
     with Cluster(tmp_path, text, faults=DEATHS, nodes="abc") as cluster:
@@ -68,6 +69,7 @@ def test_nodes_that_reconnect_one_by_one_lose_nothing_when_the_run_file_names_no
     assert_exact(cluster)
 
 
+@pytest.mark.soak
 def test_a_restart_that_names_no_address_listens_where_the_nodes_look_for_it(tmp_path: Path) -> None:
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=5000), start=False) as cluster:
         cluster.start_coordinator("--listen", "127.0.0.1:0", "--advertise", "run.example.org:7400")

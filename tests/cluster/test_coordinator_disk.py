@@ -102,6 +102,7 @@ def test_the_weights_of_a_run_that_goes_on_are_exported_on_a_machine_without_the
     assert all(torch.equal(model[name], kept[name]) for name in kept)
 
 
+@pytest.mark.soak
 def test_a_coordinator_that_dies_while_it_gets_the_last_checkpoint_gets_it_once_it_is_back(tmp_path: Path) -> None:
     with Cluster(tmp_path, without_storage(steps=4), nodes="ab", invited=True) as cluster:
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 4)

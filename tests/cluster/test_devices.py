@@ -8,6 +8,8 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
+
 from dtfm.protos.health import ask
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.leaks import children_of
@@ -80,6 +82,7 @@ def test_a_member_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None
         assert {e["reason"] for e in cluster.of("node_left")[1:]} == {"in order: SIGTERM"}
 
 
+@pytest.mark.soak
 def test_settings_from_the_environment_are_the_supervisors_and_each_node_takes_its_part_of_them(tmp_path: Path) -> None:
     port, health = free_port(together=2), tmp_path / "health"
     settings = {

@@ -170,6 +170,7 @@ def test_a_corrupt_frame_is_refused_by_name_and_its_step_redone(tmp_path: Path) 
     assert_exact(cluster)
 
 
+@pytest.mark.soak
 def test_a_clock_that_jumps_an_hour_changes_nothing(tmp_path: Path) -> None:
     faults = [
         fail("b").at(step=STEP, phase=Phase.FORWARD).by(CLOCK_JUMP),

@@ -152,6 +152,7 @@ async def test_a_member_that_poses_as_the_coordinator_is_refused(tmp_path: Path)
         assert cluster.of("enrolled") == [e for e in cluster.of("enrolled") if e["name"] != "n"]
 
 
+@pytest.mark.soak
 def test_a_restarted_node_and_a_restarted_coordinator_need_no_new_invitation(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[2], steps=5000, learning_rate=1e-3)
     with Cluster(tmp_path, text, address=f"127.0.0.1:{free_port()}") as cluster:
@@ -180,6 +181,7 @@ def test_a_restarted_node_and_a_restarted_coordinator_need_no_new_invitation(tmp
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=len(steps)), rel=1e-8, abs=0)
 
 
+@pytest.mark.soak
 def test_two_nodes_of_one_machine_come_by_one_invitation_and_each_gets_its_name_back(tmp_path: Path) -> None:
     unnamed = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1", "--device", "cpu"]
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3)) as cluster:

@@ -49,6 +49,7 @@ def command(cluster: Cluster, *words: str) -> dict[str, Any]:
     return dict(json.loads(said[0]))
 
 
+@pytest.mark.soak
 def test_a_paused_run_stays_paused_over_a_crash_and_a_stopped_one_goes_on_after_its_last_step(tmp_path: Path) -> None:
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=STEPS), nodes="ab") as cluster:
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 3)

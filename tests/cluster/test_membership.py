@@ -122,6 +122,7 @@ def test_sigterm_hands_over_and_costs_the_others_no_step(tmp_path: Path) -> None
         assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
 
 
+@pytest.mark.soak
 def test_the_only_node_leaves_a_checkpoint_from_which_the_next_one_goes_on(tmp_path: Path) -> None:
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1], steps=40)) as cluster:
         first = cluster.add("first")

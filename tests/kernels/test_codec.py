@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from numpy.typing import NDArray
 
 from dtfm.kernels.codec import DTYPES, Codec, codec_named, decode, encode, encoded_bytes
@@ -78,7 +78,6 @@ def test_raw16_is_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(("codec", "levels"), [(Codec.I8B256, 127), (Codec.I4B64, 7)])
-@settings(max_examples=80)
 @given(x=float32())
 def test_error_zero_and_sign(codec: Codec, levels: int, x: NDArray[np.float32]) -> None:
     y = there_and_back(codec, torch.from_numpy(x)).numpy()
@@ -91,7 +90,6 @@ def test_error_zero_and_sign(codec: Codec, levels: int, x: NDArray[np.float32]) 
     assert np.all(np.isfinite(y))
 
 
-@settings(max_examples=80)
 @given(x=float32())
 def test_topk_keeps_the_largest_to_half_a_level_and_nothing_else(x: NDArray[np.float32]) -> None:
     y = there_and_back(Codec.TOPK, torch.from_numpy(x)).numpy()
@@ -109,7 +107,6 @@ def test_topk_keeps_the_largest_to_half_a_level_and_nothing_else(x: NDArray[np.f
             assert np.all(np.abs(after - before)[above] <= bound[above])
 
 
-@settings(max_examples=80)
 @given(x=float32())
 def test_error_of_a_rotated_block(x: NDArray[np.float32]) -> None:
     """A rotation preserves lengths: a block's error is at most that of 64 coefficients, each wrong by half a level."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.kernels import cpu
@@ -33,7 +33,6 @@ def decoded(codec: Codec, data: bytes, elements: int) -> NDArray[np.float32] | s
 
 
 @each_codec
-@settings(max_examples=60)
 @given(x=float32(FINITE + NOT_FINITE))
 def test_encodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
     assert encoded(codec, x) == reference.encode(codec, x)
@@ -49,7 +48,6 @@ def test_encodes_as_the_reference_at_the_borders(codec: Codec, value: float, ele
 
 
 @each_codec
-@settings(max_examples=60)
 @given(x=float32())
 def test_decodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
     data = reference.encode(codec, x)
@@ -61,7 +59,6 @@ def test_decodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
 
 
 @each_codec
-@settings(max_examples=60)
 @given(elements=SIZES, seed=st.integers(0, 2**32), tame=st.booleans())
 def test_decodes_or_refuses_any_bytes_as_the_reference(codec: Codec, elements: int, seed: int, tame: bool) -> None:
     """``tame`` makes all scales and places valid, so that the test reaches the values too."""

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 from blake3 import blake3
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.kernels.digest import digest
 from tests.kernels.cuda_on_cpu import cupy_without_gpu
@@ -56,7 +56,6 @@ def test_the_kernel_makes_the_same_tree(gpu: ModuleType, chunks: int, over: int)
     assert gpu.digest(x) == expected(x)
 
 
-@settings(max_examples=60)
 @given(size=st.integers(CHUNK + 1, 70 * CHUNK), segment=st.sampled_from([1, 2, 4, 16]))
 def test_the_tree_is_the_same_segment_by_segment(gpu: ModuleType, size: int, segment: int) -> None:
     x = data(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.kernels import transfer
@@ -50,7 +50,6 @@ def on_gpu(x: NDArray[np.float32], offset: int = 0) -> torch.Tensor:
 
 
 @each_codec
-@settings(max_examples=60)
 @given(x=float32(FINITE + NOT_FINITE), offset=st.integers(0, 3))
 def test_encodes_as_the_reference_or_falls_back_to_raw16(codec: Codec, x: NDArray[np.float32], offset: int) -> None:
     encoded = encode(codec, on_gpu(x, offset))
@@ -60,7 +59,6 @@ def test_encodes_as_the_reference_or_falls_back_to_raw16(codec: Codec, x: NDArra
 
 
 @each_codec
-@settings(max_examples=60)
 @given(x=float32())
 def test_decodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
     data = reference.encode(codec, x)

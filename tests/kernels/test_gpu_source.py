@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.kernels.codec import encoded_bytes
@@ -57,7 +57,6 @@ def starting_at(offset: int, x: torch.Tensor) -> torch.Tensor:
 
 @each_codec
 @each_native
-@settings(max_examples=40)
 @given(x=float32(FINITE + NOT_FINITE), offset=st.integers(0, 3))
 def test_encodes_as_the_reference(
     gpu: ModuleType, codec: Codec, dtype: torch.dtype, x: NDArray[np.float32], offset: int
@@ -86,7 +85,6 @@ def test_raw16_keeps_a_nan_whose_only_bits_are_those_it_cuts_off(gpu: ModuleType
 
 @each_codec
 @each_native
-@settings(max_examples=40)
 @given(x=float32(), offset=st.integers(0, 3))
 def test_decodes_as_the_reference(
     gpu: ModuleType, codec: Codec, dtype: torch.dtype, x: NDArray[np.float32], offset: int
@@ -100,7 +98,6 @@ def test_decodes_as_the_reference(
 
 
 @each_codec
-@settings(max_examples=40)
 @given(elements=SIZES, seed=st.integers(0, 2**32), tame=st.booleans())
 def test_decodes_or_refuses_any_bytes_as_the_reference(
     gpu: ModuleType, codec: Codec, elements: int, seed: int, tame: bool

@@ -100,7 +100,6 @@ def _one_of_the_others_acts(world: World, random: Random) -> None:
                 break
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_no_message_raises_or_ends_the_run(seed: int) -> None:
     attacked(seed, 40)

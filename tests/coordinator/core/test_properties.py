@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
@@ -14,7 +14,6 @@ from tests.coordinator.moves import MOVES, play
 from tests.coordinator.script import LEASE, World, fresh_state
 
 
-@settings(max_examples=80)
 @given(
     st.lists(MOVES, min_size=10, max_size=60),
     st.integers(1, 3),
@@ -57,7 +56,6 @@ def test_no_step_is_skipped_or_committed_twice_and_the_log_is_the_state(
     assert over == (world.exit_code is not None)
 
 
-@settings(max_examples=50)
 @given(st.lists(MOVES, min_size=5, max_size=40))
 def test_members_are_the_nodes_with_a_stream_and_silence_ends_a_membership(moves: list[tuple[Any, ...]]) -> None:
     world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 5}))
@@ -70,7 +68,6 @@ def test_members_are_the_nodes_with_a_stream_and_silence_ends_a_membership(moves
         assert not world.state.ledger.members
 
 
-@settings(max_examples=50)
 @given(st.lists(MOVES, min_size=5, max_size=40))
 def test_a_run_can_be_finished_from_any_state(moves: list[tuple[Any, ...]]) -> None:
     """With new nodes that do their part every run finishes, unless it has failed with a reason."""

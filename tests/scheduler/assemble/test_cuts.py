@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from dtfm.scheduler.assemble.cuts import cut_model, nearly_fitting_cuts
 from dtfm.scheduler.assemble.evaluate import Evaluator
@@ -27,7 +27,6 @@ def cut(problem: Problem, groups: Groups) -> tuple[int, ...] | None:
     return cuts_of(position) if cut_model(tables(problem), sketch, len(groups), position.cuts) else None
 
 
-@settings(max_examples=150)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 8), layers=st.integers(1, 8))
 @example(
     seed=38156, count=8, layers=8
@@ -114,7 +113,6 @@ def test_the_cuts_are_nearly_as_good_as_the_best_ones() -> None:
     assert np.mean(ratios) < 1.25
 
 
-@settings(max_examples=100)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 6), layers=st.integers(1, 8))
 @example(
     seed=28552, count=6, layers=7

@@ -1,7 +1,7 @@
 """From groups and cuts to a plan with its price."""
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, missing_links
 from tests.scheduler.clusters import any_problem
@@ -10,7 +10,6 @@ from tests.scheduler.plans import memory_shortfall, random_draft
 PROBLEMS = {"seed": st.integers(0, 10**6), "count": st.integers(1, 10), "layers": st.integers(1, 6)}
 
 
-@settings(max_examples=150)
 @given(**PROBLEMS)
 def test_a_node_that_gets_nothing_might_as_well_be_idle(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
@@ -27,7 +26,6 @@ def test_a_node_that_gets_nothing_might_as_well_be_idle(seed: int, count: int, l
             assert [flows.tolist() for flows in again.draft.flows] == [flows.tolist() for flows in found.draft.flows]
 
 
-@settings(max_examples=150)
 @given(**PROBLEMS, idle_hands=st.booleans())
 def test_a_candidate_has_seconds_if_it_fits_memory_and_has_links(
     seed: int, count: int, layers: int, idle_hands: bool

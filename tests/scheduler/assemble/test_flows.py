@@ -1,7 +1,7 @@
 """Who sends how many micro-batches to whom."""
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy.optimize import linprog
 
 from dtfm.scheduler.assemble.evaluate import price_of
@@ -46,7 +46,6 @@ def connected(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> tuple[
     return draft_of_sketch(sketch, len(groups), position.cuts), sketch, longest
 
 
-@settings(max_examples=100)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 10), layers=st.integers(2, 5))
 def test_flows_add_up_to_the_loads_on_both_sides(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)

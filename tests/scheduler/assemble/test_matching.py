@@ -1,7 +1,7 @@
 from itertools import pairwise, permutations
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dtfm.scheduler.assemble.matching import bottleneck_cost
@@ -15,7 +15,6 @@ def squares(elements: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]
 few = st.integers(0, 6).map(float)
 
 
-@settings(max_examples=80)
 @given(squares(few | st.just(float("inf"))))
 def test_the_cost_is_that_of_the_best_permutation(cost: np.ndarray) -> None:
     rows = np.arange(len(cost))
@@ -30,7 +29,6 @@ def test_large_and_small_matrices_are_matched_alike() -> None:
     assert bottleneck_cost(cost) == cost[np.arange(100), hidden].max()
 
 
-@settings(max_examples=40)
 @given(squares(few))
 def test_the_stage_order_is_the_cheapest_of_all_permutations(cost: np.ndarray) -> None:
     def price(order: tuple[int, ...]) -> float:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
@@ -32,7 +31,6 @@ def all_prices(problem: Problem, idle_hands: bool) -> list[float]:
     ]
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 4),
@@ -67,21 +65,9 @@ def test_no_plan_undercuts_the_bound(
     assert iteration_bound(problem) <= min(all_prices(problem, idle_hands)) * (1 + 1e-9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 4), layers=st.integers(1, 4))
 def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None:
-    try_all_loads(seed, count, layers)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-@settings(max_examples=200)
-@given(seed=st.integers(0, 10**6), count=st.integers(1, 4), layers=st.integers(1, 4))
-def test_no_loads_of_very_many_undercut_the_bound(seed: int, count: int, layers: int) -> None:
-    try_all_loads(seed, count, layers)
-
-
-def try_all_loads(seed: int, count: int, layers: int) -> None:
     """All groups and cuts of a small cluster whose links and memories matter, with balanced and with random loads."""
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([1, 4, 20, 60])))
@@ -94,21 +80,9 @@ def try_all_loads(seed: int, count: int, layers: int) -> None:
     assert iteration_bound(problem) <= min(seconds) * (1 + 1e-9)
 
 
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 24), layers=st.integers(1, 8))
 def test_no_random_plan_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
-    try_random_plans(seed, count, layers)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-@settings(max_examples=200)
-@given(seed=st.integers(0, 10**6), count=st.integers(2, 24), layers=st.integers(1, 8))
-def test_no_random_plan_of_very_many_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
-    try_random_plans(seed, count, layers)
-
-
-def try_random_plans(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([2, 16, 60])))
     bound = iteration_bound(problem, steps=30)

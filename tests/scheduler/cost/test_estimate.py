@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy.stats import spearmanr
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, price_of
@@ -21,7 +21,6 @@ from tests.scheduler.cost.yardstick_estimate import estimated
 from tests.scheduler.plans import iteration_bound, random_draft
 
 
-@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 10),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.cost.in_flight import SLACK, depths
 from dtfm.scheduler.cost.simulate import simulate
@@ -98,7 +98,6 @@ def by_definition(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]
     return (*result, (1,) * len(groups[-1]))
 
 
-@settings(max_examples=200)
 @given(drafts(most_nodes=7, alike=False), st.booleans())
 def test_the_longest_way_that_flows_allow_counts(drawn: tuple[Problem, Draft], much_memory: bool) -> None:
     problem, draft = drawn

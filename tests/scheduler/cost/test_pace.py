@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import price_of
 from dtfm.scheduler.cost.pace import WAITING, rough_seconds, with_waiting
@@ -34,7 +34,6 @@ def rough(problem: Problem, position: Position, sketch: Sketch, limit: float = n
     return float(rough_seconds(t, sketch, stages, position.cuts, limit, evenness))
 
 
-@settings(max_examples=100)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 12),

@@ -23,7 +23,6 @@ from tests.scheduler.cost.yardstick_simulate import reduction_by_formula, simula
 from tests.scheduler.drafts import counted, drafts
 
 
-@settings(max_examples=300)
 @given(drafts())
 def test_every_draft_takes_as_long_as_in_plain_python(drawn: tuple[Problem, Draft]) -> None:
     problem, draft = drawn
@@ -54,7 +53,7 @@ def test_the_formula_for_reductions_is_the_same_in_plain_python(drawn: tuple[Pro
         assert reduction_seconds(tables(problem), group, 1e6) == pytest.approx(expected, rel=1e-9)
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(drafts(most_nodes=2), st.booleans())
 def test_all_problems_share_the_compiled_code(drawn: tuple[Problem, Draft], by_column: bool) -> None:
     problem, draft = drawn

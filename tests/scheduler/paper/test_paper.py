@@ -5,7 +5,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
@@ -74,7 +74,6 @@ def paper_job(stages: int, replicas: int, gradient: float = 0.1) -> Workload:
 shapes = st.sampled_from([(2, 2), (3, 2), (2, 3), (4, 1), (1, 4), (5, 1)])
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 9999), shape=shapes, regions=st.integers(1, 6), gradient=st.sampled_from([0.01, 0.1, 1.0]))
 def test_costs_are_the_formulas_the_search_finds_the_optimum_and_the_bound_lies_below(
     seed: int, shape: tuple[int, int], regions: int, gradient: float

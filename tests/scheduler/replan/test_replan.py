@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.scheduler.cost.simulate import simulate
@@ -72,7 +72,6 @@ def test_a_nodes_own_bytes_need_memory_and_are_not_transferred() -> None:
     assert moving[0] == moving[1] > 0
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 8), layers=st.integers(1, 6))
 def test_the_rough_time_to_fetch_is_that_of_one_node_alone_but_for_latency_and_the_holders_connections(
     seed: int, count: int, layers: int
@@ -177,7 +176,6 @@ def test_repeated_replanning_under_noise_keeps_the_plan() -> None:
         assert (decision.reason, decision.plan) == (Reason.KEPT, plan)
 
 
-@settings(max_examples=40)
 @given(drafts(), st.data())
 def test_a_plan_is_judged_by_the_ways_to_keep_what_nodes_need_that_it_says(
     drawn: tuple[Problem, Draft], data: st.DataObject

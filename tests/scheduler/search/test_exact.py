@@ -21,7 +21,7 @@ from tests.scheduler.plans import fits, randomly_loaded
 SHAPES = [Shape(most_stages=4), Shape(stages=2, most_stages=2), Shape(stages=2, sizes=(2, 1), most_stages=2)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 4), layers=st.integers(1, 4))
 def test_no_loads_undercut_the_bounds_of_branch_and_bound(seed: int, count: int, layers: int) -> None:
     """Also loads and flows that the scheduler would not choose."""
@@ -37,7 +37,7 @@ def test_no_loads_undercut_the_bounds_of_branch_and_bound(seed: int, count: int,
                 assert np.isinf(seconds) or bounds[groups, cuts] <= seconds
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 10_000), micro_batches=st.integers(1, 9), shape=st.sampled_from(SHAPES))
 def test_branch_and_bound_drops_no_plan_that_is_fast_enough(seed: int, micro_batches: int, shape: Shape) -> None:
     problem = Problem(random_cluster(seed, 4, unreachable=0.1), even_workload(4, micro_batches, 3e6))
@@ -57,7 +57,6 @@ def test_branch_and_bound_drops_no_plan_that_is_fast_enough(seed: int, micro_bat
     assert all(bound <= seconds[plan] for plan, bound in bounds.items() if plan in seconds)
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), most=st.integers(1, 8), steps=st.sampled_from([0, 1, 9]))
 def test_what_branch_and_bound_leaves_out_counts_in_the_least_seconds_of_all_plans(
     seed: int, most: int, steps: int
@@ -95,7 +94,6 @@ def test_nodes_are_done_soonest_with_the_best_of_all_divisions(
     assert found == pytest.approx(max(best, 0.0), rel=1e-8)
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), senders=st.integers(1, 2), receivers=st.integers(1, 2))
 def test_crowding_is_that_of_the_best_flows(seed: int, senders: int, receivers: int) -> None:
     """Every way to send 4 micro-batches of a byte each over the links: the longest that one of them, or of the connections, is

@@ -3,7 +3,7 @@
 import itertools
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.assemble.cuts import cut_model
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
@@ -47,7 +47,6 @@ def decides_of(rng: np.random.Generator, position: Position) -> Ints:
     return np.array([who[0], who[1], where[0], who[2], who[3], where[1]])
 
 
-@settings(max_examples=120)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 9),

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.copies.snapshot import PAUSE_LEASES
 from dtfm.coordinator.core.phases import Stepping, Switching
@@ -197,7 +197,6 @@ def play(machines: Machines, move: tuple[Any, ...]) -> None:
                 machines.nodes[rest[0]].disk = {}
 
 
-@settings(max_examples=60)
 @given(st.lists(MOVES, min_size=10, max_size=60))
 def test_files_that_the_coordinator_counts_on_are_on_disk_and_training_goes_back_to_them(
     moves: list[tuple[Any, ...]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.state import State
@@ -61,7 +61,6 @@ def test_who_leaves_by_accident_while_it_is_audited_is_not_accused() -> None:
     ]
 
 
-@settings(max_examples=30)
 @given(st.integers(3, 5), st.binary(min_size=32, max_size=32), st.data())
 def test_honest_nodes_that_come_and_go_are_never_accused(count: int, secret: bytes, data: st.DataObject) -> None:
     """Nor if a link between two of them is too slow for audits now and then."""

@@ -6,7 +6,7 @@ from random import Random
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.trust.draw import MOST_EACH, chance, draw, odds
 from dtfm.scheduler.model.chains import chains, micro_batches_of
@@ -30,7 +30,6 @@ def itself(name: str) -> str:
     return name
 
 
-@settings(max_examples=200)
 @given(PLANS, RATES, st.integers(0, 2**32), st.integers(1, 5), st.sets(st.sampled_from(["0a", "0b", "1a", "1b", "2c"])))
 def test_only_other_parties_of_the_same_stage_audit_and_only_what_they_can(
     plan: Plan, rate: float, seed: int, parties: int, forgot: set[str]
@@ -57,7 +56,6 @@ def test_only_other_parties_of_the_same_stage_audit_and_only_what_they_can(
             assert {name for name in beside if party(name) != party(each.node)} <= kept
 
 
-@settings(max_examples=100)
 @given(PLANS, RATES, st.integers(0, 2**32))
 def test_nobody_does_more_than_two_audits_where_each_is_a_party_of_its_own(plan: Plan, rate: float, seed: int) -> None:
     drawn = draw(plan, rate, Random(seed), itself, plan.nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.trust.disputes import kept_apart
@@ -136,7 +136,6 @@ def test_a_problem_does_not_hide_an_error() -> None:
     assert quarantined(world) == [("a", Charge.AUDIT, False)]
 
 
-@settings(max_examples=30)
 @given(st.integers(2, 6), st.floats(0.01, 1.0), st.binary(min_size=32, max_size=32), st.booleans())
 def test_an_honest_run_accuses_nobody_whatever_is_drawn(count: int, rate: float, secret: bytes, several: bool) -> None:
     world = World(
@@ -154,7 +153,6 @@ def test_an_honest_run_accuses_nobody_whatever_is_drawn(count: int, rate: float,
     assert all(event.clean for event in world.events(ev.WorkAudited))
 
 
-@settings(max_examples=30)
 @given(st.integers(3, 4), st.data())
 def test_a_single_liar_among_three_parties_or_more_is_found_once_it_is_audited_or_audits(
     count: int, data: st.DataObject

@@ -43,7 +43,7 @@ def is_silent(world: World) -> None:
         world.write_snapshot()
     failed = len(world.events(ev.CheckpointFailed))
     while len(world.events(ev.CheckpointFailed)) == failed:
-        world.wait(100 * LEASE, beating=world.state.members.sessions)
+        world.wait(10 * LEASE, beating=world.state.members.sessions)
 
 
 def try_again(world: World) -> None:
@@ -64,7 +64,7 @@ def test_however_often_it_fails_it_is_tried_again(spoils: object, strangers: boo
     if strangers:
         world.step()
         world.evaluate()
-    for attempt in range(1, 6):
+    for attempt in range(1, 4):
         spoils(world)
         assert len(world.events(ev.CheckpointFailed)) >= attempt
         try_again(world)

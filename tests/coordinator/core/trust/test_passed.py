@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.audits import Passed
 from dtfm.coordinator.core.refusal import Refused
@@ -34,7 +34,6 @@ def vote(plan: Plan, node: str) -> wire.StepReady:
     return wire.StepReady(**commitments(plan, node))
 
 
-@settings(max_examples=50)
 @given(PLANS)
 def test_what_honest_nodes_vote_is_whole_and_the_same_at_both_ends(plan: Plan) -> None:
     told = {node: read_passed(vote(plan, node), plan, node, described(plan)) for node in plan.nodes}
@@ -42,7 +41,6 @@ def test_what_honest_nodes_vote_is_whole_and_the_same_at_both_ends(plan: Plan) -
     assert differing(told) == []
 
 
-@settings(max_examples=50)
 @given(PLANS, st.data())
 def test_one_digest_that_differs_is_a_matter_of_its_two_ends(plan: Plan, data: st.DataObject) -> None:
     if not hops(plan):
