@@ -76,7 +76,7 @@ class Run(_message.Message):
         isolate_documents: bool
         def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ...) -> None: ...
     class Train(_message.Message):
-        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "activation_checkpointing", "optimizer_state", "schedule", "decay_steps")
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "activation_checkpointing", "optimizer_state", "schedule", "decay_steps", "rounds", "outer_rate", "outer_momentum")
         STEPS_FIELD_NUMBER: _ClassVar[int]
         GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,9 @@ class Run(_message.Message):
         OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
         SCHEDULE_FIELD_NUMBER: _ClassVar[int]
         DECAY_STEPS_FIELD_NUMBER: _ClassVar[int]
+        ROUNDS_FIELD_NUMBER: _ClassVar[int]
+        OUTER_RATE_FIELD_NUMBER: _ClassVar[int]
+        OUTER_MOMENTUM_FIELD_NUMBER: _ClassVar[int]
         steps: int
         global_batch: int
         micro_batch: int
@@ -113,16 +116,21 @@ class Run(_message.Message):
         optimizer_state: OptimizerState
         schedule: Schedule
         decay_steps: int
-        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ...) -> None: ...
+        rounds: int
+        outer_rate: float
+        outer_momentum: float
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., rounds: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ...) -> None: ...
     class Network(_message.Message):
-        __slots__ = ("activations", "gradients", "reduction")
+        __slots__ = ("activations", "gradients", "reduction", "exchange")
         ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
         GRADIENTS_FIELD_NUMBER: _ClassVar[int]
         REDUCTION_FIELD_NUMBER: _ClassVar[int]
+        EXCHANGE_FIELD_NUMBER: _ClassVar[int]
         activations: str
         gradients: str
         reduction: str
-        def __init__(self, activations: _Optional[str] = ..., gradients: _Optional[str] = ..., reduction: _Optional[str] = ...) -> None: ...
+        exchange: str
+        def __init__(self, activations: _Optional[str] = ..., gradients: _Optional[str] = ..., reduction: _Optional[str] = ..., exchange: _Optional[str] = ...) -> None: ...
     class Checkpoint(_message.Message):
         __slots__ = ("uri", "weights")
         URI_FIELD_NUMBER: _ClassVar[int]
@@ -201,20 +209,22 @@ class Workload(_message.Message):
 class Plan(_message.Message):
     __slots__ = ("generation", "stages", "idle", "boundaries", "takeovers")
     class Stage(_message.Message):
-        __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight", "loads", "keeping")
+        __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight", "loads", "keeping", "island")
         FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
         PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
         REPLICAS_FIELD_NUMBER: _ClassVar[int]
         IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
         LOADS_FIELD_NUMBER: _ClassVar[int]
         KEEPING_FIELD_NUMBER: _ClassVar[int]
+        ISLAND_FIELD_NUMBER: _ClassVar[int]
         first_layer: int
         past_last_layer: int
         replicas: _containers.RepeatedScalarFieldContainer[str]
         in_flight: _containers.RepeatedScalarFieldContainer[int]
         loads: _containers.RepeatedScalarFieldContainer[int]
         keeping: _containers.RepeatedCompositeFieldContainer[Plan.Keeping]
-        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[int]] = ..., keeping: _Optional[_Iterable[_Union[Plan.Keeping, _Mapping]]] = ...) -> None: ...
+        island: int
+        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[int]] = ..., keeping: _Optional[_Iterable[_Union[Plan.Keeping, _Mapping]]] = ..., island: _Optional[int] = ...) -> None: ...
     class Keeping(_message.Message):
         __slots__ = ("activation_checkpointing", "optimizer_state")
         ACTIVATION_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]

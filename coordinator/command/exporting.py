@@ -35,7 +35,7 @@ from dtfm.coordinator.service.checkpoint_folder import (
     state_of_weights,
 )
 from dtfm.protos import control_pb2 as wire, coordinator_disk
-from dtfm.protos.bucket_layout import MOMENTS
+from dtfm.protos.bucket_layout import MOMENTS, OUTER
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.run_file.run_file import parse_run
 
@@ -198,17 +198,19 @@ def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str, la
 
 
 def _state_digest(content: bytes, moments: str) -> str:
-    """Of a bucket's file, whose header is sound: the BLAKE3 (hex) of those of its parameters and its two moments, as nodes take
-    it (Bucket.digest). Empty: they do not lie as nodes write them. ``moments``: see CheckpointFile."""
+    """Of a bucket's file, whose header is sound: the BLAKE3 (hex) of those of its parameters and the rest of its state, as nodes
+    take it (Bucket.digest). Empty: they do not lie as nodes write them. ``moments``: see CheckpointFile."""
     begin = 8 + int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8:begin]), memoryview(content)[begin:]
     if moments:
         return state_of_weights(blake3(data).digest(), moments)
-    each = len(data) // 3
-    found = [header.get(name, {}).get("data_offsets") for name in MOMENTS]
-    if found != [[each, 2 * each], [2 * each, len(data)]]:
+    names = MOMENTS + OUTER if OUTER[0] in header else MOMENTS
+    tensors = 1 + len(names)
+    each = len(data) // tensors
+    found = [header.get(name, {}).get("data_offsets") for name in names]
+    if found != [[i * each, (i + 1) * each] for i in range(1, tensors)]:
         return ""
-    return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(3))).hexdigest()
+    return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(tensors))).hexdigest()
 
 
 def _in_bf16(tensor: NDArray[Any]) -> NDArray[np.uint16]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -33,10 +34,12 @@ from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
 from dtfm.scheduler.formats.workload import parse_workload
+from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.rounds import Rounds
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
@@ -69,6 +72,7 @@ def print_plan(
     asked = _run_file(run) if run is not None else None
     work, tokens, precision = _workload(workload, run, asked)
     cluster = _cluster(network, gpus, links, host_memory, precision)
+    rounds = Rounds(asked.train.rounds if asked is not None else 0)
     prices = parse_prices(price or [], parse_gpus(gpus)) if gpus is not None else []
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     console = Console(stderr=True)
@@ -80,7 +84,22 @@ def print_plan(
         began = time.monotonic()
         with SearchProgress(console, task=task) as progress:
 
+            def used() -> float:
+                return (time.monotonic() - began) / max(limit or math.inf, 1e-9)
+
             def search() -> Decision:
+                if rounds.length:
+                    return lay_out(
+                        cluster,
+                        work,
+                        current,
+                        rounds=rounds,
+                        seed=seed,
+                        generation=current.generation + 1 if current is not None else 0,
+                        time_used=used,
+                        threads=threads or os.cpu_count() or 1,
+                        stopped=stop.is_set,
+                    )
                 return schedule(
                     cluster,
                     work,
@@ -88,7 +107,7 @@ def print_plan(
                     stages=asked.cluster.pinned if stages is None and asked is not None else stages,
                     objective=objective,
                     seed=seed,
-                    time_used=None if limit is None else lambda: (time.monotonic() - began) / max(limit, 1e-9),
+                    time_used=None if limit is None else used,
                     generation=current.generation + 1 if current is not None else 0,
                     threads=threads or os.cpu_count() or 1,
                     improved=progress.improved,
@@ -117,10 +136,12 @@ def print_plan(
     costs = None
     if asked is not None or prices:
         steps = asked.train.steps if asked is not None else SOME_STEPS
-        costs = bill(steps, decision.predicted.iteration_seconds, prices, idle)
+        predicted = decision.predicted
+        each = rounds.mean_seconds(predicted.iteration_seconds, predicted.exchange_seconds)
+        costs = bill(steps, each, prices, idle)
     problem = Problem(cluster, work)
     if json_lines:
-        more = plan_documents(problem, decision, tokens)
+        more = plan_documents(problem, decision, tokens, rounds)
         if gpus is not None:
             more |= {"precision": precision, "without_bf16": without_bf16(gpus) if precision == "bf16" else []}
             more |= {"advice": [asdict(each) for each in found]}
@@ -129,7 +150,7 @@ def print_plan(
         print(json.dumps(decision_document(decision, elapsed, objective) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
-        print(describe_holdings(problem, decision, tokens))
+        print(describe_holdings(problem, decision, tokens, rounds))
         if gpus is not None:
             print(_speeds(gpus, precision))
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")

@@ -20,8 +20,13 @@ def givers(ledger: Ledger, nodes: Iterable[str]) -> Mapping[str, Givers]:
     """For each of ``nodes``, of the state after the last committed step. Empty: part of it is held by nobody."""
     if ledger.training.step == 0 or not ledger.state_is_held:
         return {}
-    holders, doubted = ledger.holders, _doubted(ledger)
-    return {node: _named(ledger, node, holders, doubted) if doubted else holders for node in nodes}
+    doubted, tables = _doubted(ledger), dict[int, Givers]()
+    named: dict[str, Givers] = {}
+    for node in nodes:
+        if (island := ledger.source_of(node)) not in tables:
+            tables[island] = ledger.holders_in(island)
+        named[node] = _named(ledger, node, tables[island], doubted) if doubted else tables[island]
+    return named
 
 
 def believed(

@@ -30,6 +30,7 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
                     )
                     for each in stage.keeping
                 ],
+                island=stage.island,
             )
             for stage in plan.stages
         ],
@@ -98,6 +99,7 @@ def assignments(
             step=last.step,
             gradient_norm=last.gradient_norm,
             learning_rate=last.learning_rate,
+            island_norms=last.norms_by_island,
         )
         if last is not None
         else None,
@@ -119,7 +121,8 @@ def beginnings(
     plan: Plan, step: int, progress: Mapping[str, control_pb2.Progress]
 ) -> Iterator[tuple[tuple[str, ...], control_pb2.Begin]]:
     """For the replicas of each stage, the beginning of ``step``, or its continuation from ``progress`` (by node)."""
-    for stage, before, after in zip(plan.stages, (None, *plan.stages), (*plan.stages[1:], None), strict=False):
+    for index, stage in enumerate(plan.stages):
+        before, after = (None if beside is None else plan.stages[beside] for beside in plan.beside(index))
         yield (
             stage.replicas,
             control_pb2.Begin(

@@ -19,6 +19,7 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.rounds import Rounds
 
 ATTEMPTS = 3
 """The number of attempts, at a step or at a plan, in which somebody may fail."""
@@ -413,8 +414,13 @@ class State:
     @property
     def is_closing(self) -> bool:
         """Whether no step follows the last committed one: all are trained, or the run is to stop."""
-        hold = self.ledger.hold
-        return self.ledger.training.step >= self.run.train.steps or (hold is not None and hold.ends)
+        hold, step = self.ledger.hold, self.ledger.training.step
+        ends = step >= self.run.train.steps or (hold is not None and hold.ends)
+        return ends and self.rounds.at_rest(step)
+
+    @property
+    def rounds(self) -> Rounds:
+        return Rounds(self.run.train.rounds)
 
     @property
     def lease(self) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from dtfm.coordinator.core.findings import Finding
 from dtfm.coordinator.core.phases import FOLLOWS, Phase
@@ -13,6 +13,7 @@ from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused, Step
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 from dtfm.scheduler.model.workload import Workload
 
 # Inputs.
@@ -180,7 +181,7 @@ class CarryOn:
 class PlanWanted:
     """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
     may. ``overhead``: see Training; ``horizon``: see plan/planner_input.py; both in seconds. ``seconds``: the planner's time.
-    ``carry_on``: what is asked before; None: nothing is."""
+    ``carry_on``: what is asked before; None: nothing is. ``islands``: see Training."""
 
     number: int
     cluster: Callable[[], Cluster]
@@ -193,6 +194,8 @@ class PlanWanted:
     horizon: float
     seconds: float
     carry_on: CarryOn | None = None
+    rounds: Rounds = NO_ROUNDS
+    islands: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

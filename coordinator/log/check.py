@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from dtfm.coordinator.log import events as ev, step_times
 from dtfm.coordinator.log.record import Record
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 MOST_FINDINGS = 1000
 """The number of findings that are kept."""
@@ -44,6 +45,7 @@ class Checking:
         self._findings: list[Finding] = []
         self._samples, self._tokens = array("q"), array("q")  # of the steps that count, in order
         self._step = self._generation = self._batch = 0
+        self._rounds = NO_ROUNDS
         self._redone = self._aborted = self._generations = 0
         self._over = False
         self._next = 0  # the sequence number that is expected; 0: any
@@ -74,7 +76,8 @@ class Checking:
         match event:
             case ev.RunStarted() | ev.RunResumed():
                 self._over = False
-                self._batch = int(event.run.get("train", {}).get("global_batch", 0))
+                train = event.run.get("train", {})
+                self._batch, self._rounds = int(train.get("global_batch", 0)), Rounds(int(train.get("rounds", 0)))
             case ev.StepCommitted():
                 self._committed(event, at)
             case ev.RolledBack():
@@ -111,8 +114,13 @@ class Checking:
         if event.generation != self._generation:
             in_force = f"{self._generation} is in force"
             self._find(at, f"step {event.step} is of generation {event.generation}, but {in_force}")
-        if event.samples != self._batch:
-            self._find(at, f"step {event.step} counts {event.samples} samples, the run says {self._batch}")
+        exchanges = self._rounds.exchanges(event.step)
+        if event.exchange != exchanges:
+            self._find(
+                at, f"step {event.step} is {'an' if event.exchange else 'no'} exchange, against the run's rounds"
+            )
+        if event.samples != (due := 0 if exchanges else self._batch):
+            self._find(at, f"step {event.step} counts {event.samples} samples, the run says {due}")
         if not (math.isfinite(event.loss) and math.isfinite(event.gradient_norm)):
             self._find(at, f"step {event.step} is committed with loss {event.loss}")
         if self._over:

@@ -96,9 +96,32 @@ class Ledger:
 
     @property
     def holders(self) -> tuple[tuple[str, ...], ...]:
-        """Per layer, the members that hold its state as of the last step in memory."""
-        present = {(node, member.incarnation) for node, member in self.members.items()}
-        return tuple(tuple(who[0] for who in layer if who in present) for layer in self.training.held)
+        """Per layer, the members that hold its state as of the last step in memory, in the `whole_island`."""
+        return self.holders_in(self.whole_island)
+
+    def holders_in(self, island: int) -> tuple[tuple[str, ...], ...]:
+        """The same in this island: between exchanges the state of others is another."""
+        islands, present = self.training.islands, {(node, each.incarnation) for node, each in self.members.items()}
+        return tuple(
+            tuple(who[0] for who in layer if who in present and islands.get(who[0], 0) == island)
+            for layer in self.training.held
+        )
+
+    @property
+    def whole_island(self) -> int:
+        """The first island whose members hold all of its state; if there is none, the first."""
+        if not self.training.islands:
+            return 0
+        numbers = sorted({self.training.islands.get(who[0], 0) for layer in self.training.held for who in layer})
+        return next((number for number in numbers if all(self.holders_in(number))), numbers[0] if numbers else 0)
+
+    def source_of(self, node: str) -> int:
+        """The island whose state the node needs for the plan: its own, if that is whole, or else the `whole_island`."""
+        plan = self.training.plan
+        if not self.training.islands or plan is None:
+            return self.whole_island
+        own = plan.island_of(node)
+        return own if own is not None and all(self.holders_in(own)) else self.whole_island
 
     @property
     def state_is_held(self) -> bool:

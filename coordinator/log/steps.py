@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.wording import MOST_NAMED
@@ -31,7 +31,10 @@ UNAUDITED = "UNAUDITED"
 class StepCommitted:
     """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
     ``wait_seconds`` are by node, and empty once they are summed up (StepTimesSummed). ``resumed``: part of the step was done in
-    an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step."""
+    an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step.
+
+    With several islands ``gradient_norm`` is the root mean square of ``island_norms``. In an ``exchange`` nothing is trained: the
+    loss is that of the step before, the norm that of what all have changed since the last exchange."""
 
     step: int
     generation: int
@@ -44,15 +47,21 @@ class StepCommitted:
     wait_seconds: dict[str, float]
     resumed: bool = False
     learning_rate: float = 0.0
+    island_norms: dict[str, float] = field(default_factory=dict)
+    exchange: bool = False
     event: Literal["step_committed"] = "step_committed"
 
     @property
     def tokens_per_second(self) -> float | None:
         """None if the time of the whole step is not known."""
-        return self.tokens / self.seconds if self.seconds > 0 and not self.resumed else None
+        return self.tokens / self.seconds if self.seconds > 0 and not (self.resumed or self.exchange) else None
+
+    @property
+    def norms_by_island(self) -> dict[int, float]:
+        return {int(island): norm for island, norm in self.island_norms.items()}
 
     def apply(self, ledger: Ledger) -> Ledger:
-        seconds = ledger.training.step_seconds if self.resumed else self.seconds
+        seconds = ledger.training.step_seconds if self.resumed or self.exchange else self.seconds
         training = replace(ledger.training, step=self.step, last=self, step_seconds=seconds)
         plan = ledger.training.plan
         took_part = self.compute_seconds.keys() or (plan.nodes if plan is not None else ())
@@ -60,6 +69,8 @@ class StepCommitted:
         return replace(ledger, training=training, trust=trust)
 
     def narrate(self) -> str:
+        if self.exchange:
+            return f"step {self.step}: the islands have exchanged what they learnt, in {self.seconds:.1f} s"
         speed = self.tokens_per_second
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"

@@ -58,6 +58,8 @@ class Training:
     held: tuple[tuple[Process, ...], ...] = ()
     """By layer, the processes that had its state as of ``step`` in memory. They still have it when they return, unless they say
     otherwise."""
+    islands: Mapping[str, int] = field(default_factory=dict)
+    """By node, the number of the island whose state it holds. Empty: all hold that of island 0."""
 
     @property
     def in_force(self) -> Plan:
@@ -83,7 +85,7 @@ class Training:
 
     def back_to(self, step: int) -> Training:
         """Nobody holds the state as of ``step`` in memory, and no work done until now counts."""
-        return replace(self, plan=None, held=(), last=None, counts_from=self.generation + 1, step=step)
+        return replace(self, plan=None, held=(), islands={}, last=None, counts_from=self.generation + 1, step=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,9 @@ class PlanStarted:
             for stage in plan.stages
             for _ in range(*stage.layers)
         )
-        training = replace(ledger.training, held=held, codecs=self.codecs)
+        several = any(stage.island for stage in plan.stages)
+        islands = {node: stage.island for stage in plan.stages for node in stage.replicas} if several else {}
+        training = replace(ledger.training, held=held, islands=islands, codecs=self.codecs)
         return replace(ledger, training=training, trust=replace(ledger.trust, damaged_by=()))
 
     def narrate(self) -> str:

@@ -76,9 +76,18 @@ def codecs_in_use(codecs: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
 def describe_plan(plan: Plan) -> str:
     """The plan as one line, like "2 stages: layers 0-4 on a, b; layers 5-9 on c, d; layers are computed again on a; heaviest
     routes: a -> c 12 micro-batches, b -> d 4, and 3 more"."""
-    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {name_nodes(s.replicas)}" for s in plan.stages)
+    if len(islands := plan.islands) > 1:
+        alone = [island.nodes[0] for island in islands if len(island.nodes) == 1]
+        told = [f"all layers on each of {name_nodes(alone)}"] if alone else []
+        told += [_describe_stages(island) for island in islands if len(island.nodes) > 1]
+        return f"{len(islands)} islands: {'; '.join(told)}{_describe_keeping(plan)}"
     routes = f"; heaviest routes: {describe_routes(plan)}" if len(plan.stages) > 1 else ""
-    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}{_describe_keeping(plan)}{routes}"
+    return f"{_describe_stages(plan)}{_describe_keeping(plan)}{routes}"
+
+
+def _describe_stages(plan: Plan) -> str:
+    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {name_nodes(s.replicas)}" for s in plan.stages)
+    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}"
 
 
 def _describe_keeping(plan: Plan) -> str:

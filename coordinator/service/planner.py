@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log.wording import describe_seconds, name_nodes
+from dtfm.scheduler.islands import layout
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.replan.failover import rerouted
@@ -31,20 +32,40 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
         return "the question was dropped"
     if (carried := carried_on(wanted)) is not None:
         return carried
+
+    def time_used() -> float:
+        return (time.monotonic() - began) / wanted.seconds
+
+    threads = max(1, (os.cpu_count() or 1) // 2)
     try:
-        decision = schedule(
-            wanted.cluster(),
-            wanted.workload,
-            wanted.incumbent,
-            stages=wanted.stages,
-            seed=wanted.seed,
-            time_used=lambda: (time.monotonic() - began) / wanted.seconds,
-            generation=wanted.generation,
-            horizon=wanted.horizon,
-            overhead=wanted.overhead,
-            threads=max(1, (os.cpu_count() or 1) // 2),
-            stopped=stopped,
-        )
+        if wanted.rounds.length:
+            decision = layout.lay_out(
+                wanted.cluster(),
+                wanted.workload,
+                wanted.incumbent,
+                rounds=wanted.rounds,
+                numbers=wanted.islands,
+                horizon=wanted.horizon,
+                seed=wanted.seed,
+                generation=wanted.generation,
+                time_used=time_used,
+                threads=threads,
+                stopped=stopped,
+            )
+        else:
+            decision = schedule(
+                wanted.cluster(),
+                wanted.workload,
+                wanted.incumbent,
+                stages=wanted.stages,
+                seed=wanted.seed,
+                time_used=time_used,
+                generation=wanted.generation,
+                horizon=wanted.horizon,
+                overhead=wanted.overhead,
+                threads=threads,
+                stopped=stopped,
+            )
     except Infeasible as error:
         return str(error)
     predicted, bound = _finite(decision.predicted.iteration_seconds), _finite(decision.lower_bound_seconds)
@@ -61,8 +82,11 @@ def carried_on(wanted: PlanWanted) -> PlanChosen | None:
     """The plan that trained until now, without its nodes that are gone; None: it is not asked for, or not possible."""
     if wanted.carry_on is None or wanted.incumbent is None:
         return None
-    problem = Problem(wanted.carry_on.cluster(), wanted.workload)
-    plan = rerouted(wanted.incumbent, problem, wanted.carry_on.holders)
+    cluster = wanted.carry_on.cluster()
+    if len(wanted.incumbent.islands) > 1:
+        plan = layout.carried_on(wanted.incumbent, cluster, wanted.workload)
+    else:
+        plan = rerouted(wanted.incumbent, Problem(cluster, wanted.workload), wanted.carry_on.holders)
     if plan is None:
         return None
     gone = sorted(set(wanted.incumbent.nodes) - set(plan.nodes))

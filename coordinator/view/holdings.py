@@ -9,11 +9,14 @@ from typing import Any
 
 from dtfm.coordinator.log.wording import name_nodes, seconds_in_words
 from dtfm.scheduler.cost.limits import Limit, limits
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.islands.layout import problem_of
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.keeping import Held, held_by
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState, in_flight
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem, draft_of
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 _BETTER = {
     Limit.DEVICE: "devices twice as fast",
@@ -53,8 +56,8 @@ def holdings(problem: Problem, plan: Plan) -> list[Holding]:
     """The replicas of the plan, stage by stage."""
     numbers = {name: number for number, name in enumerate(problem.cluster.ids)}
     made = []
-    for index, stage in enumerate(plan.stages):
-        fewest = min(in_flight(index, len(plan.stages)), problem.workload.micro_batches)
+    for island, index, stage in ((i, n, stage) for i in plan.islands for n, stage in enumerate(i.stages)):
+        fewest = min(in_flight(index, len(island.stages)), problem.workload.micro_batches)
         for place, name in enumerate(stage.replicas):
             most = min(stage.in_flight[place], problem.workload.micro_batches) if stage.in_flight else fewest
             node = problem.cluster.nodes[numbers[name]]
@@ -64,24 +67,38 @@ def holdings(problem: Problem, plan: Plan) -> list[Holding]:
     return made
 
 
-def tokens_per_second(decision: Decision, micro_batches: int, tokens: int | None) -> float | None:
+def tokens_per_second(
+    decision: Decision, micro_batches: int, tokens: int | None, rounds: Rounds = NO_ROUNDS
+) -> float | None:
     """``tokens`` are those of a micro-batch; None where they are not known."""
-    return None if tokens is None else tokens * micro_batches / decision.predicted.iteration_seconds
+    predicted = decision.predicted
+    mean = rounds.mean_seconds(predicted.iteration_seconds, predicted.exchange_seconds)
+    trains = rounds.length / (rounds.length + 1) if rounds.length else 1.0
+    return None if tokens is None else tokens * micro_batches * trains / mean
 
 
-def plan_documents(problem: Problem, decision: Decision, tokens: int | None) -> dict[str, Any]:
+def _limits(problem: Problem, plan: Plan) -> dict[Limit, float]:
+    """Those of the island that takes longest."""
+    of = (problem_of(island, problem.cluster, problem.workload) for island in plan.islands)
+    pairs = [(each, draft_of(island, each.cluster)) for each, island in zip(of, plan.islands, strict=True)]
+    return limits(*max(pairs, key=lambda pair: simulate(*pair)))
+
+
+def plan_documents(
+    problem: Problem, decision: Decision, tokens: int | None, rounds: Rounds = NO_ROUNDS
+) -> dict[str, Any]:
     """What ``plan --json`` prints beside the decision: ``nodes``, ``tokens_per_second``, ``limited_by``, and by limit the
     seconds per step that the same plan would save if that were twice as good."""
-    saved = limits(problem, draft_of(decision.plan, problem.cluster))
+    saved = _limits(problem, decision.plan)
     return {
-        "tokens_per_second": tokens_per_second(decision, problem.workload.micro_batches, tokens),
+        "tokens_per_second": tokens_per_second(decision, problem.workload.micro_batches, tokens, rounds),
         "limited_by": next(iter(saved)).value,
         "saved_seconds_if_twice_as_good": {limit.value: seconds for limit, seconds in saved.items()},
         "nodes": [holding.document() for holding in holdings(problem, decision.plan)],
     }
 
 
-def describe_holdings(problem: Problem, decision: Decision, tokens: int | None) -> str:
+def describe_holdings(problem: Problem, decision: Decision, tokens: int | None, rounds: Rounds = NO_ROUNDS) -> str:
     """A table with a row for each group of nodes that hold the same in the same way, in equal memories, and a sentence on speed
     and limits."""
     rows = [
@@ -103,8 +120,8 @@ def describe_holdings(problem: Problem, decision: Decision, tokens: int | None) 
             )
         )
     seconds = decision.predicted.iteration_seconds
-    speed = tokens_per_second(decision, problem.workload.micro_batches, tokens)
-    limit, saved = next(iter(limits(problem, draft_of(decision.plan, problem.cluster)).items()))
+    speed = tokens_per_second(decision, problem.workload.micro_batches, tokens, rounds)
+    limit, saved = next(iter(_limits(problem, decision.plan).items()))
     return (
         f"{_columns(rows)}\n{seconds_in_words(seconds)} per step"
         + (f", {speed:,.0f} tokens per second" if speed is not None else "")

@@ -96,7 +96,7 @@ class SoFar:
             self.losses.append(event.loss)
             self.committed = record.time
             self.untimed = self.untimed if event.compute_seconds else record.sequence
-            self.given |= self._given_by(event)
+            self.given |= () if event.exchange else self._given_by(event)
         elif isinstance(event, ev.StepTimesSummed) and event.until <= self.untimed:  # otherwise each step was counted
             for node, seconds in event.compute_seconds.items():
                 if (was := self.given.get(node)) is not None:
@@ -168,4 +168,4 @@ class SoFar:
 
     @property
     def _whole(self) -> list[ev.StepCommitted]:
-        return [step for step in self.steps if step.tokens_per_second is not None]
+        return [step for step in self.steps if step.exchange or step.tokens_per_second is not None]

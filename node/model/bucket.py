@@ -14,6 +14,9 @@ from dtfm.kernels.digest import digest
 STATE_TENSORS = 3
 """A bucket's state: the parameters and AdamW's two moments, all of one size."""
 
+OUTER_TENSORS = 2
+"""In a run with rounds also the parameters as of the last exchange (the anchor), and the momentum of exchanges."""
+
 HOST = torch.device("cpu")
 """The host's memory, as a place for state."""
 
@@ -27,12 +30,18 @@ class BucketSpec:
 
     ``layers`` are the numbers of the layers that use it. Bucket i below the number of layers belongs to layer i alone; each
     later one holds a single parameter that several layers share. ``parameters`` are full state-dict names and shapes in the
-    order of the flat tensors; a shared parameter has the first of its names.
+    order of the flat tensors; a shared parameter has the first of its names. ``has_outer``: the run has rounds.
     """
 
     index: int
     layers: tuple[int, ...]
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    has_outer: bool = False
+
+    @property
+    def tensors(self) -> int:
+        """The number of tensors of its state."""
+        return STATE_TENSORS + OUTER_TENSORS * self.has_outer
 
     @property
     def size(self) -> int:
@@ -45,14 +54,15 @@ class BucketSpec:
 
 
 def bucket_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
-    """Size of the bucket's state (parameters and both moments) in bytes."""
-    return STATE_TENSORS * spec.size * dtype.itemsize
+    """Size of the bucket's state in bytes."""
+    return spec.tensors * spec.size * dtype.itemsize
 
 
 class Bucket:
     """A bucket's flat tensors, all 1-D, contiguous, of shape [spec.size] and one dtype.
 
-    The state is in the memory of ``home``, the ``gradients`` on ``device``, where they are computed. Gradients are added in
+    The state is in the memory of ``home``, but for the ``outer`` tensors (anchor, momentum), which are used once in a round and
+    lie in the host's; the ``gradients`` are on ``device``, where they are computed. Gradients are added in
     place: zero them by filling, never by replacing. They are allocated on first access, so that a copy of the state takes no
     memory for them. ``donors``: the nodes that gave the state to this one, while nobody has found yet that it is right.
     """
@@ -66,6 +76,7 @@ class Bucket:
         self.parameters = torch.zeros(spec.size, dtype=dtype, device=home or device)
         self.exp_avg = torch.zeros_like(self.parameters)
         self.exp_avg_sq = torch.zeros_like(self.parameters)
+        self.outer = tuple(torch.zeros_like(self.parameters, device=HOST) for _ in range(spec.tensors - STATE_TENSORS))
         self._gradients: torch.Tensor | None = None
 
     @property
@@ -84,12 +95,12 @@ class Bucket:
             return self
         other = copy.copy(self)
         other.device, other._gradients = device, None
-        other.parameters, other.exp_avg, other.exp_avg_sq = (tensor.to(home) for tensor in self.state)
+        other.parameters, other.exp_avg, other.exp_avg_sq = (tensor.to(home) for tensor in self.state[:STATE_TENSORS])
         return other
 
     @property
-    def state(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.parameters, self.exp_avg, self.exp_avg_sq
+    def state(self) -> tuple[torch.Tensor, ...]:
+        return self.parameters, self.exp_avg, self.exp_avg_sq, *self.outer
 
     def digest(self) -> bytes:
         """BLAKE3 of the BLAKE3 of each tensor of the state, which are taken where it lies."""
@@ -101,11 +112,11 @@ class Bucket:
         return {name: piece.view(shape) for (name, shape), piece in zip(self.spec.parameters, pieces, strict=True)}
 
     def read(self, begin: int = 0, end: int | None = None) -> memoryview:
-        """A copy, in the host's memory, of bytes [begin, end) of the state, by default of all of them: the parameters, exp_avg,
-        exp_avg_sq, little-endian.
+        """A copy, in the host's memory, of bytes [begin, end) of the state, by default of all of them: the tensors of ``state``,
+        little-endian.
         """
         each = self.parameters.nbytes
-        end = STATE_TENSORS * each if end is None else end
+        end = self.spec.tensors * each if end is None else end
         copied = torch.empty(end - begin, dtype=torch.uint8)
         for number, tensor in enumerate(self.state):
             start, stop = max(begin, number * each), min(end, (number + 1) * each)
@@ -127,7 +138,7 @@ class Bucket:
                 f"bucket {self.spec.index} has {total} bytes of state, but bytes {offset} to {offset + len(source)} "
                 "arrived: the sender has another model, or another precision"
             )
-        each = total // STATE_TENSORS
+        each = total // self.spec.tensors
         for number, tensor in enumerate(self.state):
             begin, end = max(offset, number * each), min(offset + len(source), (number + 1) * each)
             for start in range(begin, end, LOADED_AT_ONCE):

@@ -6,7 +6,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -56,6 +56,10 @@ class Model(ABC):
         self.sample = sample
         self.layers = layers
         self.buckets = _buckets(module, layers)
+
+    def keep_outer_state(self) -> None:
+        """The run has rounds: buckets have what an exchange needs."""
+        self.buckets = tuple(replace(spec, has_outer=True) for spec in self.buckets)
 
     @abstractmethod
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:

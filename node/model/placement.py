@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.scheduler.model.chains import chains, held_out_chains
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 Chains = tuple[tuple[str, ...], ...]
 """By micro-batch, the nodes that compute it, one per stage."""
@@ -76,7 +77,10 @@ class Placement:
     ``previous`` and ``next`` map each of this node's micro-batches to the node that sends its activation and the node that
     receives its output; they are empty on the first and the last stage. The ``evaluation_*`` maps do the same for held-out
     micro-batches. ``in_flight`` is the most micro-batches that may be forward but not yet backward here. ``groups`` has the
-    group of each of the stage's buckets. ``keeping`` is how this node keeps what it needs.
+    group of each of the stage's buckets, of this node's island; ``exchange_groups`` those of all islands, if the run has rounds.
+    ``stage`` and ``stages`` are of its ``island``, by number, which computes ``island_micro_batches`` of a step's
+    ``all_micro_batches``. ``is_main``: it is the plan's first, which writes snapshots. ``keeping`` is how this node keeps what it
+    needs.
     """
 
     node: str
@@ -94,6 +98,12 @@ class Placement:
     in_flight: int
     groups: Mapping[int, Group]
     keeping: Keeping
+    exchange_groups: Mapping[int, Group] = field(default_factory=dict)
+    rounds: Rounds = NO_ROUNDS
+    island_micro_batches: int = 0
+    all_micro_batches: int = 0
+    island: int = 0
+    is_main: bool = True
 
     @property
     def first(self) -> bool:
@@ -108,24 +118,44 @@ class Placement:
         """The nodes that this node sends tensors to or receives them from."""
         ways = (self.previous, self.next, self.evaluation_previous, self.evaluation_next)
         neighbours = {node for way in ways for node in way.values()}
-        return (neighbours | {m for group in self.groups.values() for m in group.members}) - {self.node}
+        groups = (*self.groups.values(), *self.exchange_groups.values())
+        return (neighbours | {m for group in groups for m in group.members}) - {self.node}
+
+    def groups_in(self, step: int) -> Mapping[int, Group]:
+        """Who reduces each bucket in this step."""
+        return self.exchange_groups if self.rounds.exchanges(step) else self.groups
+
+    def share_in_exchange(self, bucket: int) -> float:
+        """The factor of this node's change of a bucket in the sum: its island's share of a step's samples, which all holders of
+        the bucket in the island bring in together."""
+        return self.island_micro_batches / self.all_micro_batches / len(self.groups[bucket].members)
 
 
 def placement_of(
-    plan: Plan, node: str, evaluation_micro_batches: int, buckets: Iterable[BucketSpec] = (), *, twice: bool = False
+    plan: Plan,
+    node: str,
+    evaluation_micro_batches: int,
+    buckets: Iterable[BucketSpec] = (),
+    *,
+    twice: bool = False,
+    rounds: Rounds = NO_ROUNDS,
 ) -> Placement | None:
     """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's. ``twice``: see held_out_chains."""
-    index = plan.stage_of(node)
-    if index is None:
+    number = plan.island_of(node)
+    if number is None:
         return None
-    stage = plan.stages[index]
+    island = next(each for each in plan.islands if each.stages[0].island == number)
+    index = island.stage_of(node)
+    assert index is not None
+    stage = island.stages[index]
     training, held_out = chains(plan), held_out_chains(plan, evaluation_micro_batches, twice=twice)
-    mine, mine_held_out = _micro_batches(training, node, index), _micro_batches(held_out, node, index)
+    mine, mine_held_out = _micro_batches(training, node), _micro_batches(held_out, node)
+    held = [spec for spec in buckets if spec.used_by(*stage.layers)]
     return Placement(
         node=node,
         generation=plan.generation,
         stage=index,
-        stages=len(plan.stages),
+        stages=len(island.stages),
         layers=stage.layers,
         replicas=stage.replicas,
         micro_batches=mine,
@@ -135,9 +165,15 @@ def placement_of(
         evaluation_previous=_neighbours(held_out, mine_held_out, index - 1),
         evaluation_next=_neighbours(held_out, mine_held_out, index + 1),
         # Unless the plan says: one per stage from here on, and as many again to keep links and devices busy.
-        in_flight=stage.in_flight[stage.replicas.index(node)] if stage.in_flight else 2 * (len(plan.stages) - index),
+        in_flight=stage.in_flight[stage.replicas.index(node)] if stage.in_flight else 2 * (len(island.stages) - index),
         keeping=stage.keeping[stage.replicas.index(node)] if stage.keeping else Keeping(),
-        groups={spec.index: group_of(plan, spec.layers) for spec in buckets if spec.used_by(*stage.layers)},
+        groups={spec.index: group_of(island, spec.layers) for spec in held},
+        exchange_groups={spec.index: group_of(plan, spec.layers) for spec in held} if rounds.length else {},
+        rounds=rounds,
+        island_micro_batches=sum(stage.loads),
+        all_micro_batches=len(training),
+        island=number,
+        is_main=number == plan.stages[0].island,
     )
 
 
@@ -153,12 +189,10 @@ def group_of(plan: Plan, layers: Collection[int]) -> Group:
     )
 
 
-def _micro_batches(ways: Chains, node: str, stage: int) -> tuple[int, ...]:
-    return tuple(number for number, chain in enumerate(ways) if chain[stage] == node)
+def _micro_batches(ways: Chains, node: str) -> tuple[int, ...]:
+    return tuple(number for number, chain in enumerate(ways) if node in chain)
 
 
 def _neighbours(ways: Chains, micro_batches: tuple[int, ...], stage: int) -> dict[int, str]:
-    """By micro-batch, its node in ``stage``; empty if there is no such stage."""
-    if not ways or not 0 <= stage < len(ways[0]):
-        return {}
-    return {number: ways[number][stage] for number in micro_batches}
+    """By micro-batch of one island, its node in ``stage``; empty if there is no such stage."""
+    return {number: ways[number][stage] for number in micro_batches if 0 <= stage < len(ways[number])}

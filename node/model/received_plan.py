@@ -32,6 +32,7 @@ def read_plan(message: plan_pb2.Plan, layers: int, micro_batches: int) -> Plan:
                 tuple(stage.loads),
                 tuple(stage.in_flight),
                 tuple(map(_keeping, stage.keeping)),
+                stage.island,
             )
             for stage in message.stages
         ),

@@ -103,7 +103,9 @@ class Stage:
         """Bytes of state, gradients and weights: on the device, and in the host's memory beside."""
         device, host = 0, 0
         for index, bucket in self.buckets.items():
-            state = sum(tensor.nbytes for tensor in bucket.state)
+            outer = sum(tensor.nbytes for tensor in bucket.outer)
+            state = sum(tensor.nbytes for tensor in bucket.state) - outer
+            host += outer
             own = self.weights[index] is not bucket.parameters
             device += bucket.gradients.nbytes + (self.weights[index].nbytes if own else 0)
             if self.keeping.optimizer_state is OptimizerState.HOST:
@@ -170,8 +172,10 @@ def initialise(model: Model, bucket: Bucket, seed: int) -> None:
     values = model.initial_parameters(bucket.spec, seed)
     for name, view in bucket.views(bucket.parameters).items():
         view.copy_(values[name])
-    for tensor in (bucket.gradients, bucket.exp_avg, bucket.exp_avg_sq):
+    for tensor in (bucket.gradients, *bucket.state[1:]):
         tensor.zero_()
+    for anchor in bucket.outer[:1]:
+        anchor.copy_(bucket.parameters)
 
 
 def _add(total: torch.Tensor, parameter: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 """The files of a snapshot: a bucket as a safetensors file and back, piece by piece, written to and read from any fsspec URL.
 
-A bucket's file has the parameters under their state-dict names, then the two moments as flat tensors: a header, and after it the
-bytes of `Bucket.read`. In a checkpoint it may have the parameters alone. A checkpoint is whole when its manifest.json exists,
-which the coordinator writes last.
+A bucket's file has the parameters under their state-dict names, then the rest of its state as flat tensors: a header, and after
+it the bytes of `Bucket.read`. In a checkpoint it may have the parameters alone. A checkpoint is whole when its manifest.json
+exists, which the coordinator writes last.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from blake3 import blake3
 
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.storage import read_pieces, write
-from dtfm.node.model.bucket import STATE_TENSORS, Bucket, BucketSpec, bucket_bytes
+from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
-from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, layout_digest
+from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, OUTER, layout_digest
 from dtfm.protos.checkpoint_names import MANIFEST as MANIFEST, bucket_of
 
 FORMAT = 1
@@ -51,8 +51,8 @@ def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) 
     of safetensors."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
-    moments = [] if weights else [(moment, (spec.size,)) for moment in MOMENTS]
-    for name, shape in (*spec.parameters, *moments):
+    names = () if weights else (MOMENTS + OUTER)[: spec.tensors - 1]
+    for name, shape in (*spec.parameters, *((name, (spec.size,)) for name in names)):
         end = begin + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
         begin = end
@@ -65,7 +65,7 @@ def file_layout(spec: BucketSpec, dtype: torch.dtype) -> bytes:
     """What the run's description says of a bucket's file; see protos/bucket_layout.py."""
     whole, weights = file_header(spec, dtype), file_header(spec, dtype, weights=True)
     size = bucket_bytes(spec, dtype)
-    return layout_digest(whole[LENGTH_BYTES:], size) + layout_digest(weights[LENGTH_BYTES:], size // STATE_TENSORS)
+    return layout_digest(whole[LENGTH_BYTES:], size) + layout_digest(weights[LENGTH_BYTES:], size // spec.tensors)
 
 
 def file_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:

@@ -13,7 +13,6 @@ from blake3 import blake3
 
 from dtfm.node.data.allowed import check_checkpoint
 from dtfm.node.data.storage import NewFile, check_place
-from dtfm.node.model.bucket import STATE_TENSORS
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk
@@ -85,14 +84,14 @@ class Uploads:
         spec, dtype = loaded.model.buckets[part.bucket], run_dtype(loaded.run)
         each, header = spec.size * dtype.itemsize, file_header(spec, dtype)
         first = file_header(spec, dtype, weights=True) if upload.weights else header
-        whole, sent, found = blake3(), blake3(first), [blake3() for _ in range(1 + STATE_TENSORS)]
+        whole, sent, found = blake3(), blake3(first), [blake3() for _ in range(1 + spec.tensors)]
         nonce, at, size, begun = secrets.token_hex(NONCE_BYTES), 0, len(first), time.monotonic()
         with NewFile(upload.folder, bucket_file(part.bucket, nonce)) as target:
             target.write(first)
             for piece in _small(self._disk.read(upload.step, part.bucket)[1]):
                 self._check_wanted(upload)
                 whole.update(piece)
-                for number, content in enumerate(_split(piece, at, (len(header), each, each, each))):
+                for number, content in enumerate(_split(piece, at, (len(header), *[each] * spec.tensors))):
                     found[number].update(content)
                     if number == 1 or (number > 1 and not upload.weights):
                         target.write(content)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,7 +19,7 @@ from dtfm.node.data.samples import evaluation_samples, training_samples
 from dtfm.node.host.cuda_streams import after, brought
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.optimizer import adamw, squared_norms
+from dtfm.node.model.optimizer import adamw, change_since_exchange, outer_step, squared_norms
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
@@ -54,12 +55,13 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Inherited:
     """What a generation takes over from the one before: progress on the next step with the same stage, the codecs, what is usual
-    of this stage's gradients, and the ``residuals`` of a sparse reduction codec."""
+    of this stage's gradients, and the ``residuals`` of a sparse reduction codec, and of one in exchanges."""
 
     progress: Progress | None = None
     codecs: Codecs | None = None
     bound: ContributionBound | None = None
     residuals: Residuals = field(default_factory=dict)
+    exchange_residuals: Residuals = field(default_factory=dict)
 
 
 class Generation:
@@ -101,6 +103,11 @@ class Generation:
         self.reducer = Reducer(
             placement, self._send, self.receiver.let_go, inherited.residuals, bound=bound, came=self._came
         )
+        self.exchanger: Reducer | None = None
+        """Of the exchanges, if the run has rounds."""
+        if placement.rounds.length:
+            everywhere = replace(placement, groups=placement.exchange_groups)
+            self.exchanger = Reducer(everywhere, self._send, self.receiver.let_go, inherited.exchange_residuals)
         self.commitments: Commitments | None = None
         """Of the step last trained, where work is audited and this step began here."""
         self._reduced_with = Codec.OFF  # in the step last trained
@@ -170,6 +177,29 @@ class Generation:
             reduction = None  # what it has raised refers to this frame: a cycle would keep the stage alive
         return outcome, self._counted_norm(gradients)
 
+    def exchange(self, step: int) -> tuple[Outcome, float]:
+        """Replaces the gradients by what all islands have changed since the last exchange, summed up.
+
+        Returns the outcome, and the squared norm of the sum, as far as this node counts it. Raises NonFinite, and Closed when the
+        step is called off.
+        """
+        assert self.exchanger is not None
+        began, gradients = time.monotonic(), self._gradients()
+        for index, change in gradients.items():
+            factor = self.placement.share_in_exchange(index)
+            change_since_exchange(self.stage.buckets[index], factor, change)
+            self.exchanger.queue.put(step, Final(index, after(self.stage.device)))
+        reduction = self.exchanger.start(step, gradients, self.codecs.exchange, lambda *_: None)
+        try:
+            reduction.result()
+        except BaseException as error:
+            self.close(f"step {step} ended: {error}")
+            raise
+        finally:
+            del reduction  # see train
+        outcome = Outcome(0.0, 0, 0.0, time.monotonic() - began)
+        return outcome, self._counted_norm(gradients)
+
     def computing(self, step: int) -> Compute:
         """What it takes to compute any micro-batch of ``step``."""
         return self._compute(partial(self._training_batch, step))
@@ -181,15 +211,21 @@ class Generation:
 
     def apply(self, commit: Commit) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for this step is stale."""
-        step, rate = commit.step, commit.learning_rate
+        step, rate, rounds, train = commit.step, commit.learning_rate, self.placement.rounds, self._loaded.run.train
+        norm = commit.island_norms.get(self.placement.island, commit.gradient_norm)
         for index, bucket in self.stage.buckets.items():
-            adamw(self._loaded.run.train, step, rate, commit.gradient_norm, bucket, bucket.gradients)
+            if rounds.exchanges(step):
+                outer_step(train, bucket, bucket.gradients)
+            else:
+                adamw(train, rounds.trained(step), rate, norm, bucket, bucket.gradients)
             self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more
         self.commitments = None
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
         self.receiver.advance(step)
-        self.reducer.commit(step)
+        for reducer in (self.reducer, self.exchanger):
+            if reducer is not None and (reducer is self.exchanger) is rounds.exchanges(step):
+                reducer.commit(step)
         self._queue.forget(("train", step))
         self._queue.forget(("evaluate", step - 1))
         give_back(now=self._is_short)
@@ -208,6 +244,8 @@ class Generation:
         """Makes `train` and `evaluate` raise Closed, now and later. From any thread."""
         self._queue.close(reason)
         self.reducer.queue.close(reason)
+        if self.exchanger is not None:
+            self.exchanger.queue.close(reason)
         self.receiver.close()
 
     def release(self) -> None:
@@ -215,6 +253,8 @@ class Generation:
         for hook in self._hooks:
             hook.remove()
         self.reducer.close()
+        if self.exchanger is not None:
+            self.exchanger.close()
 
     def _choose_codecs(self, previous: Codecs | None) -> Codecs:
         micro_batch, layers = self._loaded.run.train.micro_batch, self.stage.model.layers
@@ -322,14 +362,14 @@ class Generation:
             output_shape=shape(stage.past_last - 1, train.micro_batch),
             device=stage.device,
             micro_batch=train.micro_batch,
-            global_batch=train.global_batch,
+            global_batch=train.micro_batch * self.placement.island_micro_batches,
         )
 
     def _training_batch(self, step: int, number: int) -> Batch:
         train, data = self._loaded.run.train, self._loaded.data
         indices = training_samples(
             self._loaded.run.seed,
-            step,
+            self.placement.rounds.trained(step),
             number,
             global_batch=train.global_batch,
             micro_batch=train.micro_batch,
@@ -353,7 +393,8 @@ class Generation:
             case Kind.EVALUATION:
                 self._queue.put(("evaluate", header.step), arrival)
             case Kind.REDUCE | Kind.GATHER:
-                self.reducer.queue.put(header.step, arrival)
+                exchanger = self.exchanger if self.placement.rounds.exchanges(header.step) else None
+                (exchanger or self.reducer).queue.put(header.step, arrival)
 
     def _came(self, arrival: Arrival) -> None:
         if self.commitments is not None:

@@ -55,7 +55,9 @@ def set_up(
     stage = earlier.stage if earlier is not None and inventory.still_has(earlier.stage, placement) else None
     progress = None
     if earlier is not None:
-        progress = _usable_progress(earlier.progress, placement, assignment) if stage is not None else None
+        # Gradients are means over the island's share of a step, which must be the same.
+        if stage is not None and earlier.placement.island_micro_batches == placement.island_micro_batches:
+            progress = _usable_progress(earlier.progress, placement, assignment)
         if progress is None:
             earlier.progress.discard()  # its graphs hold the old stage's weights, and memory that the new one needs
     if stage is None:
@@ -63,7 +65,8 @@ def set_up(
     links = [link for link in assignment.links if link.source == placement.node]
     speed = Speed(equipment.hardware, {link.destination: link.bandwidth for link in links if link.bandwidth})
     inherited = inherit(earlier, stage, placement, assignment.step, progress) if earlier is not None else Inherited()
-    near = assignment.plan.stages[max(0, placement.stage - 1) : placement.stage + 2]
+    own = [stage for stage in assignment.plan.stages if stage.island == placement.island]
+    near = own[max(0, placement.stage - 1) : placement.stage + 2]
     names = placement.peers.union(*(each.replicas for each in near))
     around = [peer for peer in assignment.peers if peer.node in names]
     generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited, around)
@@ -85,9 +88,13 @@ def inherit(earlier: Generation, stage: Stage, placement: Placement, step: int, 
     bound, reducer = earlier.reducer.bound, earlier.reducer
     shared = [index for index, group in placement.groups.items() if len(group.members) > 1]
     residuals = {index: reducer.carried[index] for index in shared if index in reducer.carried}
+    exchanged = earlier.exchanger.carried if earlier.exchanger is not None else {}
+    exchanged = {index: exchanged[index] for index in placement.exchange_groups if index in exchanged}
     if bound is not None and stage is not earlier.stage:
         bound = ContributionBound(bound)
-    return Inherited(progress, earlier.codecs, bound, residuals if earlier.progress.step == step + 1 else {})
+    if earlier.progress.step != step + 1:
+        residuals, exchanged = {}, {}
+    return Inherited(progress, earlier.codecs, bound, residuals, exchanged)
 
 
 def _usable_progress(progress: Progress, placement: Placement, assignment: Assignment) -> Progress | None:

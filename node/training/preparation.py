@@ -84,6 +84,8 @@ class Preparation:
             with long_part("reading the data"):
                 data = load_data(run, modules, self._equipment.tokens, agreed, allowed)
             model = model or load_model(run.model, data.sample, modules)
+            if run.train.rounds:
+                model.keep_outer_state()
             self._await_kernels()
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):

@@ -53,6 +53,7 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.protos.places import COORDINATOR
 from dtfm.protos.plan_pb2 import Run
+from dtfm.scheduler.model.rounds import Rounds
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -287,7 +288,9 @@ class Trainer:
             self._report(NodeMessage(plan_failed=plan_failed(number, error)))
             return
         is_open = self._loaded.run.trust.mode == Run.Trust.OPEN
-        placement = placement_of(plan, self._equipment.node, held_out, buckets, twice=is_open)
+        placement = placement_of(
+            plan, self._equipment.node, held_out, buckets, twice=is_open, rounds=Rounds(train.rounds)
+        )
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
         if inventory.is_incomplete:  # otherwise its standby copies are for another stage, and it keeps them
             inventory = replace(inventory, copied=self._take_copies(assignment))
@@ -429,7 +432,8 @@ class Trainer:
         """Computes the next step and votes on it. ``by_bucket``: the vote also has the digest of each bucket."""
         step = self._store.held.step + 1
         self._store.retract()
-        outcome, squared_norm = generation.train(step)
+        exchanges = generation.placement.rounds.exchanges(step)
+        outcome, squared_norm = generation.exchange(step) if exchanges else generation.train(step)
         self._store.vote(generation.number)
         self._voted = step
         log.debug(
@@ -453,7 +457,7 @@ class Trainer:
         elif self._store.held.step != commit.step:
             log.error("step %d was committed without this node's vote; ignored", commit.step)
             return
-        if commit.snapshot:
+        if commit.snapshot and generation.placement.is_main:
             self._snapshots.writer.write(commit.step, generation.stage.buckets.values(), self._store.images)
         if commit.pause:
             buckets = generation.stage.buckets

@@ -99,7 +99,7 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
     """The nodes that may send the tensor that the header names, none if the plan has no such tensor; and its elements."""
     placement, sizes = expect.placement, expect.sizes
     if header.kind in (Kind.REDUCE, Kind.GATHER):
-        if (group := placement.groups.get(header.index)) is None:
+        if (group := placement.groups_in(header.step).get(header.index)) is None:
             return (), 0
         start, stop = group.piece(sizes.buckets[header.index], header.part)
         owner = group.owner(header.part)
@@ -107,7 +107,10 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
         if stop == start or is_mine != (header.kind is Kind.REDUCE):
             return (), 0
         return tuple(n for n in group.members if n != owner) if is_mine else (owner,), stop - start
+    exchanges = placement.rounds.exchanges(header.step)
     match header.kind:
+        case Kind.ACTIVATION | Kind.GRADIENT if exchanges:
+            sender, elements = None, 0
         case Kind.ACTIVATION:
             sender, elements = placement.previous.get(header.index), sizes.input
         case Kind.EVALUATION:

@@ -56,10 +56,23 @@ class RunFile(Table):
     trust: Trust = Field(default_factory=Trust)
     notify: Notify = Field(default_factory=Notify, exclude=True, repr=False)
 
+    @field_validator("cluster")
+    @classmethod
+    def _cluster_fits(cls, cluster: Cluster, info: ValidationInfo) -> Cluster:
+        train = info.data.get("train")
+        if train is not None and train.rounds and cluster.pinned is not None:
+            raise ValueError('stages must be "auto" with train.rounds: each island has stages of its own')
+        return cluster
+
     @field_validator("trust")
     @classmethod
     def _trust_fits(cls, trust: Trust, info: ValidationInfo) -> Trust:
-        network = info.data.get("network")
+        network, train = info.data.get("network"), info.data.get("train")
+        if train is not None and train.rounds and (trust.mode == "open" or trust.audits):
+            raise ValueError(
+                'train.rounds is for members who know each other, as nobody audits an exchange yet: set mode = "trusted" and '
+                "audit_rate = 0"
+            )
         if trust.mode == "open" and network is not None and network.reduction == "topk":
             raise ValueError(
                 'mode = "open" compares the sizes of what replicas add up, which say nothing under network.reduction = "topk"; '

@@ -229,6 +229,24 @@ class Train(Table):
         description='Where a node keeps the weights in full precision and AdamW\'s moments: on its "device", or in the memory of '
         'its "host", which then computes AdamW. "auto": the planner chooses for each node, "device" where there is room.',
     )
+    rounds: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        description="0: all nodes exchange gradients in every step. Above 0, for slow lines: the planner divides the nodes into "
+        "islands by their links, and each trains a copy of the model on its share of the samples; after this many steps the "
+        "islands exchange what they have learnt, in a step of its own, which trains nothing. `steps` counts both. Evaluations, "
+        "checkpoints, pauses and changes of plan wait for an exchange.",
+    )
+    outer_rate: float = Field(
+        default=0.7,
+        gt=0,
+        le=10,
+        description="With `rounds`: the rate at which the sum of the islands' changes is applied.",
+    )
+    outer_momentum: float = Field(
+        default=0.9, ge=0, lt=1, description="With `rounds`: Nesterov's momentum of the exchanges."
+    )
     evaluate_every: int = Field(
         default=50,
         ge=0,
@@ -241,6 +259,22 @@ class Train(Table):
         description="Held-out samples per evaluation, a multiple of `micro_batch`, in at most 262,144 micro-batches. Evaluations "
         "of more than 16,384 micro-batches are not audited. Default: 64, rounded up to a multiple.",
     )
+
+    @field_validator("rounds")
+    @classmethod
+    def _rounds_fit(cls, rounds: int, info: ValidationInfo) -> int:
+        if rounds == 1:
+            raise ValueError(
+                "must be 0, or 2 or more: with an exchange after each step, exchanging gradients is as cheap"
+            )
+        steps, whole = info.data.get("steps", 0), rounds + 1
+        if rounds and steps % whole:
+            below, above = steps // whole * whole, -(-steps // whole) * whole
+            raise ValueError(
+                f"ends in an exchange only if train.steps ({steps}) is a multiple of {whole}: set train.steps = "
+                f"{f'{below} or ' if below else ''}{above}"
+            )
+        return rounds
 
     @field_validator("global_batch", "evaluation_samples")
     @classmethod
@@ -304,6 +338,10 @@ class Network(Table):
     reduction: ReductionCodec = Field(
         default_factory=lambda known: known.get("compression", "auto"),
         description="Codec of the gradients that the replicas of a stage reduce. Default: `compression`.",
+    )
+    exchange: ReductionCodec = Field(
+        default_factory=lambda known: known.get("compression", "auto"),
+        description="Codec of what islands exchange (`train.rounds`). Default: `compression`.",
     )
 
     @field_validator("compression", "activations", "gradients", mode="before")

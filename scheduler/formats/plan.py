@@ -54,6 +54,7 @@ def decision_document(
             "paper_seconds": paper
             and {"total": paper.total, "data_parallel": paper.data_parallel, "pipeline": paper.pipeline},
             "migration_seconds": predicted.migration_seconds,
+            "exchange_seconds": predicted.exchange_seconds,
         },
         "lower_bound_seconds": decision.lower_bound_seconds,
         "gap": gap(decision, objective),

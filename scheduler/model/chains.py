@@ -80,7 +80,12 @@ def _onward(at: Ints, counts: Ints) -> Ints:
 
 @lru_cache(REMEMBERED)
 def chains(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """By micro-batch, the nodes that compute it, one per stage. The plan must be valid (plan.check)."""
+    """By micro-batch, the nodes that compute it, one per stage of their island. The islands' micro-batches follow each other. The
+    plan must be valid (plan.check)."""
+    return tuple(chain for island in plan.islands for chain in _chains_of(island))
+
+
+def _chains_of(plan: Plan) -> tuple[tuple[str, ...], ...]:
     seats = [plan.seats(stage) for stage in range(len(plan.stages))]
     loads = np.array(list(seats[0].values()), dtype=np.int64)
     flows = [flow_matrix(flows, list(a), list(b)) for flows, a, b in zip(plan.flows, seats, seats[1:], strict=False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +109,27 @@ class Cluster:
                     f"via from {ids[i]!r} to {ids[j]!r} is {via[i, j]}; it must be the number of another node, or of a "
                     f"relay from {len(self.nodes)} to {len(ids) - 1}, or -1"
                 )
+
+    def only(self, nodes: Sequence[int]) -> Cluster:
+        """The nodes of these numbers, in this order, and the links between them. What a node relays that is not among them counts
+        as direct."""
+        if list(nodes) == list(range(len(self.nodes))):
+            return self
+        grid = np.ix_(nodes, nodes)
+        via = None
+        if self.via is not None:
+            new = np.full(len(self.nodes) + len(self.relays) + 1, -1, dtype=np.int64)  # the last one is for -1
+            new[list(nodes)] = np.arange(len(nodes))
+            new[len(self.nodes) : -1] = len(nodes) + np.arange(len(self.relays))
+            via = new[self.via[grid]]
+        return Cluster(
+            tuple(self.nodes[number] for number in nodes),
+            self.latency[grid],
+            self.bandwidth[grid],
+            None if self.ratio is None else self.ratio[grid],
+            self.relays,
+            via,
+        )
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -69,11 +69,13 @@ class StateTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Predicted costs in seconds. ``paper`` is None unless the workload has ``paper`` costs for the plan's shape."""
+    """Predicted costs in seconds. ``paper`` is None unless the workload has ``paper`` costs for the plan's shape.
+    ``exchange_seconds``: of an exchange between islands."""
 
     iteration_seconds: float
     paper: PaperSeconds | None
     migration_seconds: float
+    exchange_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Stage:
 
     ``loads`` are the micro-batches of a step that each replica computes. ``in_flight`` is the largest number of micro-batches
     that each replica holds between forward and backward; when it is empty, memory.in_flight. ``keeping`` says how each replica
-    keeps what it needs; when it is empty, as Keeping() says.
+    keeps what it needs; when it is empty, as Keeping() says. ``island``: the number of the island that it belongs to.
     """
 
     layers: tuple[int, int]
@@ -25,6 +25,7 @@ class Stage:
     loads: tuple[int, ...]
     in_flight: tuple[int, ...] = ()
     keeping: tuple[Keeping, ...] = ()
+    island: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,10 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Stages in pipeline order. A node is in exactly one stage, or idle.
+    """Stages in pipeline order, island by island. A node is in exactly one stage, or idle.
 
-    ``flows`` has an entry for each boundary between two stages, in order of the sender's place, then of the receiver's. Which
+    ``flows`` has an entry for each boundary between two stages, in order of the sender's place, then of the receiver's; between
+    two islands it is empty. Which
     micro-batch goes where follows from them (chains.py). A plan is made without takeovers. When a node is lost, others take its
     micro-batches over, and nobody else's may change: so the flows go on naming its seat, and ``takeovers``, in the order in which
     nodes were lost, say who computes instead.
@@ -75,6 +77,42 @@ class Plan:
     def stage_of(self, node: str) -> int | None:
         """Index of the stage that the node holds, or None."""
         return next((index for index, stage in enumerate(self.stages) if node in stage.replicas), None)
+
+    @property
+    def islands(self) -> tuple[Plan, ...]:
+        """The islands in order, each as a plan of its own with its share of a step's micro-batches. Nobody is idle there."""
+        numbers = tuple(dict.fromkeys(stage.island for stage in self.stages))
+        return (self,) if len(numbers) == 1 else tuple(self._island(number) for number in numbers)
+
+    def island_of(self, node: str) -> int | None:
+        """The number of the island in which the node trains, or None."""
+        stage = self.stage_of(node)
+        return None if stage is None else self.stages[stage].island
+
+    def beside(self, stage: int) -> tuple[int | None, int | None]:
+        """The stages before and after this one, in its island."""
+        island = self.stages[stage].island
+        before, after = stage - 1, stage + 1
+        return (
+            before if before >= 0 and self.stages[before].island == island else None,
+            after if after < len(self.stages) and self.stages[after].island == island else None,
+        )
+
+    @property
+    def last_stages(self) -> tuple[Stage, ...]:
+        """Those that compute the loss: one of each island."""
+        return tuple(stage for index, stage in enumerate(self.stages) if self.beside(index)[1] is None)
+
+    def _island(self, number: int) -> Plan:
+        first = next(index for index, stage in enumerate(self.stages) if stage.island == number)
+        stages = tuple(stage for stage in self.stages if stage.island == number)
+        past_last = first + len(stages)
+        takeovers = tuple(
+            replace(takeover, stage=takeover.stage - first)
+            for takeover in self.takeovers
+            if first <= takeover.stage < past_last
+        )
+        return Plan(self.generation, stages, self.flows[first : past_last - 1], takeovers=takeovers)
 
     def seats(self, stage: int) -> dict[str, int]:
         """The stage's nodes in order as before any takeover, and the micro-batches that each had.
@@ -130,6 +168,17 @@ def from_routes(
     )
 
 
+def joined(islands: Sequence[Plan], generation: int, idle: tuple[str, ...] = ()) -> Plan:
+    """The plan of which these are the islands. The inverse of `Plan.islands`."""
+    stages, flows, takeovers = list[Stage](), list[tuple[Flow, ...]](), list[Takeover]()
+    for island in islands:
+        takeovers += (replace(takeover, stage=takeover.stage + len(stages)) for takeover in island.takeovers)
+        flows += [()] if stages else []
+        stages += island.stages
+        flows += island.flows
+    return Plan(generation, tuple(stages), tuple(flows), idle, tuple(takeovers))
+
+
 def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> None:
     """Raises ValueError unless the plan is valid for these nodes and this workload.
 
@@ -150,12 +199,29 @@ def unless_usual(keeping: tuple[Keeping, ...]) -> tuple[Keeping, ...]:
 
 
 def check(plan: Plan, layers: int, micro_batches: int) -> None:
-    """Raises ValueError unless the plan's parts fit together: its stages cover every layer once and in order, no node has two
-    places, and the loads of every stage, its takeovers and the flows into and out of it add up to a step's micro-batches."""
-    _check_stages(plan, layers)
+    """Raises ValueError unless the plan's parts fit together: the stages of each island cover every layer once and in order, no
+    node has two places, and the loads of every stage of an island, its takeovers and the flows into and out of it add up to the
+    island's micro-batches, and those of all islands to a step's."""
     for node, count in Counter([*plan.nodes, *plan.idle]).items():
         if count > 1:
             raise ValueError(f"node {node!r} appears {count} times; it may appear once")
+    if not plan.stages:
+        raise ValueError("the plan has no stages")
+    if len(islands := plan.islands) == 1:
+        _check_island(plan, layers, micro_batches)
+        return
+    apart = joined(islands, plan.generation)
+    if (apart.stages, apart.flows, len(apart.takeovers)) != (plan.stages, plan.flows, len(plan.takeovers)):
+        raise ValueError("the stages of an island are not side by side, or micro-batches go from one island to another")
+    shares = [sum(island.stages[0].loads) for island in islands]
+    for island, share in zip(islands, shares, strict=True):
+        _check_island(island, layers, share)
+    if (total := sum(shares)) != micro_batches:
+        raise ValueError(f"the islands' loads add up to {total}; a step has {micro_batches} micro-batches")
+
+
+def _check_island(plan: Plan, layers: int, micro_batches: int) -> None:
+    _check_stages(plan, layers)
     for index, stage in enumerate(plan.stages):
         if len(stage.loads) != len(stage.replicas):
             raise ValueError(f"stage {index} has {len(stage.loads)} loads; it has {len(stage.replicas)} replicas")
@@ -186,8 +252,6 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
 
 
 def _check_stages(plan: Plan, layers: int) -> None:
-    if not plan.stages:
-        raise ValueError("the plan has no stages")
     expected = 0
     for index, stage in enumerate(plan.stages):
         first, past_last = stage.layers

@@ -68,7 +68,8 @@ class Workload:
     copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters.
 
     ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
-    gradient, and per byte of the gradients that replicas reduce, under their codecs. Cluster.ratio multiplies both.
+    gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what
+    islands exchange. Cluster.ratio multiplies the first two.
 
     ``checkpointing`` and ``optimizer_state`` are what every node does; None leaves it to the scheduler, node by node.
     """
@@ -81,6 +82,7 @@ class Workload:
     copy_bytes_per_parameter_byte: float = 0.0
     sent_per_activation_byte: float = 1.0
     sent_per_reduced_byte: float = 1.0
+    sent_per_exchanged_byte: float = 1.0
     checkpointing: Checkpointing | None = Checkpointing.NONE
     optimizer_state: OptimizerState | None = OptimizerState.DEVICE
 
@@ -97,7 +99,7 @@ class Workload:
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} is {value}; it must be a finite number, 0 or above")
-        assert min(self.sent_per_activation_byte, self.sent_per_reduced_byte) > 0
+        assert min(self.sent_per_activation_byte, self.sent_per_reduced_byte, self.sent_per_exchanged_byte) > 0
 
     @property
     def ways(self) -> tuple[Keeping, ...]:

@@ -177,6 +177,7 @@ class Cluster:
         fresh: bool | Collection[str] = False,
         nodes: Sequence[str] = (),
         alike: bool = True,
+        coordinator: str = "",
         invited: bool | Collection[str] = False,
         liars: bool = False,
     ) -> None:
@@ -184,8 +185,8 @@ class Cluster:
         ``faults`` happens once, in whichever process of its name comes to its moment first; `inject` adds more, unless
         ``faults`` is None. ``fresh`` as for Process, of all or of those that it names. ``nodes`` are added at once. ``alike``:
         the scheduler sees all nodes and links as equal (alike.py), so that plans do not follow what the nodes measure while they
-        share cores. ``invited``: each node, or those that it names, is another user's, who has the coordinator's first
-        invitation in the environment, or in an open run one of their own.
+        share cores. ``coordinator``: the module of another command for it. ``invited``: each node, or those that it names, is
+        another user's, who has the coordinator's first invitation in the environment, or in an open run one of their own.
         ``liars``: somebody deserves to be quarantined; where all are honest, the end of the block fails if anybody was."""
         self.folder = folder
         self.run_file = folder / "run.toml"
@@ -206,7 +207,7 @@ class Cluster:
         self._first = nodes
         self._invited = invited
         self._liars = liars
-        self._coordinator = "tests.cluster.alike" if alike else "dtfm.coordinator.cli"
+        self._coordinator = coordinator or ("tests.cluster.alike" if alike else "dtfm.coordinator.cli")
         self.events: list[Event] = []
         self.nodes: dict[str, Process] = {}
         self.coordinator: Process | None = None

@@ -6,6 +6,7 @@ samples.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -49,13 +50,7 @@ def plain_losses(
     dtype = torch.float64 if train.precision == FP64 else torch.float32
     data = load_data(run, allowed_modules)
     module = whole_model(run, data, allowed_modules).to(dtype)
-    matrices = [p for p in module.parameters() if p.ndim >= 2]
-    vectors = [p for p in module.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(train.beta1, train.beta2),
-        eps=train.epsilon,
-    )
+    optimizer = adamw_of(run, module)
     for step in itertools.count(1):
         total = 0.0
         count = train.global_batch // train.micro_batch
@@ -86,6 +81,60 @@ def plain_losses(
         optimizer.zero_grad()
         if held_out is not None:
             held_out.append(plain_held_out_loss(run, module, train.evaluation_samples))
+
+
+def losses_of_islands(
+    run: Run, shares: Callable[[int], Mapping[int, Sequence[int]]], held_out: dict[int, float] | None = None
+) -> Iterator[float]:
+    """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of each
+    island, by its number; one that is missing has lost what it learnt since the last exchange. In an exchange, which is every
+    (run.train.rounds + 1)-th step, the loss is that of the step before. ``held_out`` gets the held-out loss after each."""
+    torch.set_num_threads(1)
+    train, data = run.train, load_data(run)
+    first = whole_model(run, data, ()).to(torch.float64 if train.precision == FP64 else torch.float32)
+    copies: dict[int, tuple[Any, torch.optim.Optimizer]] = {}
+    anchor = nn.utils.parameters_to_vector(first.parameters()).detach().clone()
+    momentum, trained, loss = torch.zeros_like(anchor), 0, 0.0
+    for step in itertools.count(1):
+        numbers = shares(step)
+        for island in numbers:
+            if island not in copies:  # from the first one, with its moments
+                copies[island] = copy.deepcopy(next(iter(copies.values()))) if copies else (first, adamw_of(run, first))
+        copies = {island: copies[island] for island in numbers}
+        whole = sum(map(len, numbers.values()))
+        if step % (train.rounds + 1) == 0:
+            change = torch.zeros_like(anchor)
+            for island, (module, _) in copies.items():
+                weights = nn.utils.parameters_to_vector(module.parameters()).detach()
+                change += (anchor - weights) * (len(numbers[island]) / whole)
+            momentum = train.outer_momentum * momentum + change
+            anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
+            for module, _ in copies.values():
+                nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
+            if held_out is not None:
+                held_out[step] = plain_held_out_loss(run, module, train.evaluation_samples)
+        else:
+            trained, total = trained + 1, 0.0
+            for island, (module, optimizer) in copies.items():
+                for number in numbers[island]:
+                    inputs, labels = batch(run, data, trained, number)
+                    of_batch = mean_loss(module(inputs), labels)
+                    torch.autograd.backward(of_batch / len(numbers[island]))
+                    total += of_batch.item() / whole
+                if train.clip_norm > 0:
+                    nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
+                for group in optimizer.param_groups:
+                    group["lr"] = scheduled_rate(run, step)
+                optimizer.step()
+                optimizer.zero_grad()
+            loss = total
+        yield loss
+
+
+def adamw_of(run: Run, module: nn.Module) -> torch.optim.Optimizer:
+    matrices, vectors = ([p for p in module.parameters() if (p.ndim >= 2) is wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": run.train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(run.train.beta1, run.train.beta2), eps=run.train.epsilon)
 
 
 class LargestGradients:
@@ -163,7 +212,7 @@ def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
         if run.model.family == "gpt2":
             keywords |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
         config = AutoConfig.for_model(run.model.family, **keywords)
-        module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        module = AutoModelForCausalLM.from_config(config)
     load_initial(module, described, run.seed)
     return module
 

@@ -35,6 +35,7 @@ from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model import plan as plans
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.rounds import Rounds
 from tests.cluster.runs import write_corpus
 from tests.node.dialling import dialler
 from tests.node.model.initialised import initialise_all
@@ -109,7 +110,8 @@ class InProcess:
 
     def _placement(self, name: str) -> Placement:
         train, buckets = self._loaded.run.train, self._loaded.model.buckets
-        placement = placement_of(self.plan, name, train.evaluation_samples // train.micro_batch, buckets)
+        held_out = train.evaluation_samples // train.micro_batch
+        placement = placement_of(self.plan, name, held_out, buckets, rounds=Rounds(train.rounds))
         assert placement is not None
         return placement
 
@@ -175,18 +177,23 @@ class InProcess:
         done = self.train_unfinished()
         if commit:
             self.commit(done)
-        return sum(outcome.loss_sum for outcome, _ in done.values()) / sum(o.samples for o, _ in done.values())
+        return sum(outcome.loss_sum for outcome, _ in done.values()) / max(1, sum(o.samples for o, _ in done.values()))
 
     def train_unfinished(self) -> dict[str, tuple[Outcome, float]]:
         """By node, what `Generation.train` returns for the next step, which is neither committed nor aborted yet."""
         step = self.step + 1
-        done = self._all(lambda generation: generation.train(step))
+        exchanges = Rounds(self._loaded.run.train.rounds).exchanges(step)
+        done = self._all(lambda generation: (generation.exchange if exchanges else generation.train)(step))
         return dict(zip(self.generations, done, strict=True))
 
     def commit(self, done: Mapping[str, tuple[Outcome, float]]) -> None:
         step = self.step + 1
-        norm = math.sqrt(sum(done[stage.replicas[0]][1] for stage in self.plan.stages))
-        commit = Commit(step=step, gradient_norm=norm, learning_rate=learning_rate(self._loaded.run.train, step))
+        norms = {
+            island.stages[0].island: math.sqrt(sum(done[stage.replicas[0]][1] for stage in island.stages))
+            for island in self.plan.islands
+        }
+        rate = learning_rate(self._loaded.run.train, step)
+        commit = Commit(step=step, gradient_norm=norms[min(norms)], learning_rate=rate, island_norms=norms)
         self._all(lambda generation: generation.apply(commit))
         self.step = step
 

@@ -65,7 +65,7 @@ def half_proven(draw: st.DrawFn) -> tuple[Cluster, Workload]:
     return marked(random_cluster(draw(st.integers(0, 10_000)), count), proven, memory), workload
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(half_proven(), st.none() | st.integers(1, 3))
 def test_each_stage_has_a_proven_node_if_these_could_train_alone_else_all_count_as_equal(
     given_: tuple[Cluster, Workload], stages: int | None
@@ -83,7 +83,7 @@ def test_each_stage_has_a_proven_node_if_these_could_train_alone_else_all_count_
     assert not possible or not bare(decision.plan, cluster)
 
 
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 4)
 @given(half_proven())
 def test_a_plan_from_before_anybody_was_proven_is_replaced_once_each_stage_can_have_a_proven_node(
     given_: tuple[Cluster, Workload],

@@ -24,7 +24,7 @@ def test_pinned_sizes_are_honoured_and_every_replica_has_work(sizes: tuple[int, 
         assert max(stage.loads) - min(stage.loads) <= 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(1, 7),

@@ -24,7 +24,8 @@ def by_stage(transition: Transition, said: Mapping[str, wire.StepReady | wire.Ap
     if not is_wanted(transition.state):
         return
     layers, views = len(ledger.holders), dict[int, dict[str, str]]()
-    for stage in ledger.training.in_force.stages:
+    main, *_ = ledger.training.in_force.islands  # it writes snapshots
+    for stage in main.stages:
         its: dict[str, Mapping[int, bytes]] = {}
         for node in said.keys() & stage.replicas:
             digests = {each.bucket: each.digest for each in said[node].states}

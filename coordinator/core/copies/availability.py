@@ -75,9 +75,14 @@ class Availability:
 
 def availability(state: State) -> Availability:
     """The table as of now."""
-    ledger = state.ledger
+    ledger, islands = state.ledger, state.ledger.training.islands
+    island = ledger.whole_island
     memory = [
-        [copy for node, process in processes if (copy := _replica(state, node, process)) is not None]
+        [
+            copy
+            for node, process in processes
+            if islands.get(node, 0) == island and (copy := _replica(state, node, process)) is not None
+        ]
         for processes in ledger.training.held
     ]
     for node in ledger.ready if memory else ():

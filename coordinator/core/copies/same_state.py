@@ -39,7 +39,7 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
     """Who holds another state than others; None: nobody does, and training can begin."""
     ledger, step = transition.state.ledger, transition.state.ledger.training.step
     wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, who holds it
-    for bucket, views in sorted(_by_bucket(phase).items()):
+    for (_, bucket), views in sorted(_by_bucket(ledger, phase).items()):
         if len({said.digest for said in views.values()}) == 1:
             continue
         held = {node: said.digest for node, said in views.items() if _holds(ledger, node, bucket, said)}
@@ -53,7 +53,9 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
                 wrong[node] = bucket, said.donors, sorted(held)
     if wrong:
         return _had_another(step, wrong)
-    by_bucket(transition, {bucket: next(iter(views.values())).digest for bucket, views in _by_bucket(phase).items()})
+    main = ledger.training.in_force.stages[0].island
+    told = _by_bucket(ledger, phase).items()
+    by_bucket(transition, {n: next(iter(views.values())).digest for (island, n), views in told if island == main})
     return None
 
 
@@ -71,17 +73,20 @@ def _had_another(step: int, wrong: Mapping[str, tuple[int, tuple[str, ...], list
     return Setback(SETTLED, doubts[0].nodes[0], doubts[0].reason, tuple(doubts))
 
 
-def _by_bucket(phase: Switching) -> Mapping[int, Mapping[str, StateTold]]:
-    found: dict[int, dict[str, StateTold]] = {}
+def _by_bucket(ledger: Ledger, phase: Switching) -> Mapping[tuple[int, int], Mapping[str, StateTold]]:
+    """By island and bucket, what nodes say that train it there, or have it from there."""
+    found: dict[tuple[int, int], dict[str, StateTold]] = {}
+    plan = ledger.training.in_force
+    islands = {**ledger.training.islands, **{node: s.island for s in plan.stages for node in s.replicas}}
     for node, states in sorted(phase.states.items()):
         for bucket, said in states.items():
-            found.setdefault(bucket, {})[node] = said
+            found.setdefault((islands.get(node, 0), bucket), {})[node] = said
     return found
 
 
 def _holds(ledger: Ledger, node: str, bucket: int, said: StateTold) -> bool:
     """Whether the node has had the bucket since before the plan. Which layers use one that several share is not known here."""
-    holders = ledger.holders
+    holders = ledger.holders_in(ledger.source_of(node))
     if bucket < len(holders):
         return node in holders[bucket]
     return not said.donors and any(node in layer for layer in holders)

@@ -69,7 +69,7 @@ def begin(transition: Transition, step: int, *, checkpoint: bool, last: bool) ->
     sends = due and not waits
     if kept.snapshot is not None or not (sends or (spread and rests_on_one_machine(transition.state))):
         return False
-    plan = transition.state.ledger.training.in_force
+    plan, *_ = transition.state.ledger.training.in_force.islands  # all have the same weights now
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
     most_bytes = max(parameter_bytes(transition.state, layers) for layers in writers.values())
     most_bytes *= transition.state.ledger.description.workload.bytes_moved_per_parameter_byte

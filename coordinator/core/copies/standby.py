@@ -46,8 +46,8 @@ MOST_IDLE_STANDBYS = 2
 def arrange(transition: Transition) -> None:
     """Asks each node to become the standby that `wanted_standbys` names, when its inputs have changed."""
     state = transition.state
-    if state.stopped or not isinstance(state.phase, Stepping):
-        return
+    if state.stopped or not isinstance(state.phase, Stepping) or state.rounds.length:
+        return  # islands are copies of each other as of the last exchange, and nobody follows their steps
     ledger, last = state.ledger, state.ledger.training.last
     timed = last is not None and last.generation == ledger.training.generation and not last.resumed
     arrangement = Arrangement(ledger.training.generation, timed, state.planner.chosen, ledger.ready, ledger.staying)
@@ -126,9 +126,10 @@ def next_step_survives(state: State) -> bool:
 
 
 def rests_on_one_machine(state: State) -> bool:
-    """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up."""
+    """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up. Not with
+    several islands, of which each has the weights."""
     machine, standbys = machines(state.ledger), _by_layers(state)
-    return any(
+    return len(state.ledger.training.in_force.islands) == 1 and any(
         len(machines_of(machine, keeping_up(state, standbys.get(stage.layers, {})).union(stage.replicas))) == 1
         for stage in state.ledger.training.in_force.stages
     )
@@ -153,7 +154,7 @@ def last_reports_awaited(state: State) -> frozenset[str]:
 def still_copying(state: State) -> frozenset[str]:
     """Nodes of the chosen plan that have not caught up yet with the state that they need for it."""
     chosen, arranged = state.planner.chosen, state.safekeeping.arranged
-    if chosen is None:
+    if chosen is None or state.rounds.length:
         return frozenset()
     if arranged is None or arranged.chosen is not chosen:  # they are about to be asked
         return frozenset(_lacking(state, chosen.plan))

@@ -324,6 +324,8 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
             horizon=horizon_seconds(training.losses, training.step, steps - training.step, training.step_seconds),
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
             carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
+            rounds=state.rounds,
+            islands=training.islands,
         )
     )
 

@@ -20,21 +20,22 @@ def announce(transition: Transition, plan: Plan) -> None:
     """Sends the commit of the last step."""
     state, run, committed = transition.state, transition.state.run, transition.state.ledger.training.last
     assert committed is not None
-    step = committed.step
-    last, stuck = step == run.train.steps, leaver_is_stuck(transition.state)
-    ends = last or state.ledger.hold is not None
+    step, rounds = committed.step, state.rounds
+    at_rest = rounds.at_rest(step)  # else each island has weights of its own: nothing happens but the next step
+    last, stuck = step == run.train.steps, at_rest and leaver_is_stuck(transition.state)
+    ends = last or (at_rest and state.ledger.hold is not None)
     closing = stuck or state.is_closing
-    evaluate = last or _is_due(step, run.train.evaluate_every)
-    switch = switch_is_due(state)
+    evaluate = last or (at_rest and rounds.is_due(step, run.train.evaluate_every))
+    switch = at_rest and switch_is_due(state)
+    checkpoint = ends or closing or rounds.is_due(step, run.checkpoint.every)
     commit = wire.Commit(
         generation=plan.generation,
         step=step,
         gradient_norm=committed.gradient_norm,
         learning_rate=committed.learning_rate,
+        island_norms=committed.norms_by_island,
         evaluate=evaluate,
-        snapshot=snapshot.begin(
-            transition, step, checkpoint=ends or closing or _is_due(step, run.checkpoint.every), last=closing
-        ),
+        snapshot=at_rest and snapshot.begin(transition, step, checkpoint=checkpoint, last=closing),
         pause=ends or stuck or switch,
         status=telling.status(transition.state),
     )
@@ -48,8 +49,9 @@ def announce(transition: Transition, plan: Plan) -> None:
         transition.enter(Pausing(transition.now + state.patience, frozenset(awaiting), for_leaver=for_leaver))
         return
     copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
-    alone = not (state.evaluation or state.safekeeping.snapshot or state.safekeeping.upload or copying)
-    deadline = transition.now + patience(transition, usual=alone)
+    kept = state.safekeeping
+    usual = not (rounds.exchanges(step + 1) or state.evaluation or kept.snapshot or kept.upload or copying)
+    deadline = transition.now + patience(transition, usual=usual)
     committed_by = phase.commit_by if isinstance(phase, Stepping) and phase.commit_by is not None else -math.inf
     transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by))
 
@@ -59,7 +61,3 @@ def patience(transition: Transition, *, usual: bool) -> float:
     state = transition.state
     last = state.ledger.training.step_seconds
     return step_patience(state.lease, last, usual=usual, overdue=attempts_since_commit(state.ledger, Charge.STALLED))
-
-
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dtfm.coordinator.core.copies import agreed_state, standby
 from dtfm.coordinator.core.phases import Stepping
@@ -13,6 +13,7 @@ from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
 
 MOST_TIMES = 1e9
 """The largest number that the log has for how many times over the bound a clipped gradient was."""
@@ -31,31 +32,44 @@ def commit_if_due(transition: Transition) -> None:
 def commit(transition: Transition, phase: Stepping) -> None:
     """Commits and announces a step for which all have voted, and of which nothing is known to be wrong."""
     state, plan = transition.state, transition.state.ledger.training.in_force
-    squared_norm = math.fsum(phase.votes[stage.replicas[0]].squared_gradient_norm for stage in plan.stages)
-    last = [phase.votes[node] for node in plan.stages[-1].replicas]
-    samples = sum(vote.samples for vote in last)
+    norms = {island.stages[0].island: _norm(island, phase.votes) for island in plan.islands}
+    last = [phase.votes[node] for stage in plan.last_stages for node in stage.replicas]
+    samples, exchanges = sum(vote.samples for vote in last), state.rounds.exchanges(phase.step)
+    before = state.ledger.training.last
+    known = before.loss if before is not None else 0.0
     agreed_state.by_stage(transition, phase.votes)
     transition.emit(
         ev.StepCommitted(
             step=phase.step,
             generation=plan.generation,
-            loss=math.fsum(vote.loss_sum for vote in last) / samples,
+            loss=known if exchanges else math.fsum(vote.loss_sum for vote in last) / samples,
             tokens=samples * state.ledger.description.tokens_per_sample,
-            gradient_norm=math.sqrt(squared_norm),
+            gradient_norm=_root_mean_square([*norms.values()]),
             seconds=round(transition.now - phase.since, 6),
             samples=samples,
             compute_seconds={node: round(vote.compute_seconds, 3) for node, vote in sorted(phase.votes.items())},
             wait_seconds={node: round(vote.wait_seconds, 3) for node, vote in sorted(phase.votes.items())},
             resumed=phase.resumed,
             learning_rate=learning_rate(state.message.train, phase.step),
+            island_norms={str(island): norm for island, norm in norms.items()} if len(norms) > 1 else {},
+            exchange=exchanges,
         )
     )
     if clipped := _clipped(phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
     resumption.committed(transition, phase)
-    drift.committed(transition, phase.votes)
-    showing.committed(transition, phase.votes)
+    if not exchanges:
+        drift.committed(transition, phase.votes)
+        showing.committed(transition, phase.votes)
     announce(transition, plan)
+
+
+def _root_mean_square(norms: Sequence[float]) -> float:
+    return norms[0] if len(norms) == 1 else math.sqrt(math.fsum(norm**2 for norm in norms) / len(norms))
+
+
+def _norm(island: Plan, votes: Mapping[str, wire.StepReady]) -> float:
+    return math.sqrt(math.fsum(votes[stage.replicas[0]].squared_gradient_norm for stage in island.stages))
 
 
 def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]:

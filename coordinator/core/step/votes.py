@@ -113,9 +113,13 @@ _ADVICE = {
 
 
 def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
-    """The samples that the node counts in a step: those of its micro-batches, on the last stage."""
-    last, micro_batch = plan.stages[-1], transition.state.run.train.micro_batch
-    return sum(load for name, load in zip(last.replicas, last.loads, strict=True) if name == node) * micro_batch
+    """The samples that the node counts in the step in hand: those of its micro-batches, on the last stage of its island; none in
+    an exchange."""
+    state = transition.state
+    if state.rounds.exchanges(state.ledger.training.step + 1):
+        return 0
+    loads = (each for stage in plan.last_stages for each in zip(stage.replicas, stage.loads, strict=True))
+    return sum(load for name, load in loads if name == node) * state.run.train.micro_batch
 
 
 def _in_hand(transition: Transition, node: str, said: wire.StepReady | wire.StepFailed) -> Stepping | None:

@@ -130,12 +130,13 @@ def may_lose(ledger: Ledger, node: str, peer: str) -> bool:
 
 def exchange(ledger: Ledger, node: str, peer: str) -> bool:
     """Whether tensors pass between the two: both are in the plan, in the same stage or in neighbouring ones, or in any two
-    where parameters are tied between layers."""
+    where parameters are tied between layers or there are several islands."""
     plan, described = ledger.training.in_force, ledger.description
     one, other = plan.stage_of(node), plan.stage_of(peer)
     if one is None or other is None or node == peer:
         return False
-    return abs(one - other) <= 1 or described.buckets > len(described.workload.layers)
+    near = abs(one - other) <= 1 or len(plan.islands) > 1
+    return near or described.buckets > len(described.workload.layers)
 
 
 def attempts_since_commit(ledger: Ledger, charge: Charge) -> int:

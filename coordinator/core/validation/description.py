@@ -181,6 +181,7 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
         optimizer_state=None if optimizer_state == "auto" else OptimizerState(optimizer_state),
         sent_per_activation_byte=max(_sent(network.activations, bits), _sent(network.gradients, bits)),
         sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
+        sent_per_exchanged_byte=_sent(network.exchange, max(bits, 32.0)),
     )
 
 

@@ -69,7 +69,7 @@ class CausalLM(Model):
 
     def initialise_module(self, module: nn.Module) -> None:
         assert isinstance(self.module, PreTrainedModel)
-        self.module._init_weights(module)  # type: ignore[no-untyped-call]
+        self.module._init_weights(module)
 
     def save_config(self, folder: Path, dtype: torch.dtype) -> None:
         assert isinstance(self.module, PreTrainedModel)

@@ -188,7 +188,7 @@ def _find_packed_sequence_indices(ids: torch.Tensor, *arguments: Any, **keywords
 
 _answers = threading.local()
 _looked_for = masking_utils.find_packed_sequence_indices
-masking_utils.find_packed_sequence_indices = _find_packed_sequence_indices  # type: ignore[assignment]
+masking_utils.find_packed_sequence_indices = _find_packed_sequence_indices
 
 
 def has_separate_head(module: PreTrainedModel, anatomy: Anatomy, sample: Sample) -> bool:

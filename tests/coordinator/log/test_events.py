@@ -23,8 +23,15 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
     assert fields["plan"] == {
         "generation": 1,
         "stages": [
-            {"layers": [0, 2], "replicas": ["a", "b"], "loads": [3, 5], "in_flight": [4, 6], "keeping": []},
-            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": [1], "keeping": []},
+            {
+                "layers": [0, 2],
+                "replicas": ["a", "b"],
+                "loads": [3, 5],
+                "in_flight": [4, 6],
+                "keeping": [],
+                "island": 0,
+            },
+            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": [1], "keeping": [], "island": 0},
         ],
         "flows": [
             [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.log import events as ev, store as store_module
 from dtfm.coordinator.log.ledger import fold
@@ -48,7 +48,6 @@ def whole(store: Store) -> Story:
     return story_of(store.snapshots(store.last), store.read)
 
 
-@settings(max_examples=60)
 @given(st.lists(MOVES, min_size=5, max_size=40), st.data())
 def test_a_snapshot_and_the_rest_of_the_log_tell_the_same_story_as_the_whole_log(
     moves: list[tuple[Any, ...]], data: st.DataObject

@@ -177,7 +177,7 @@ async def test_strangers_try_few_links_and_hold_few_connections_and_viewers_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "STRANGERS", Limits(rate_of_one=0.001, burst_of_one=8.0))
-    monkeypatch.setattr(serving, "STRANGER_SECONDS", 3.0)
+    monkeypatch.setattr(serving, "STRANGER_SECONDS", 1.0)
     monkeypatch.setattr(app, "PAUSE_SECONDS", 0.01)
     async with page_for_viewers(tmp_path, from_anywhere=True) as (served, page), asyncio.timeout(60):
         link = await served.invite(Role.VIEWER)

@@ -29,7 +29,7 @@ def test_pretrained_weights_say_what_the_model_is(tmp_path: Path) -> None:
     make_tokenizer(tmp_path / "model", "some text to learn tokens from")
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 300}
     config = AutoConfig.for_model("gpt2", **sizes)
-    module: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    module: Any = AutoModelForCausalLM.from_config(config)
     module.save_pretrained(tmp_path / "model")
     (tmp_path / "run.toml").write_text(f"[model]\npretrained = '{tmp_path / 'model'}'\n[data]\nsequence_length = 16")
     printed = CliRunner().invoke(app, ["workload", str(tmp_path / "run.toml")])

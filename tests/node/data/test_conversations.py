@@ -82,7 +82,7 @@ talks = st.lists(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(talks=talks)
 def test_labels_are_the_next_tokens_where_they_are_learnt(
     tokenizer: str, tmp_path_factory: pytest.TempPathFactory, talks: list[list[dict[str, str]]]

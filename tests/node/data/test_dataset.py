@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.node.data import dataset as data_module, sources
@@ -72,7 +72,6 @@ def test_documents_come_in_order_with_a_separator_between(tmp_path: Path) -> Non
 
 
 @given(text=st.text(alphabet=st.sampled_from("ab\n\r€𝄞"), min_size=0, max_size=200))
-@settings(max_examples=50)
 def test_reading_in_pieces_loses_nothing(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     folder = tmp_path_factory.mktemp("pieces")
     (folder / "a.txt").write_bytes(text.encode())

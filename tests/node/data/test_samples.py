@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.node.data.samples import evaluation_samples, held_out, training_samples
 
@@ -24,7 +24,6 @@ def taken(seed: int, steps: range, micro_batch: int, micro_batches: int, count: 
 
 
 @given(seed=st.integers(0, 2**64 - 1), size=sizes)
-@settings(max_examples=60)
 def test_every_sample_comes_once_per_epoch(seed: int, size: tuple[int, int, int]) -> None:
     micro_batch, micro_batches, count = size
     epochs = 3
@@ -36,7 +35,6 @@ def test_every_sample_comes_once_per_epoch(seed: int, size: tuple[int, int, int]
 
 
 @given(seed=st.integers(0, 2**32), size=sizes, step=st.integers(1, 10**6))
-@settings(max_examples=40)
 def test_a_step_can_be_asked_for_by_itself(seed: int, size: tuple[int, int, int], step: int) -> None:
     micro_batch, micro_batches, count = size
     one = taken(seed, range(step, step + 1), micro_batch, micro_batches, count)
@@ -65,7 +63,6 @@ def test_evaluation_takes_every_held_out_sample_before_any_again() -> None:
 
 
 @given(count=st.integers(2, 2000), fraction=st.floats(1e-6, 1, exclude_max=True))
-@settings(max_examples=60)
 def test_every_sample_is_either_trained_on_or_held_out(count: int, fraction: float) -> None:
     training, evaluation = held_out(count, fraction)
     assert sorted([*training, *evaluation]) == list(range(count))

@@ -64,7 +64,7 @@ def sample() -> torch.Tensor:
 
 def transformers_own(family: str) -> Any:
     config = AutoConfig.for_model(family, **config_of(family))
-    whole: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    whole: Any = AutoModelForCausalLM.from_config(config)
     return whole.float().eval()
 
 

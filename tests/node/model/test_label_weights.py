@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch.nn import functional
 
 from dtfm.node.data.samples import NOT_LEARNT
@@ -23,7 +23,6 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, labels.masked_fill(hidden, NOT_LEARNT)
 
 
-@settings(max_examples=50)
 @given(batch=batches())
 def test_the_loss_is_the_mean_over_samples_of_each_ones_mean(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = batch
@@ -31,7 +30,6 @@ def test_the_loss_is_the_mean_over_samples_of_each_ones_mean(batch: tuple[torch.
     torch.testing.assert_close(score(logits, labels).mean, torch.stack(apart).mean(), rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=50)
 @given(batch=batches(), cut=st.integers(1, 5))
 def test_micro_batches_make_the_loss_of_the_whole_batch(batch: tuple[torch.Tensor, torch.Tensor], cut: int) -> None:
     logits, labels = batch

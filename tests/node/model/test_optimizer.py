@@ -71,7 +71,6 @@ def rounded_one_by_one(
     step=st.integers(1, 1000),
     scale=st.sampled_from([1e-30, 1e-6, 1.0, 1e6]),
 )
-@settings(max_examples=60)
 def test_on_the_host_every_operation_is_rounded_by_itself(
     rows: int, columns: int, dtype: torch.dtype, threads: int, step: int, scale: float
 ) -> None:
@@ -108,7 +107,7 @@ def test_clipping_scales_to_the_bound_and_leaves_small_gradients_alone() -> None
 
 
 @given(size=st.integers(0, 3 * CPU_CHUNK), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 def test_a_squared_norm_is_that_of_all_elements_in_float64(size: int, dtype: torch.dtype) -> None:
     flat = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
     assert squared_norms([flat]) == pytest.approx([math.fsum(x * x for x in flat.tolist())], rel=1e-12)

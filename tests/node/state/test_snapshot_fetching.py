@@ -284,7 +284,7 @@ async def test_a_part_that_cannot_be_kept_leaves_nothing_behind(nodes: Three, mo
     assert [file for file in me.folder.rglob("*") if file.is_file()] == []
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stops=st.lists(st.integers(0, 20), max_size=4))
 def test_a_file_that_comes_from_donors_that_break_off_again_and_again_is_whole(
     tmp_path: Path, stops: list[int]

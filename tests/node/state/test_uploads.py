@@ -19,7 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 from blake3 import blake3
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, BucketSpec
@@ -143,7 +143,6 @@ SMALL = (
 )
 
 
-@settings(max_examples=50)
 @given(
     read=st.integers(1, 700),
     piece=st.integers(1, 700),

@@ -92,7 +92,6 @@ def reduce_together(
         return {node: done.result(timeout=30) for node, done in running.items()}
 
 
-@settings(max_examples=30)
 @given(members=st.integers(1, 5), sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_all_members_end_with_the_sum_bit_for_bit(members: int, sizes: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -150,7 +149,7 @@ def test_under_a_lossy_codec_members_still_hold_the_same_bits_near_the_sum(codec
     torch.testing.assert_close(gradients["a"][0], expected, rtol=0, atol=0.12)
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     members=st.integers(2, 4),
     sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=2),

@@ -70,7 +70,7 @@ each_damage = pytest.mark.parametrize("damage", DAMAGES)
 
 
 @each_damage
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=seeds)
 def test_of_damaged_frames_a_tensor_comes_out_as_it_was_sent_or_not_at_all(damage: Damage, seed: int) -> None:
     chance = random.Random(seed)
@@ -155,7 +155,7 @@ async def send_all(call: Any, sent: list[bytes]) -> None:
 
 
 @each_damage
-@settings(max_examples=6)
+@settings(max_examples=settings().max_examples // 8)
 @given(seed=seeds)
 def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
     running: Running, damage: Damage, seed: int
@@ -192,7 +192,6 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
     running.run(scene())
 
 
-@settings(max_examples=40)
 @given(request=st.binary(max_size=60))
 def test_whatever_is_asked_is_answered_or_refused_by_name(running: Running, request: bytes) -> None:
     async def scene() -> None:
@@ -214,7 +213,6 @@ def test_whatever_is_asked_is_answered_or_refused_by_name(running: Running, requ
     running.run(scene())
 
 
-@settings(max_examples=40)
 @given(
     generation=st.integers(0, 2**64 - 1),
     step=st.sampled_from([STEP, 0, 2**32 - 1]),

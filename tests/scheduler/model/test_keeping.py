@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
@@ -20,7 +20,6 @@ NONE, LAYER = Checkpointing
 DEVICE, HOST = OptimizerState
 
 
-@settings(max_examples=300)
 @given(drafts())
 def test_every_node_keeps_what_it_needs_as_the_plain_model_says(drawn: tuple[Problem, Draft]) -> None:
     problem, draft = drawn

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import price_of
 from dtfm.scheduler.model.cluster import Cluster, Node
@@ -84,7 +84,6 @@ def test_the_draft_of_a_sketch_names_members_loads_and_flows_by_place() -> None:
     assert [flows.tolist() for flows in draft.flows] == [[[3, 6]]]
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 12), layers=st.integers(1, 6), keep_idle=st.booleans())
 def test_a_sketch_that_is_filled_again_tells_nothing_of_the_position_before(
     seed: int, count: int, layers: int, keep_idle: bool

@@ -36,7 +36,7 @@ def save(
     """A model with random weights, saved by transformers in several files."""
     made = AutoConfig.for_model(family, **({"vocab_size": VOCABULARY} | (config or CONFIGS[family])))
     torch.manual_seed(3)
-    module: Any = AutoModelForCausalLM.from_config(made).to(dtype)  # type: ignore[no-untyped-call]
+    module: Any = AutoModelForCausalLM.from_config(made).to(dtype)
     module.save_pretrained(folder, max_shard_size=shards)
     return module
 

@@ -1,0 +1,264 @@
+"""The layout of a run with rounds: which nodes form an island, and each island's plan and share of a step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.islands.exchange import exchange_seconds
+from dtfm.scheduler.islands.partition import Partition, partitions
+from dtfm.scheduler.model.chains import chains
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.decision import Decision, Infeasible, Predicted, Reason
+from dtfm.scheduler.model.plan import Plan, from_routes, joined, validate
+from dtfm.scheduler.model.problem import Problem, draft_of
+from dtfm.scheduler.model.rounds import Rounds
+from dtfm.scheduler.model.workload import Workload
+from dtfm.scheduler.replan.failover import rerouted
+from dtfm.scheduler.schedule import HORIZON_SECONDS, schedule
+from dtfm.scheduler.search.search import TimeUsed
+
+TOKENS_PER_DOUBLING = 0.04
+"""By how much more tokens a run is taken to need for the same loss each time the number of islands doubles. A guess: losses that
+were published for 1 to 8 copies (arXiv 2503.09799) rise by less than 1 % a doubling from a billion parameters on."""
+
+MARGIN = 0.03
+"""Fraction of its seconds per step by which a layout must beat the incumbent."""
+
+OUTER_BYTES_PER_PARAMETER_BYTE = 2.0
+"""Of the anchor and the momentum, which are part of the state that nodes get (node/model/bucket.py)."""
+
+LOOKING_FRACTION = 0.5
+"""The fraction of the time in which partitions are looked at. The rest is for the plans of the islands of the best."""
+
+QUICK = 60
+"""The number of plans that are tried for an island of a partition that may not be taken."""
+
+
+def lay_out(
+    cluster: Cluster,
+    workload: Workload,
+    incumbent: Plan | None = None,
+    *,
+    rounds: Rounds,
+    numbers: Mapping[str, int] | None = None,
+    horizon: float = HORIZON_SECONDS,
+    seed: int = 0,
+    generation: int = 0,
+    evaluations: int | None = None,
+    time_used: TimeUsed | None = None,
+    threads: int = 1,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Decision:
+    """The layout with the fewest seconds per step, with the exchange's share of a round, times what more islands cost in tokens.
+
+    Islands get shares of a step's micro-batches in proportion to their speed. ``evaluations`` bounds the plans that are tried for
+    each island that is drawn. ``numbers``: by node, the number of the island whose state it has. A layout that replaces the
+    ``incumbent`` must win back within ``horizon`` seconds what it takes to give nodes their state, for which all wait.
+    ``time_used`` and what follows it as in `schedule`. Raises Infeasible when no plan fits.
+    """
+    search = _Search(cluster, workload, rounds, seed, time_used, threads, stopped)
+    best: tuple[float, Partition, list[int]] | None = None
+    for partition in partitions(cluster, search.can_train):
+        if best is not None and (stopped() or (time_used is not None and time_used() > LOOKING_FRACTION)):
+            break
+        shares = search.shares(partition)
+        if shares is not None:
+            price = search.price(search.plans(partition, shares, QUICK))
+            if best is None or price < best[0]:
+                best = price, partition, shares
+    if best is None:
+        return schedule(cluster, workload, seed=seed, generation=generation)  # says what is missing
+    _, partition, shares = best
+    plan = joined(_renumbered(search.plans(partition, shares, evaluations), numbers or {}), generation)
+    plan = replace(plan, idle=tuple(name for name in cluster.ids if name not in set(plan.nodes)))
+    validate(plan, cluster.ids, workload)
+    seconds = search.price(plan.islands)
+    reason, sentence = Reason.FIRST, "No plan was in force."
+    if incumbent is not None:
+        reason, sentence = Reason.NODE_LOST, "The plan used a node that has left."
+        if set(incumbent.nodes) <= set(cluster.ids):
+            before = search.price(incumbent.islands)
+            reason, sentence = (
+                Reason.FASTER,
+                f"Another layout takes {seconds:.3g} s per step instead of {before:.3g} s.",
+            )
+            waiting = _state_seconds(plan, incumbent, cluster, workload)
+            if 1 - seconds / before - waiting / horizon <= MARGIN:
+                idle = tuple(name for name in cluster.ids if name not in set(incumbent.nodes))
+                plan, seconds, reason = replace(incumbent, idle=idle), before, Reason.KEPT
+                sentence = f"The layout stays: another would not gain the required {MARGIN:.0%}"
+                sentence += f", as nodes would wait {waiting:,.0f} s for state." if waiting > 1 else "."
+    step, exchange = search.seconds(plan.islands)
+    if (count := len(plan.islands)) > 1:
+        share = exchange / (rounds.length * step + exchange)
+        sentence += f" {count} islands exchange every {rounds.length} steps: {exchange:.3g} s, {share:.0%} of a round."
+    return Decision(plan, Predicted(step, None, 0.0, exchange), 0.0, reason, sentence, search.tried)
+
+
+def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
+    """``plan`` without its nodes that are not in the cluster; None: no island can go on.
+
+    An island that has lost a stage is given up until the next exchange, as only its own nodes have its state. Then the others
+    share its micro-batches, in proportion to their own; otherwise nobody's change.
+    """
+    nobody = (frozenset[str](),) * len(workload.layers)
+    left = []
+    for island in plan.islands:
+        own = [number for number, name in enumerate(cluster.ids) if name in island.nodes]
+        share = replace(workload, micro_batches=len(chains(island)))
+        if own and (rest := rerouted(island, Problem(cluster.only(own), share), nobody)) is not None:
+            left.append(rest)
+    if not left:
+        return None
+    if len(left) < len(plan.islands):
+        shares = _dealt(workload.micro_batches, [len(chains(island)) for island in left])
+        left = [_with_share(island, share) for island, share in zip(left, shares, strict=True)]
+    at_work = {node for island in left for node in island.nodes}
+    return joined(left, plan.generation, tuple(name for name in cluster.ids if name not in at_work))
+
+
+def _with_share(island: Plan, share: int) -> Plan:
+    """The same stages with this number of micro-batches, along the same chains by turns."""
+    ways = chains(island)
+    routes = Counter(ways[number % len(ways)] for number in range(share))
+    return from_routes(island.generation, island.stages, list(routes.items()))
+
+
+class _Search:
+    """What is known of islands, by their nodes and share of a step."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        rounds: Rounds,
+        seed: int,
+        time_used: TimeUsed | None,
+        threads: int,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._cluster, self._workload, self._rounds = cluster, workload, rounds
+        self._seed, self._time_used, self._threads, self._stopped = seed, time_used, threads, stopped
+        self._plans: dict[tuple[tuple[int, ...], int, int | None], Plan | None] = {}
+        self.tried = 0
+
+    def can_train(self, nodes: tuple[int, ...]) -> bool:
+        return self._planned(nodes, self._workload.micro_batches, QUICK) is not None
+
+    def shares(self, partition: Partition) -> list[int] | None:
+        """Of a step's micro-batches, in proportion to what each island computes in a second; None: an island cannot train, or
+        there are fewer micro-batches than islands."""
+        whole = self._workload.micro_batches
+        plans = [self._planned(nodes, whole, QUICK) for nodes in partition]
+        if len(partition) > whole or any(plan is None for plan in plans):
+            return None
+        return _dealt(whole, [1 / self._seconds(plan) for plan in plans if plan is not None])
+
+    def plans(self, partition: Partition, shares: Sequence[int], evaluations: int | None) -> list[Plan]:
+        """The islands' plans. Unless they are to be QUICK, they share the time that is left."""
+        plans = [
+            self._planned(nodes, share, evaluations, 1 if evaluations == QUICK else len(partition) - number)
+            for number, (nodes, share) in enumerate(zip(partition, shares, strict=True))
+        ]
+        found = [plan for plan in plans if plan is not None]
+        if len(found) < len(plans):
+            raise Infeasible("an island that could train all micro-batches of a step cannot train its share")
+        return [numbered(plan, number) for number, plan in enumerate(found)]
+
+    def seconds(self, islands: Sequence[Plan]) -> tuple[float, float]:
+        """Of a step that trains, and of the exchange."""
+        exchange = exchange_seconds(self._cluster, self._workload, joined(islands, 0))
+        return max(map(self._seconds, islands)), exchange
+
+    def price(self, islands: Sequence[Plan]) -> float:
+        """What is compared: seconds per step, as more tokens make more steps."""
+        step, exchange = self.seconds(islands)
+        return (step + exchange / self._rounds.length) * (1 + TOKENS_PER_DOUBLING * math.log2(len(islands)))
+
+    def _seconds(self, island: Plan) -> float:
+        problem = problem_of(island, self._cluster, self._workload)
+        return simulate(problem, draft_of(island, problem.cluster))
+
+    def _part_used(self, parts: int) -> TimeUsed | None:
+        """Of the first of so many equal parts of the time that is left."""
+        if (used := self._time_used) is None:
+            return None
+        began = min(used(), 1.0)
+        return lambda: parts * (used() - began) / (1 - began) if began < 1 else 1.0
+
+    def _planned(self, nodes: tuple[int, ...], share: int, evaluations: int | None, parts: int = 1) -> Plan | None:
+        key = nodes, share, evaluations
+        if key not in self._plans:
+            workload = replace(self._workload, micro_batches=share)
+            try:
+                decision = schedule(
+                    self._cluster.only(nodes),
+                    workload,
+                    seed=self._seed,
+                    evaluations=evaluations,
+                    time_used=self._part_used(parts),
+                    threads=self._threads,
+                    stopped=self._stopped,
+                )
+            except Infeasible:
+                self._plans[key] = None
+            else:
+                self.tried += decision.evaluations
+                self._plans[key] = replace(decision.plan, idle=())
+        return self._plans[key]
+
+
+def problem_of(island: Plan, cluster: Cluster, workload: Workload) -> Problem:
+    """What one island of a plan computes, on its own nodes."""
+    number = {name: index for index, name in enumerate(cluster.ids)}
+    own = cluster.only([number[node] for node in island.nodes])
+    return Problem(own, replace(workload, micro_batches=len(chains(island))))
+
+
+def numbered(island: Plan, number: int) -> Plan:
+    return replace(island, stages=tuple(replace(stage, island=number) for stage in island.stages))
+
+
+def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workload) -> float:
+    """Seconds until the slowest node has the state that it lacks, over its fastest link from one who has some, or its line."""
+    held = {node: (stage.island, range(*stage.layers)) for stage in before.stages for node in stage.replicas}
+    seconds = 0.0
+    for stage in plan.stages:
+        for node in stage.replicas:
+            island, layers = held.get(node, (stage.island, range(0)))
+            has = layers if island == stage.island else range(0)
+            lacks = sum(workload.layers[n].parameter_bytes for n in range(*stage.layers) if n not in has)
+            number = cluster.ids.index(node)
+            donors = [n for n, name in enumerate(cluster.ids) if name in held and n != number]
+            others = [float(cluster.bandwidth[n, number]) for n in donors]
+            line = min(max(others, default=0.0), cluster.nodes[number].down or math.inf)
+            moved = lacks * (workload.bytes_moved_per_parameter_byte + OUTER_BYTES_PER_PARAMETER_BYTE)
+            seconds = max(seconds, moved / line if lacks and line else 0.0)
+    return seconds
+
+
+def _renumbered(islands: Sequence[Plan], before: Mapping[str, int]) -> list[Plan]:
+    """Each with the number that most of its nodes know, so that they keep the state that they have."""
+    free = [*range(len(islands) + len({*before.values()}))]
+    found = []
+    for island in sorted(islands, key=lambda island: -sum(node in before for node in island.nodes)):
+        counted = Counter(before[node] for node in island.nodes if before.get(node) in free)
+        number = counted.most_common(1)[0][0] if counted else min(set(free) - {*before.values()})
+        free.remove(number)
+        found.append(numbered(island, number))
+    return sorted(found, key=lambda island: island.stages[0].island)
+
+
+def _dealt(whole: int, weights: Sequence[float]) -> list[int]:
+    """``whole`` micro-batches dealt to islands that compute in proportion to ``weights``, at least 1 to each: each of the others
+    goes to the one that would be done with it first."""
+    counts = np.ones(len(weights), dtype=np.int64)
+    for _ in range(whole - len(weights)):
+        counts[np.argmin((counts + 1) / weights)] += 1
+    return [int(count) for count in counts]

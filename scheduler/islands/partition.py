@@ -1,0 +1,52 @@
+"""Partitions of the nodes that are worth looking at: by bandwidth, from all nodes together to each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+
+from dtfm.scheduler.model.cluster import Cluster
+
+Partition = tuple[tuple[int, ...], ...]
+"""The numbers of the nodes of each island, ascending."""
+
+MOST_THRESHOLDS = 8
+"""The number of bandwidths that are looked at."""
+
+
+def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -> list[Partition]:
+    """Partitions into islands that can hold the model alone, as ``can_train`` says; the one of all nodes comes first.
+
+    For each of several bandwidths, nodes belong together that reach each other over links as fast as that, in both directions. A
+    part that cannot hold the model joins the one to which it has the fastest links, the smallest part first.
+    """
+    count = len(cluster.nodes)
+    both = np.minimum(cluster.bandwidth, cluster.bandwidth.T)
+    speeds = np.unique(both[~np.eye(count, dtype=bool)])
+    picked = np.quantile(speeds, np.linspace(0, 1, MOST_THRESHOLDS), method="nearest") if len(speeds) else speeds
+    found: dict[Partition, None] = {(tuple(range(count)),): None}
+    for least in (*np.unique(picked), np.inf):
+        _, label = connected_components(both >= least, directed=False)
+        parts = [tuple(np.flatnonzero(label == part).tolist()) for part in range(label.max() + 1)]
+        found.setdefault(_able(parts, both, can_train))
+    return list(found)
+
+
+def _able(
+    parts: list[tuple[int, ...]], bandwidth: NDArray[np.float64], can_train: Callable[[tuple[int, ...]], bool]
+) -> Partition:
+    left = sorted(parts, key=lambda part: (len(part), part))
+    able: list[tuple[int, ...]] = []
+    while left:
+        part = left.pop(0)
+        if can_train(part) or not (left or able):
+            able.append(part)
+            continue
+        others = (*left, *able)
+        near = max(others, key=lambda other: (float(bandwidth[np.ix_(part, other)].max()), -len(other), other))
+        (left if near in left else able).remove(near)
+        left = sorted([*left, tuple(sorted((*part, *near)))], key=lambda each: (len(each), each))
+    return tuple(sorted(able))

@@ -1,0 +1,40 @@
+"""Rounds: several steps of every island, and an exchange. A pure function of a step's number, which coordinator and nodes share.
+
+With ``length`` H, every (H + 1)-th step is an exchange: it trains nothing, and islands agree on one state (DiLoCo, arXiv
+2311.08105). It is a step like others: voted on, committed everywhere or nowhere, and done again if a node is lost meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """``length``: the steps of a round that train; 0: there are no rounds, every step trains and the run is at rest after it."""
+
+    length: int = 0
+
+    def exchanges(self, step: int) -> bool:
+        """Whether this step is an exchange."""
+        return self.length > 0 and step % (self.length + 1) == 0
+
+    def trained(self, step: int) -> int:
+        """How many of the steps up to this one train."""
+        return step - step // (self.length + 1) if self.length else step
+
+    def at_rest(self, step: int) -> bool:
+        """Whether all islands have the same weights after this step: the plan may change, and the state is that of the run."""
+        return self.length == 0 or self.exchanges(step)
+
+    def mean_seconds(self, step: float, exchange: float) -> float:
+        """Of all steps, exchanges among them, where a step that trains takes ``step`` seconds."""
+        return (self.length * step + exchange) / (self.length + 1) if self.length else step
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Whether what is due after ``every`` so many steps (0: never) is due after this one, at which the run is at rest."""
+        return every > 0 and step // every > (step - self.length - 1) // every
+
+
+NO_ROUNDS = Rounds()
+"""Every step trains, and exchanges gradients."""

@@ -1,0 +1,35 @@
+"""The coordinator's command where the first letter of a node's name says its island: ``python -m tests.cluster.drawn serve ...``.
+
+Otherwise as alike.py: the islands' plans and shares are drawn for nodes and links that are all equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dtfm.coordinator import cli
+from dtfm.scheduler.islands import layout
+from dtfm.scheduler.islands.partition import Partition
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.decision import Decision
+from tests.cluster.alike import alike
+
+
+def by_letter(cluster: Cluster, _: Callable[[tuple[int, ...]], bool]) -> list[Partition]:
+    letters = sorted({name[0] for name in cluster.ids})
+    return [tuple(tuple(n for n, name in enumerate(cluster.ids) if name[0] == letter) for letter in letters)]
+
+
+def main() -> None:
+    lay_out = layout.lay_out
+
+    def drawn(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
+        return lay_out(alike(cluster), *arguments, **options)
+
+    vars(layout).update(lay_out=drawn, partitions=by_letter)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

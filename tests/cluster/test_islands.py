@@ -1,0 +1,106 @@
+"""Islands as real processes: each loss is that of one process with as many copies of the model, through kills and joins."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtfm.protos.run_file.run_file import read_run_file
+from tests.cluster.faults import COORDINATOR, SIGKILL, Fault, Phase, fail
+from tests.cluster.launch import Cluster
+from tests.cluster.plain import losses_of_islands
+from tests.cluster.runs import GPT2, run_file
+
+ROUNDS = 3
+NODES = ("a1", "b1", "b2", "c1")
+
+
+def text(steps: int) -> str:
+    made = run_file(model=GPT2, stages=[len(NODES)], steps=steps).replace("[train]\n", f"[train]\nrounds = {ROUNDS}\n")
+    return made.replace(f"stages = [{len(NODES)}]\n", "")
+
+
+def shares_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, Sequence[int]]]:
+    """By step that counts, the micro-batches of each island."""
+    plans: dict[int, Any] = {}
+    found: dict[int, Mapping[int, Sequence[int]]] = {}
+    for event in cluster.log():
+        if event["event"] == "plan_adopted":
+            plans[event["generation"]] = event["plan"]
+        if event["event"] == "step_committed":
+            numbers, shares = itertools.count(), dict[int, list[int]]()
+            for stage in plans[event["generation"]]["stages"]:
+                if stage["layers"][0] == 0:
+                    shares[stage["island"]] = [*itertools.islice(numbers, sum(stage["loads"]))]
+            found[event["step"]] = shares
+    return found
+
+
+def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8) -> None:
+    run = read_run_file(cluster.run_file).message("any")
+    run.data.source = str(cluster.folder / run.data.source)
+    shares = shares_by_step(cluster)
+    losses = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "step_committed"}
+    assert [*losses] == [*range(1, run.train.steps + 1)]
+    held_out: dict[int, float] = {}
+    alone = losses_of_islands(run, lambda step: shares[step], held_out)
+    for step in losses:
+        assert losses[step] == pytest.approx(next(alone), rel=tolerance, abs=0), f"step {step}"
+    told = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "evaluated"}
+    assert told[run.train.steps] == pytest.approx(held_out[run.train.steps], rel=tolerance, abs=0)
+    assert cluster.check().findings == ()
+
+
+def islands(cluster: Cluster) -> list[list[list[str]]]:
+    """Of the last plan, island by island, the replicas of each stage."""
+    found: dict[int, list[list[str]]] = {}
+    for stage in cluster.of("plan_adopted")[-1]["plan"]["stages"]:
+        found.setdefault(stage["island"], []).append(stage["replicas"])
+    return [*found.values()]
+
+
+@pytest.mark.timeout(120)
+def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path) -> None:
+    with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES) as cluster:
+        assert cluster.finish() == 0
+        assert len(islands(cluster)) == 3
+        assert_exact_islands(cluster)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "fault",
+    [fail("c1").at(step=6, phase=Phase.FORWARD).by(SIGKILL), fail("c1").at(step=8, phase=Phase.REDUCE).by(SIGKILL)],
+)
+def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Path, fault: Fault) -> None:
+    with Cluster(tmp_path, text(60), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
+        cluster.wait_for("node_left")
+        cluster.add("c2")
+        cluster.wait_for("plan_adopted", where=lambda event: "c2" in str(event["plan"]["stages"]))
+        assert cluster.finish() == 0
+        assert len(islands(cluster)) == 3
+        assert_exact_islands(cluster)
+
+
+@pytest.mark.timeout(120)
+def test_an_island_goes_on_with_the_replicas_that_are_left(tmp_path: Path) -> None:
+    fault = fail("b1").at(step=6, phase=Phase.BACKWARD).by(SIGKILL)
+    with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
+        assert cluster.finish() == 0
+        assert_exact_islands(cluster)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("step", [6, 8])
+def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: Path, step: int) -> None:
+    fault = fail(COORDINATOR).at(step=step, phase=Phase.COMMIT).by(SIGKILL)
+    with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
+        assert cluster.coordinator is not None
+        cluster.coordinator.wait(60)
+        cluster.start_coordinator()
+        assert cluster.finish() == 0
+        assert_exact_islands(cluster)

@@ -1,0 +1,119 @@
+"""Islands in one process: copies of the model that train by themselves, and agree in exchanges."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtfm.node.data.dataset import load_data
+from dtfm.node.model.load import load_model
+from dtfm.node.training.generation import Generation
+from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.run_file.run_file import read_run_file
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
+from tests.cluster.plain import losses_of_islands
+from tests.cluster.runs import GPT2, run_file, write_corpus
+from tests.node.in_process import InProcess
+
+ROUNDS = 3
+
+
+def island(number: int, cuts: Sequence[int], names: Sequence[Sequence[str]], counts: Sequence[int]) -> Plan:
+    """Stages between the ``cuts`` on these nodes; replica i of each stage computes ``counts[i]`` micro-batches."""
+    stages = [Stage((a, b), tuple(group), ()) for a, b, group in zip(cuts, cuts[1:], names, strict=False)]
+    routes = [([group[i % len(group)] for group in names], count) for i, count in enumerate(counts)]
+    plan = from_routes(1, stages, routes)
+    return replace(plan, stages=tuple(replace(stage, island=number) for stage in plan.stages))
+
+
+ALONE = island(0, (0, 5), [["a"]], [2])
+PIPELINE = island(1, (0, 2, 5), [["b"], ["c"]], [5])
+REPLICAS = island(4, (0, 3, 5), [["d", "e"], ["f"]], [2, 1])
+
+
+def shares(plan: Plan) -> Mapping[int, Sequence[int]]:
+    numbers, found = itertools.count(), dict[int, list[int]]()
+    for each in plan.islands:
+        count = sum(each.stages[0].loads)
+        found[each.stages[0].island] = [*itertools.islice(numbers, count)]
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    text = run_file(model=GPT2, stages=[6], steps=3 * (ROUNDS + 1)).replace("stages = [6]\n", "")
+    (tmp_path / "run.toml").write_text(text.replace("[train]\n", f"[train]\nrounds = {ROUNDS}\n"))
+    return read_run_file(tmp_path / "run.toml").message("test")
+
+
+def started(run: Run, plan: Plan) -> InProcess:
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    model.keep_outer_state()
+    return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12)
+
+
+def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(run: Run) -> None:
+    plan = joined([ALONE, PIPELINE, REPLICAS], 1)
+    alone = losses_of_islands(run, lambda step: shares(plan))
+    with started(run, plan) as nodes:
+        for step in range(1, run.train.steps + 1):
+            loss = nodes.train()
+            expected = next(alone)
+            if step % (ROUNDS + 1):
+                assert loss == pytest.approx(expected, rel=1e-9, abs=0)
+            else:
+                buckets = [generation.stage.buckets for generation in nodes.generations.values()]
+                for index in set().union(*buckets):
+                    first, *others = (of[index] for of in buckets if index in of)
+                    assert all(torch.equal(first.parameters, other.parameters) for other in others)
+                    assert all(torch.equal(first.outer[1], other.outer[1]) for other in others)
+
+
+def test_an_exchange_that_is_given_up_leaves_the_islands_as_they_were(run: Run) -> None:
+    plan = joined([ALONE, PIPELINE, REPLICAS], 1)
+    alone = losses_of_islands(run, lambda step: shares(plan))
+    with started(run, plan) as nodes:
+        for _ in range(ROUNDS):
+            nodes.train()
+        nodes.train(commit=False)
+        nodes.go_on(replace(plan, generation=2))
+        nodes.train()
+        assert nodes.train() == pytest.approx([*itertools.islice(alone, ROUNDS + 2)][-1], rel=1e-9, abs=0)
+
+
+def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run) -> None:
+    """What the exchange has changed, and what all messages have left out, is what the islands have learnt."""
+    run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "topk", 1.0, 0.0
+    plan = joined([ALONE, PIPELINE, REPLICAS], 1)
+    with started(run, plan) as nodes:
+        for _ in range(2):
+            for _ in range(ROUNDS):
+                nodes.train()
+            before, learnt = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
+            for generation in nodes.generations.values():
+                for index, bucket in generation.stage.buckets.items():
+                    before[index] = bucket.outer[0].clone()
+                    change = (bucket.outer[0] - bucket.parameters) * generation.placement.share_in_exchange(index)
+                    learnt[index] = learnt.get(index, 0.0) + change + carried(generation, index)
+            nodes.train()
+            for index, whole in learnt.items():
+                after = [
+                    g.stage.buckets[index].parameters for g in nodes.generations.values() if index in g.stage.buckets
+                ]
+                assert all(torch.equal(after[0], other) for other in after)
+                left = sum(carried(g, index) for g in nodes.generations.values() if index in g.stage.buckets)
+                torch.testing.assert_close(before[index] - after[0] + left, whole, rtol=0, atol=1e-7)
+                assert not torch.allclose(before[index] - after[0], whole, rtol=0, atol=1e-5)
+
+
+def carried(generation: Generation, bucket: int) -> torch.Tensor:
+    assert generation.exchanger is not None
+    return generation.exchanger.carried.get(bucket, torch.zeros(1))

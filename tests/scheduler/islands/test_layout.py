@@ -1,0 +1,152 @@
+"""Which islands are drawn, and how they go on when one is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from dtfm.scheduler.islands.exchange import exchange_seconds
+from dtfm.scheduler.islands.layout import carried_on, lay_out
+from dtfm.scheduler.islands.partition import partitions
+from dtfm.scheduler.model.chains import chains
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.decision import Reason
+from dtfm.scheduler.model.plan import Plan, Stage, check, joined
+from dtfm.scheduler.model.rounds import Rounds
+from tests.scheduler.clusters import even_workload, uniform_cluster
+from tests.scheduler.llama import llama
+
+MEGABIT = 1e6 / 8
+ROUNDS = Rounds(30)
+#: Of SparseLoCo's codec (arXiv 2508.15706): 64 of 4,096 elements of 32 bits, in 2 bits and 12 of place.
+SPARSE = 64 * 14 / (4096 * 32)
+
+
+def cities(sizes: list[int], inside: float, between: float) -> Cluster:
+    """Nodes n0, n1, ... of RTX 4090s, city by city."""
+    city = np.repeat(np.arange(len(sizes)), sizes)
+    bandwidth = np.where(city[:, None] == city, inside, between)
+    latency = np.where(city[:, None] == city, 1e-3, 40e-3)
+    nodes = tuple(Node(f"n{n}", 80e12, 24e9, host_memory_bytes=64e9) for n in range(len(city)))
+    return Cluster(nodes, latency, bandwidth)
+
+
+def islands(plan: Plan) -> list[set[str]]:
+    return sorted(({*island.nodes} for island in plan.islands), key=min)
+
+
+def test_over_fast_lines_there_is_one_island() -> None:
+    workload = replace(llama("1.1B", 512), sent_per_exchanged_byte=SPARSE)
+    decision = lay_out(cities([8], 1250e6, 1250e6), workload, rounds=ROUNDS, evaluations=200)
+    assert len(decision.plan.islands) == 1
+
+
+def test_over_home_lines_each_gpu_that_holds_the_model_is_an_island_and_all_are_busy() -> None:
+    cluster, workload = (
+        cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT),
+        replace(llama("1.1B"), sent_per_exchanged_byte=SPARSE),
+    )
+    decision = lay_out(cluster, workload, rounds=ROUNDS, evaluations=200)
+    assert islands(decision.plan) == [{f"n{n}"} for n in range(8)]
+    step = decision.predicted.iteration_seconds
+    exchange = exchange_seconds(cluster, workload, decision.plan)
+    computing = 64 / 8 * sum(layer.forward_flops for layer in workload.layers) * 3 / 80e12
+    assert ROUNDS.length * computing / (ROUNDS.length * step + exchange) >= 0.9
+
+
+def test_no_island_spans_two_cities_with_slow_lines_between_them() -> None:
+    sizes = [2, 4, 3, 2, 5]
+    cluster = cities(sizes, 1250e6, 50 * MEGABIT)
+    even = even_workload(layers=12, micro_batches=64)
+    layers = tuple(replace(layer, parameter_bytes=1e8) for layer in even.layers)
+    workload = replace(even, layers=layers, sent_per_exchanged_byte=SPARSE)
+    small = replace(
+        cluster, nodes=tuple(replace(node, memory_bytes=3.2e9, host_memory_bytes=None) for node in cluster.nodes)
+    )
+    decision = lay_out(small, workload, rounds=ROUNDS, evaluations=200)
+    check(decision.plan, len(workload.layers), workload.micro_batches)
+    city = dict(zip(cluster.ids, np.repeat(np.arange(len(sizes)), sizes).tolist(), strict=True))
+    assert [len({city[node] for node in island}) for island in islands(decision.plan)] == [1] * len(
+        decision.plan.islands
+    )
+    assert {*decision.plan.nodes} == {*cluster.ids}
+
+
+def test_a_part_that_cannot_hold_the_model_joins_the_nearest() -> None:
+    cluster = cities([2, 1, 2], 1e9, 1e6)
+    bandwidth = cluster.bandwidth.copy()
+    bandwidth[2, 3:] = bandwidth[3:, 2] = 2e6
+    found = partitions(replace(cluster, bandwidth=bandwidth), lambda nodes: len(nodes) >= 2)
+    assert found[0] == ((0, 1, 2, 3, 4),)
+    assert ((0, 1), (2, 3, 4)) in found
+    assert all(len(part) >= 2 for partition in found for part in partition)
+
+
+def test_an_exchange_takes_what_the_slowest_line_takes() -> None:
+    cluster = uniform_cluster(3, bandwidth=1e8)
+    slow = replace(cluster, nodes=(replace(cluster.nodes[0], up=1e7), *cluster.nodes[1:]))
+    workload = even_workload(layers=2, micro_batches=6)
+    plan = joined([Plan(0, (Stage((0, 2), (f"n{n}",), (2,), island=n),), ()) for n in range(3)], 0)
+    size = 2 * 2e7
+    assert exchange_seconds(cluster, workload, plan) == pytest.approx(2 * size * 2 / 3 / 1e8 + 2e-3)
+    assert exchange_seconds(slow, workload, plan) == pytest.approx(2 * size * 2 / 3 / 1e7 + 2e-3)
+    assert exchange_seconds(cluster, workload, joined(plan.islands[:1], 0)) == 0
+
+
+LARGE = cities([2, 1, 2], 1250e6, 50 * MEGABIT)
+#: Where n2 can hold the model alone, and the others two by two.
+CITIES = replace(
+    LARGE,
+    nodes=tuple(
+        node if node.id == "n2" else replace(node, memory_bytes=3.2e8, host_memory_bytes=None) for node in LARGE.nodes
+    ),
+)
+WORKLOAD = replace(even_workload(layers=4, micro_batches=24), sent_per_exchanged_byte=SPARSE)
+PLAN = lay_out(CITIES, WORKLOAD, rounds=ROUNDS, evaluations=200).plan
+
+
+def test_what_is_planned_here_are_three_islands() -> None:
+    assert islands(PLAN) == [{"n0", "n1"}, {"n2"}, {"n3", "n4"}]
+
+
+@settings(max_examples=30, deadline=None)
+@given(gone=st.sets(st.integers(0, 4), max_size=4))
+def test_what_is_left_of_the_islands_computes_every_micro_batch_once(gone: set[int]) -> None:
+    plan = PLAN
+    left = CITIES.only([n for n in range(5) if n not in gone])
+    after = carried_on(plan, left, WORKLOAD)
+    survivors = [island for island in plan.islands if {*island.nodes} <= {*left.ids}]
+    if after is None:
+        assert not survivors
+        return
+    check(after, 4, 24)
+    assert {*after.nodes, *after.idle} == {*left.ids}
+    assert {island.stages[0].island for island in survivors} <= {stage.island for stage in after.stages}
+    if len(after.islands) == len(plan.islands):
+        before, now = chains(plan), chains(after)
+        assert all(one == other for one, other in zip(before, now, strict=True) if {*one} <= {*left.ids})
+
+
+def numbers(plan: Plan) -> dict[str, int]:
+    return {node: stage.island for stage in plan.stages for node in stage.replicas}
+
+
+def test_an_island_keeps_its_number_while_most_of_its_nodes_stay() -> None:
+    known = numbers(PLAN)
+    again = lay_out(CITIES.only([2, 3, 4]), WORKLOAD, PLAN, rounds=ROUNDS, numbers=known, evaluations=200).plan
+    assert {*again.nodes} == {"n2", "n3", "n4"}
+    assert all(again.island_of(node) == PLAN.island_of(node) for node in again.nodes)
+    back = lay_out(CITIES, WORKLOAD, again, rounds=ROUNDS, numbers=numbers(again), evaluations=200).plan
+    assert islands(back) == islands(PLAN)
+    assert all(back.island_of(node) == again.island_of(node) for node in again.nodes)
+
+
+def test_nobody_joins_who_would_keep_all_waiting_for_its_state_for_longer_than_it_helps() -> None:
+    known = lay_out(CITIES.only([2, 3, 4]), WORKLOAD, rounds=ROUNDS, evaluations=200).plan
+    decision = lay_out(CITIES, WORKLOAD, known, rounds=ROUNDS, numbers=numbers(known), horizon=10.0, evaluations=200)
+    assert decision.reason is Reason.KEPT
+    assert {*decision.plan.idle} == {"n0", "n1"}
+    assert "nodes would wait" in decision.sentence
