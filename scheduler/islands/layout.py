@@ -91,7 +91,7 @@ def lay_out(
             waiting = _state_seconds(plan, incumbent, cluster, workload)
             if 1 - seconds / before - waiting / horizon <= MARGIN:
                 idle = tuple(name for name in cluster.ids if name not in set(incumbent.nodes))
-                plan, seconds, reason = replace(incumbent, idle=idle), before, Reason.KEPT
+                plan, reason = replace(incumbent, idle=idle), Reason.KEPT
                 sentence = f"The layout stays: another would not gain the required {MARGIN:.0%}"
                 sentence += f", as nodes would wait {waiting:,.0f} s for state." if waiting > 1 else "."
     step, exchange = search.seconds(plan.islands)
@@ -186,7 +186,7 @@ class _Search:
         return simulate(problem, draft_of(island, problem.cluster))
 
     def _part_used(self, parts: int) -> TimeUsed | None:
-        """Of the first of so many equal parts of the time that is left."""
+        """The time that is left is cut into equal ``parts``: how much of the first is used up."""
         if (used := self._time_used) is None:
             return None
         began = min(used(), 1.0)

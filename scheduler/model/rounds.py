@@ -32,7 +32,7 @@ class Rounds:
         return (self.length * step + exchange) / (self.length + 1) if self.length else step
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether what is due after ``every`` so many steps (0: never) is due after this one, at which the run is at rest."""
+        """Whether something that comes once in ``every`` steps (0: never) comes after this one, at which the run is at rest."""
         return every > 0 and step // every > (step - self.length - 1) // every
 
 
