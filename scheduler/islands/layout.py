@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -67,8 +68,9 @@ def lay_out(
     for partition in partitions(cluster, search.can_train):
         if best is not None and (stopped() or (time_used is not None and time_used() > LOOKING_FRACTION)):
             break
-        shares = search.shares(partition)
-        if shares is not None:
+        if (shares := search.shares(partition)) is None:
+            continue
+        with suppress(Infeasible):  # another partition may be possible
             price = search.price(search.plans(partition, shares, QUICK))
             if best is None or price < best[0]:
                 best = price, partition, shares
