@@ -161,9 +161,13 @@ class PlanStarted:
     def apply(self, ledger: Ledger) -> Ledger:
         plan, members = ledger.training.in_force, ledger.members
         held = tuple(
-            tuple((node, members[node].incarnation) for node in stage.replicas)
-            for stage in plan.stages
-            for _ in range(*stage.layers)
+            tuple(
+                (node, members[node].incarnation)
+                for stage in plan.stages
+                if layer in range(*stage.layers)
+                for node in stage.replicas
+            )
+            for layer in range(plan.stages[-1].layers[1])
         )
         several = any(stage.island for stage in plan.stages)
         islands = {node: stage.island for stage in plan.stages for node in stage.replicas} if several else {}

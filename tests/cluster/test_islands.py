@@ -53,6 +53,7 @@ def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8) -> None:
     told = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "evaluated"}
     assert told[run.train.steps] == pytest.approx(held_out[run.train.steps], rel=tolerance, abs=0)
     assert cluster.check().findings == ()
+    assert not cluster.of("rolled_back")
 
 
 def islands(cluster: Cluster) -> list[list[list[str]]]:
