@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(wildcard protos/*.proto)
+# Tests start thousands of processes: where this is set, each would compile our sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Installs what pip is given, and says what it downloads and how far it is, in few lines: each package of a megabyte or more, and
 # every five seconds the size of what is here so far. pip's temporary files lie in .venv, so that they count. Most modules are never
@@ -53,7 +55,7 @@ docker-test: $(READY)  ## Build the images of docker/ and train by compose (root
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
 soak: $(READY)  ## The long versions of tests: a million hostile messages, ten minutes of chaos, every fault at every node (two hours)
-	$(BIN)/python -m pytest -n 2 --durations=15 --hypothesis-profile=thorough tests/scheduler tests/kernels tests/protos
+	$(BIN)/python -m pytest -n 2 --durations=15 --timeout=3600 --hypothesis-profile=thorough -m hypothesis tests/scheduler tests/kernels tests/protos tests/coordinator tests/node
 	$(BIN)/python -m pytest -n 2 --durations=15 -m soak tests/scheduler tests/coordinator tests/node tests/kernels tests/attacks/test_strangers_frames.py
 	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/attacks tests/wan --ignore=tests/attacks/test_strangers_frames.py
 
