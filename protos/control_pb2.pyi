@@ -372,7 +372,7 @@ class LinkReport(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., up: _Optional[float] = ..., down: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from")
+    __slots__ = ("plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,7 @@ class Assignment(_message.Message):
     LINKS_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
+    ISLAND_BEGAN_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     step: int
@@ -396,7 +397,8 @@ class Assignment(_message.Message):
     links: _containers.RepeatedCompositeFieldContainer[LinkReport.Link]
     last_commit: Commit
     counts_from: int
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ...) -> None: ...
+    island_began: int
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers")

@@ -20,7 +20,7 @@ def givers(ledger: Ledger, nodes: Iterable[str]) -> Mapping[str, Givers]:
     """For each of ``nodes``, of the state after the last committed step. Empty: part of it is held by nobody."""
     if ledger.training.step == 0 or not ledger.state_is_held:
         return {}
-    doubted, tables = _doubted(ledger), dict[int, Givers]()
+    doubted, tables = _doubted(ledger), dict[int | None, Givers]()
     named: dict[str, Givers] = {}
     for node in nodes:
         if (island := ledger.source_of(node)) not in tables:

@@ -105,10 +105,12 @@ def assignments(
         else None,
         counts_from=ledger.training.counts_from,
     )
+    islands = {replica: stage.island for stage in plan.stages for replica in stage.replicas}
     nobody: Givers = ((),) * len(ledger.description.workload.layers)
     for node in nodes:
         message = control_pb2.CoordinatorMessage(assignment=common)
         assigned = message.assignment
+        assigned.island_began = ledger.training.began.get(islands.get(node, 0), 0)
         for names in givers.get(node, nobody):
             assigned.donors.add(nodes=names)
         for destination, link in sorted(ledger.reach.links.get(node, {}).items()):

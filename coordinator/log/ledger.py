@@ -99,29 +99,35 @@ class Ledger:
         """Per layer, the members that hold its state as of the last step in memory, in the `whole_island`."""
         return self.holders_in(self.whole_island)
 
-    def holders_in(self, island: int) -> tuple[tuple[str, ...], ...]:
-        """The same in this island: between exchanges the state of others is another."""
+    def holders_in(self, island: int | None) -> tuple[tuple[str, ...], ...]:
+        """The same in this island: between exchanges the state of others is another. None: in any, for what all islands share."""
         islands, present = self.training.islands, {(node, each.incarnation) for node, each in self.members.items()}
         return tuple(
-            tuple(who[0] for who in layer if who in present and islands.get(who[0], 0) == island)
+            tuple(who[0] for who in layer if who in present and island in (None, islands.get(who[0], 0)))
             for layer in self.training.held
         )
 
     @property
+    def whole_islands(self) -> tuple[int, ...]:
+        """Those whose members hold all of their state."""
+        numbers = sorted({*self.training.islands.values()}) or [0]
+        return tuple(number for number in numbers if (held := self.holders_in(number)) and all(held))
+
+    @property
     def whole_island(self) -> int:
-        """The first island whose members hold all of its state; if there is none, the first."""
+        """The first of the `whole_islands`; if there is none, the first."""
         if not self.training.islands:
             return 0
-        numbers = sorted({self.training.islands.get(who[0], 0) for layer in self.training.held for who in layer})
-        return next((number for number in numbers if all(self.holders_in(number))), numbers[0] if numbers else 0)
+        return next(iter(self.whole_islands), min(self.training.islands.values(), default=0))
 
-    def source_of(self, node: str) -> int:
-        """The island whose state the node needs for the plan: its own, if that is whole, or else the `whole_island`."""
-        plan = self.training.plan
-        if not self.training.islands or plan is None:
+    def source_of(self, node: str) -> int | None:
+        """The island whose state the node needs for the plan: its own, or of one without a part in it the `whole_island`. None:
+        what all islands share is enough, as the node's own begins with this plan."""
+        plan, training = self.training.plan, self.training
+        own = None if plan is None else plan.island_of(node)
+        if own is None:
             return self.whole_island
-        own = plan.island_of(node)
-        return own if own is not None and all(self.holders_in(own)) else self.whole_island
+        return None if 0 < training.began.get(own, 0) == training.step else own
 
     @property
     def state_is_held(self) -> bool:

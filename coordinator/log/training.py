@@ -60,6 +60,8 @@ class Training:
     otherwise."""
     islands: Mapping[str, int] = field(default_factory=dict)
     """By node, the number of the island whose state it holds. Empty: all hold that of island 0."""
+    began: Mapping[int, int] = field(default_factory=dict)
+    """By island of the plan, the step after which it began with moments of zero; left out: it began with the run."""
 
     @property
     def in_force(self) -> Plan:
@@ -108,9 +110,21 @@ class PlanAdopted:
         if self.predicted_seconds is not None or not again:
             training = replace(training, predicted=self.predicted_seconds, bound=self.lower_bound_seconds)
         training = replace(
-            training, generation=self.generation, plan=self.plan, codecs={}, counts_from=self.counts_from
+            training,
+            generation=self.generation,
+            plan=self.plan,
+            codecs={},
+            counts_from=self.counts_from,
+            began=self._began(ledger),
         )
         return replace(ledger, training=training)
+
+    def _began(self, ledger: Ledger) -> Mapping[int, int]:
+        """An island that was whole goes on, and the first one with a snapshot, where no state is held."""
+        numbers = {stage.island: None for stage in self.plan.stages}
+        old = ledger.whole_islands or (self.plan.stages[0].island,)
+        began = {n: ledger.training.began.get(n, 0) if n in old else self.step for n in numbers}
+        return {number: step for number, step in began.items() if step}
 
     def narrate(self) -> str:
         expected = describe_seconds(self.predicted_seconds, self.lower_bound_seconds)

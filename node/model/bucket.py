@@ -10,6 +10,7 @@ import torch
 from blake3 import blake3
 
 from dtfm.kernels.digest import digest
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 STATE_TENSORS = 3
 """A bucket's state: the parameters and AdamW's two moments, all of one size."""
@@ -30,18 +31,23 @@ class BucketSpec:
 
     ``layers`` are the numbers of the layers that use it. Bucket i below the number of layers belongs to layer i alone; each
     later one holds a single parameter that several layers share. ``parameters`` are full state-dict names and shapes in the
-    order of the flat tensors; a shared parameter has the first of its names. ``has_outer``: the run has rounds.
+    order of the flat tensors; a shared parameter has the first of its names. ``rounds`` are the run's.
     """
 
     index: int
     layers: tuple[int, ...]
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
-    has_outer: bool = False
+    rounds: Rounds = NO_ROUNDS
 
     @property
     def tensors(self) -> int:
         """The number of tensors of its state."""
-        return STATE_TENSORS + OUTER_TENSORS * self.has_outer
+        return STATE_TENSORS + (OUTER_TENSORS if self.rounds.length else 0)
+
+    @property
+    def followed(self) -> int:
+        """The number of tensors, the last ones, that a standby copies: with rounds the outer ones, which all islands share."""
+        return OUTER_TENSORS if self.rounds.length else STATE_TENSORS
 
     @property
     def size(self) -> int:
@@ -84,10 +90,22 @@ class Bucket:
         return self.parameters.device
 
     @property
+    def unfollowed_bytes(self) -> int:
+        """The size of the tensors before those that a standby copies."""
+        return (self.spec.tensors - self.spec.followed) * self.parameters.nbytes
+
+    @property
     def gradients(self) -> torch.Tensor:
         if self._gradients is None:
             self._gradients = torch.zeros_like(self.parameters, device=self.device)
         return self._gradients
+
+    @torch.no_grad()
+    def begin_island(self) -> None:
+        """As a new island does: with the parameters of the last exchange, and moments of zero. Others that share the moments keep
+        theirs."""
+        self.parameters.copy_(self.outer[0])
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.exp_avg), torch.zeros_like(self.exp_avg_sq)
 
     def placed(self, device: torch.device, home: torch.device) -> Bucket:
         """This bucket if it is there already, else one with its state there, sharing what need not move."""

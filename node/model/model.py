@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.initial_values import initial_values
+from dtfm.scheduler.model.rounds import Rounds
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -57,9 +58,9 @@ class Model(ABC):
         self.layers = layers
         self.buckets = _buckets(module, layers)
 
-    def keep_outer_state(self) -> None:
+    def keep_outer_state(self, rounds: Rounds) -> None:
         """The run has rounds: buckets have what an exchange needs."""
-        self.buckets = tuple(replace(spec, has_outer=True) for spec in self.buckets)
+        self.buckets = tuple(replace(spec, rounds=rounds) for spec in self.buckets)
 
     @abstractmethod
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:

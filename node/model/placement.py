@@ -79,8 +79,8 @@ class Placement:
     micro-batches. ``in_flight`` is the most micro-batches that may be forward but not yet backward here. ``groups`` has the
     group of each of the stage's buckets, of this node's island; ``exchange_groups`` those of all islands, if the run has rounds.
     ``stage`` and ``stages`` are of its ``island``, by number, which computes ``island_micro_batches`` of a step's
-    ``all_micro_batches``. ``is_main``: it is the plan's first, which writes snapshots. ``keeping`` is how this node keeps what it
-    needs.
+    ``all_micro_batches``. It ``began`` with moments of zero after that step; ``is_new``: that is the last committed one.
+    ``is_main``: it is the plan's first, which writes snapshots. ``keeping`` is how this node keeps what it needs.
     """
 
     node: str
@@ -103,6 +103,8 @@ class Placement:
     island_micro_batches: int = 0
     all_micro_batches: int = 0
     island: int = 0
+    began: int = 0
+    is_new: bool = False
     is_main: bool = True
 
     @property
@@ -139,8 +141,11 @@ def placement_of(
     *,
     twice: bool = False,
     rounds: Rounds = NO_ROUNDS,
+    began: int = 0,
+    step: int = 0,
 ) -> Placement | None:
-    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's. ``twice``: see held_out_chains."""
+    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's. ``twice``: see held_out_chains.
+    Its island ``began`` after that step; ``step`` is the last committed one."""
     number = plan.island_of(node)
     if number is None:
         return None
@@ -173,6 +178,8 @@ def placement_of(
         island_micro_batches=sum(stage.loads),
         all_micro_batches=len(training),
         island=number,
+        began=began,
+        is_new=0 < began == step,
         is_main=number == plan.stages[0].island,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +67,12 @@ class Inventory:
         """Whether ``stage``, of an earlier plan, can be used again as it is for ``placement``."""
         same = (stage.first, stage.past_last, stage.keeping) == (*placement.layers, placement.keeping)
         trusted = self.step == 0 or self.promised.issuperset(self.layers)
-        return same and trusted and all(self.held.get(index) is bucket for index, bucket in stage.buckets.items())
+        return (
+            same
+            and trusted
+            and not placement.is_new
+            and all(self.held.get(index) is bucket for index, bucket in stage.buckets.items())
+        )
 
     @property
     def _missing(self) -> list[BucketSpec]:
@@ -103,6 +109,8 @@ def acquire_stage(
         ConnectionError, OSError: a source is out of reach.
     """
     run, usable = loaded.run, inventory.usable
+    if placement.is_new:  # others may still need the moments from here
+        usable = {index: copy.copy(bucket) for index, bucket in usable.items()}
     donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in loaded.model.layers]
     stage = build_stage(
         loaded.model,
@@ -139,7 +147,9 @@ def acquire_stage(
     if from_disks:
         wait(snapshots.restore(assignment.step, from_disks, assignment.peers))
         check_agreed((bucket for bucket, _ in from_disks.values()), assignment.snapshot)
-    for index in stage.buckets:
+    for index, bucket in stage.buckets.items():
+        if placement.is_new:
+            bucket.begin_island()
         stage.refresh(index)
     return stage
 

@@ -2,7 +2,8 @@
 
 A bucket's state comes once. After that come each step's summed gradients, a third of its size, and the optimizer's update is
 done here too, with the same bits as everywhere (optimizer.py). So a node enters a plan, or takes over from a lost one,
-without a pause to fetch state.
+without a pause to fetch state. With rounds, what all islands share comes, then the sum of each exchange: the copies are as of
+the last step at which the run was at rest, and are for a new island.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
-import torch
 
+from dtfm.kernels.codec import Codec, decode, encoded_bytes
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import adamw
+from dtfm.node.model.optimizer import adamw, outer_step
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import TERMS
@@ -50,8 +51,8 @@ class _Copy:
     ``step`` is the step that it is as of, None while that is not whole; ``newest`` the step that its donor is at. ``donors``
     are those that are not given up; ``donor`` is the one in use, and ``started`` whether its state has come, so that steps
     follow. ``have`` is the number of bytes received of the present tensor, which are in ``received``, or, while the bucket is
-    ``empty``, in ``arriving``, which fills the bucket itself. ``voted`` has the generation and gradients of the next step, which
-    may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update.
+    ``empty``, in ``arriving``, which fills the bucket itself. ``voted`` has the generation, codec and gradients of the next step,
+    which may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update.
     """
 
     bucket: Bucket
@@ -63,13 +64,25 @@ class _Copy:
     empty: bool = True
     have: int = 0
     received: bytearray = field(default_factory=bytearray)
-    voted: tuple[int, bytearray] | None = None
+    voted: tuple[int, Codec, bytearray] | None = None
     applied: int = 0
     applying: asyncio.Future[None] | None = None
     arriving: Gathered = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arriving = Gathered(self.bucket.load)
+        self.arriving = Gathered(self.load)
+
+    @property
+    def stride(self) -> int:
+        """From one step that changes the copy to the next."""
+        return self.bucket.spec.rounds.stride
+
+    @property
+    def state_bytes(self) -> int:
+        return self.bucket.spec.followed * self.bucket.parameters.nbytes
+
+    def load(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
+        self.bucket.load(data, self.bucket.unfollowed_bytes + offset)
 
 
 class StandbyCopies:
@@ -136,7 +149,7 @@ class StandbyCopies:
             except TimeoutError:
                 log.warning("the standby's copies are not all as of step %d", commit.step)
         for copy in self._copies.values():
-            if copy.voted is not None and copy.voted[0] == commit.generation and copy.step == commit.step - 1:
+            if copy.voted is not None and copy.voted[0] == commit.generation and copy.step == commit.step - copy.stride:
                 self._begin_update(copy, commit.step, commit.gradient_norm, commit.learning_rate)
         await self._updates()
         return {index: copy.bucket for index, copy in self._copies.items() if copy.step == commit.step}
@@ -152,7 +165,7 @@ class StandbyCopies:
         size = 0
         for copy in self._copies.values():
             size += bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype)
-            size += len(copy.received) + (len(copy.voted[1]) if copy.voted is not None else 0)
+            size += len(copy.received) + (len(copy.voted[2]) if copy.voted is not None else 0)
         note_memory(ExtraMemory.STANDBY, size)
 
     def _ask(self, indices: Iterable[int]) -> None:
@@ -210,10 +223,9 @@ class StandbyCopies:
             await asyncio.wait((copy.applying,))
         if header.kind is Kind.COMMITTED and header.step == copy.applied == copy.step:
             return  # `as_of` was faster
-        totals = {Kind.STATE: bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype)}
-        step = header.step
+        totals, step = {Kind.STATE: copy.state_bytes}, copy.bucket.spec.rounds.rested(header.step)
         if copy.started and copy.step is not None:
-            totals, step = {Kind.UPDATE: copy.bucket.parameters.nbytes}, copy.step + 1
+            totals, step = {Kind.UPDATE: _update_bytes(copy.bucket, header)}, copy.step + copy.stride
             if copy.voted is not None:
                 totals[Kind.COMMITTED] = TERMS.size
         wanted = (step, totals.get(header.kind), copy.have)
@@ -232,10 +244,10 @@ class StandbyCopies:
         match header.kind:
             case Kind.STATE:
                 copy.step, copy.bucket.donors = None, (copy.donor,)
-                await asyncio.to_thread(copy.bucket.load, whole)
+                await asyncio.to_thread(copy.load, whole)
                 copy.step, copy.started, copy.voted, copy.empty = step, True, None, False
             case Kind.UPDATE:
-                copy.voted = header.generation, whole
+                copy.voted = header.generation, Codec(header.codec), whole
             case Kind.COMMITTED:
                 norm, rate = TERMS.unpack(whole)
                 await asyncio.shield(self._begin_update(copy, step, norm, rate))
@@ -248,14 +260,17 @@ class StandbyCopies:
         """Applies the gradients voted for, in a thread. They are taken here and now, on the event loop, so that no other caller
         can apply them again."""
         assert copy.voted is not None
-        (_, received), copy.voted = copy.voted, None
+        (_, codec, received), copy.voted = copy.voted, None
         copy.step, copy.applied = None, step  # None until all of it has changed
 
         def update() -> None:
             if received:
-                b = copy.bucket
-                gradients = torch.frombuffer(received, dtype=b.parameters.dtype).to(b.parameters.device)
-                adamw(self._run.train, step, rate, gradient_norm, b, gradients)
+                b, train = copy.bucket, self._run.train
+                gradients = decode(codec, memoryview(received), b.spec.size, b.parameters.dtype, b.parameters.device)
+                if b.spec.rounds.length:
+                    outer_step(train, b, gradients)
+                else:
+                    adamw(train, step, rate, gradient_norm, b, gradients)
             copy.step = step
 
         copy.applying = asyncio.get_running_loop().run_in_executor(None, update)
@@ -270,7 +285,7 @@ class StandbyCopies:
         problem = "" if self.is_sound else self._problem or "some layers have no donor"
         copies = self._copies.values()
         step, voted = self._common_step()
-        if not problem and (step is None or any(copy.newest - step > 1 for copy in copies)):
+        if not problem and (step is None or any(copy.newest - step > copy.stride for copy in copies)):
             return
         status = StandbyStatus(step or 0, voted, problem)
         if status != self._told:
@@ -289,4 +304,13 @@ class StandbyCopies:
         generations = {c.voted[0] if c.voted is not None else 0 for c in self._copies.values() if c.step == step}
         voted = generations.pop() if len(generations) == 1 else 0
         behind = max(steps) - step
-        return (step, voted) if behind == 0 or (behind == 1 and voted) else (None, 0)
+        stride = self._run.train.rounds + 1
+        return (step, voted) if behind == 0 or (behind == stride and voted) else (None, 0)
+
+
+def _update_bytes(bucket: Bucket, header: Header) -> int:
+    """Size of the gradients that this frame begins. Raises FrameError."""
+    try:
+        return encoded_bytes(Codec(header.codec), bucket.spec.size, bucket.parameters.dtype)
+    except ValueError as error:
+        raise FrameError(FrameProblem.UNEXPECTED, f"bucket {header.index}: {error}") from None

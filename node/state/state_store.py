@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import torch
-
-from dtfm.kernels.transfer import to_host
+from dtfm.kernels.codec import Codec, encode_again
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.images import Images
@@ -45,7 +43,8 @@ class HeldState:
 
 
 class Subscription:
-    """A standby's subscription to some buckets: their state, then the gradients and norm of every later step.
+    """A standby's subscription to some buckets: their state, then the gradients and norm of every later step; with rounds, what
+    islands share (`BucketSpec.followed`), then the sum and the commit of every later exchange.
 
     Lives on one event loop; methods marked so may be called from any thread.
     """
@@ -158,6 +157,7 @@ class StateStore:
         self._turn = threading.Lock()
         self._held = HeldState(0, {})
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
+        self._codec = Codec.OFF
         self._subscriptions: list[Subscription] = []
 
     @property
@@ -177,11 +177,11 @@ class StateStore:
                     missing = sorted(subscription.started - set(kept))
                     subscription.end(f"NOT_HELD: buckets {missing} are no longer held here as of that step")
 
-    def vote(self, generation: int) -> None:
+    def vote(self, generation: int, codec: Codec) -> None:
         """Sends the summed gradients of the next step to the standbys, before the commit: should this node be lost right
-        after it, they can apply the step. The gradients must stay until ``retract`` or ``apply``."""
+        after it, they can apply the step. The gradients, last sent with ``codec``, must stay until ``retract`` or ``apply``."""
         with self._turn:
-            self._voting = generation
+            self._voting, self._codec = generation, codec
             subscriptions = [subscription for subscription in list(self._subscriptions) if not subscription.ended]
             for index in sorted({i for subscription in subscriptions for i in subscription.started}):
                 self._send_gradients(index, [s for s in subscriptions if index in s.started])
@@ -205,7 +205,9 @@ class StateStore:
             terms = memoryview(TERMS.pack(commit.gradient_norm, commit.learning_rate))
             for subscription in list(self._subscriptions):
                 headers = [
-                    _header(Kind.COMMITTED, 0, step, index, step, len(terms)) for index in sorted(subscription.started)
+                    _header(Kind.COMMITTED, 0, step, index, step, len(terms))
+                    for index in sorted(subscription.started)
+                    if buckets[index].spec.rounds.at_rest(step)
                 ]
                 subscription.count(len(headers) * len(terms))
                 subscription.put([(header, terms) for header in headers])
@@ -229,11 +231,12 @@ class StateStore:
     def start(self, subscription: Subscription, bucket: int) -> Donation:
         """The bucket's present state; the subscription gets its steps from the next one on. Raises LookupError."""
         with self._turn:
-            state = self._donation(bucket, 0, 0, outlasts=True)
+            header, pieces = self._donation(bucket, self._held.buckets[bucket].unfollowed_bytes, 0, outlasts=True)
+            rested = self._rested(bucket)
             subscription.started.add(bucket)
             if self._voting:
                 self._send_gradients(bucket, [subscription])
-            return state
+            return replace(header, step=rested, part=rested), pieces
 
     def donate(self, request: StateRequest) -> Donation:
         """The bucket's state as of the requested step, from the requested byte on, as long as it is held: whoever is to have it
@@ -254,14 +257,21 @@ class StateStore:
         reading, step = self.images.read(self._held.buckets[bucket], offset, outlasts=outlasts), self._held.step
         return _header(Kind.STATE, generation, step, bucket, step, reading.size_bytes), reading
 
+    def _rested(self, bucket: int) -> int:
+        """The last step that changed what standbys have of the bucket."""
+        return self._held.buckets[bucket].spec.rounds.rested(self._held.step)
+
     def _send_gradients(self, bucket: int, subscriptions: Sequence[Subscription]) -> None:
-        gradients = self._held.buckets[bucket].gradients
+        """Sends the next step's, if that is one that standbys follow."""
+        step, held = self._held.step + 1, self._held.buckets[bucket]
+        if not held.spec.rounds.at_rest(step):
+            return
+        sent = encode_again(self._codec, held.gradients)
+        header = _header(Kind.UPDATE, self._voting, step, bucket, self._rested(bucket), len(sent.data))
+        header = replace(header, codec=sent.codec, elements=held.spec.size)
         for subscription in subscriptions:
-            subscription.count(gradients.nbytes)
-        data = to_host(gradients).view(torch.uint8).numpy().data
-        header = _header(Kind.UPDATE, self._voting, self._held.step + 1, bucket, self._held.step, len(data))
-        for subscription in subscriptions:
-            subscription.put([(header, data)])
+            subscription.count(len(sent.data))
+            subscription.put([(header, sent.data)])
 
 
 def _header(kind: Kind, generation: int, step: int, bucket: int, newest: int, size: int) -> Header:

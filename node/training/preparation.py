@@ -32,6 +32,7 @@ from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Prepared
 from dtfm.protos.plan_pb2 import Run
+from dtfm.scheduler.model.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Preparation:
                 data = load_data(run, modules, self._equipment.tokens, agreed, allowed)
             model = model or load_model(run.model, data.sample, modules)
             if run.train.rounds:
-                model.keep_outer_state()
+                model.keep_outer_state(Rounds(run.train.rounds))
             self._await_kernels()
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):

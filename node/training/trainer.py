@@ -289,7 +289,14 @@ class Trainer:
             return
         is_open = self._loaded.run.trust.mode == Run.Trust.OPEN
         placement = placement_of(
-            plan, self._equipment.node, held_out, buckets, twice=is_open, rounds=Rounds(train.rounds)
+            plan,
+            self._equipment.node,
+            held_out,
+            buckets,
+            twice=is_open,
+            rounds=Rounds(train.rounds),
+            began=assignment.island_began,
+            step=assignment.step,
         )
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
         if inventory.is_incomplete:  # otherwise its standby copies are for another stage, and it keeps them
@@ -384,7 +391,9 @@ class Trainer:
         deliver_to(generation.receiver)
         self._generation, self._earlier = generation, None
         # Until the generation begins, this node still donates what it held before.
-        self._store.replace(HeldState(assignment.step, {**self._store.held.buckets, **generation.stage.buckets}))
+        before, now = self._store.held.buckets, generation.stage.buckets
+        given = {**now, **before} if placement.is_new else {**before, **now}
+        self._store.replace(HeldState(assignment.step, given))
         states = {**inventory.expected, **generation.stage.buckets}.values()
         self._digests.begin(assignment.step, states)
         ready = PlanReady(
@@ -434,7 +443,7 @@ class Trainer:
         self._store.retract()
         exchanges = generation.placement.rounds.exchanges(step)
         outcome, squared_norm = generation.exchange(step) if exchanges else generation.train(step)
-        self._store.vote(generation.number)
+        self._store.vote(generation.number, generation.codecs.exchange if exchanges else generation.reduced_with)
         self._voted = step
         log.debug(
             "step %d: %.2f s computing, %.2f s waiting for peers", step, outcome.compute_seconds, outcome.wait_seconds

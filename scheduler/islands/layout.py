@@ -228,11 +228,15 @@ def numbered(island: Plan, number: int) -> Plan:
 
 
 def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workload) -> float:
-    """Seconds until the slowest node has the state that it lacks, over its fastest link from one who has some, or its line."""
+    """Seconds until the slowest node has the state that it lacks, over its fastest link from one who has some, or its line.
+    Nobody waits for a node that trains nothing now and is for a new island: it copies meanwhile."""
+    going_on = {stage.island for stage in before.stages}
     held = {node: (stage.island, range(*stage.layers)) for stage in before.stages for node in stage.replicas}
     seconds = 0.0
     for stage in plan.stages:
         for node in stage.replicas:
+            if node not in held and stage.island not in going_on:
+                continue
             island, layers = held.get(node, (stage.island, range(0)))
             has = layers if island == stage.island else range(0)
             lacks = sum(workload.layers[n].parameter_bytes for n in range(*stage.layers) if n not in has)

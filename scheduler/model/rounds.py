@@ -15,25 +15,34 @@ class Rounds:
 
     length: int = 0
 
+    @property
+    def stride(self) -> int:
+        """The number of steps from one at which the run is at rest to the next."""
+        return self.length + 1
+
     def exchanges(self, step: int) -> bool:
         """Whether this step is an exchange."""
-        return self.length > 0 and step % (self.length + 1) == 0
+        return self.length > 0 and self.at_rest(step)
 
     def trained(self, step: int) -> int:
         """How many of the steps up to this one train."""
-        return step - step // (self.length + 1) if self.length else step
+        return step - step // self.stride if self.length else step
 
     def at_rest(self, step: int) -> bool:
         """Whether all islands have the same weights after this step: the plan may change, and the state is that of the run."""
-        return self.length == 0 or self.exchanges(step)
+        return step % self.stride == 0
+
+    def rested(self, step: int) -> int:
+        """The last step up to this one at which the run was at rest."""
+        return step - step % self.stride
 
     def mean_seconds(self, step: float, exchange: float) -> float:
         """Of all steps, exchanges among them, where a step that trains takes ``step`` seconds."""
-        return (self.length * step + exchange) / (self.length + 1) if self.length else step
+        return (self.length * step + exchange) / self.stride if self.length else step
 
     def is_due(self, step: int, every: int) -> bool:
         """Whether something that comes once in ``every`` steps (0: never) comes after this one, at which the run is at rest."""
-        return every > 0 and step // every > (step - self.length - 1) // every
+        return every > 0 and step // every > (step - self.stride) // every
 
 
 NO_ROUNDS = Rounds()

@@ -84,11 +84,15 @@ def plain_losses(
 
 
 def losses_of_islands(
-    run: Run, shares: Callable[[int], Mapping[int, Sequence[int]]], held_out: dict[int, float] | None = None
+    run: Run,
+    shares: Callable[[int], Mapping[int, Sequence[int]]],
+    held_out: dict[int, float] | None = None,
+    began: Callable[[int], Mapping[int, int]] = lambda _: {},
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of each
     island, by its number; one that is missing has lost what it learnt since the last exchange. In an exchange, which is every
-    (run.train.rounds + 1)-th step, the loss is that of the step before. ``held_out`` gets the held-out loss after each."""
+    (run.train.rounds + 1)-th step, the loss is that of the step before. ``held_out`` gets the held-out loss after each.
+    ``began``: by step, the step after which an island began with moments of zero, where that is not the first."""
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
     first = whole_model(run, data, ()).to(torch.float64 if train.precision == FP64 else torch.float32)
@@ -98,8 +102,11 @@ def losses_of_islands(
     for step in itertools.count(1):
         numbers = shares(step)
         for island in numbers:
-            if island not in copies:  # from the first one, with its moments
-                copies[island] = copy.deepcopy(next(iter(copies.values()))) if copies else (first, adamw_of(run, first))
+            if island not in copies or began(step).get(island) == step - 1 > 0:
+                module = copy.deepcopy(first)
+                if step > 1:
+                    nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
+                copies[island] = module, adamw_of(run, module)
         copies = {island: copies[island] for island in numbers}
         whole = sum(map(len, numbers.values()))
         if step % (train.rounds + 1) == 0:

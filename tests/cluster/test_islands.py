@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from dtfm.coordinator.log.events import StepCommitted
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.store import Store
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.faults import COORDINATOR, SIGKILL, Fault, Phase, fail
 from tests.cluster.launch import Cluster
@@ -40,6 +43,17 @@ def shares_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, Sequence[int]]
     return found
 
 
+def began_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, int]]:
+    """By step that counts, the step after which an island began with moments of zero, where that is not the first."""
+    ledger, found = Ledger(), dict[int, Mapping[int, int]]()
+    with Store(cluster.store, write=False) as store:
+        for record in store.read():
+            ledger = record.event.apply(ledger)
+            if isinstance(record.event, StepCommitted):
+                found[record.event.step] = ledger.training.began
+    return found
+
+
 def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8) -> None:
     run = read_run_file(cluster.run_file).message("any")
     run.data.source = str(cluster.folder / run.data.source)
@@ -47,7 +61,7 @@ def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8) -> None:
     losses = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "step_committed"}
     assert [*losses] == [*range(1, run.train.steps + 1)]
     held_out: dict[int, float] = {}
-    alone = losses_of_islands(run, lambda step: shares[step], held_out)
+    alone = losses_of_islands(run, lambda step: shares[step], held_out, began_by_step(cluster).__getitem__)
     for step in losses:
         assert losses[step] == pytest.approx(next(alone), rel=tolerance, abs=0), f"step {step}"
     told = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "evaluated"}
@@ -80,11 +94,15 @@ def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path)
 def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Path, fault: Fault) -> None:
     with Cluster(tmp_path, text(60), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
         cluster.wait_for("node_left")
-        cluster.add("c2")
+        newcomer = cluster.add("c2")
         cluster.wait_for("plan_adopted", where=lambda event: "c2" in str(event["plan"]["stages"]))
         assert cluster.finish() == 0
         assert len(islands(cluster)) == 3
         assert_exact_islands(cluster)
+        adopted = [event["step"] for event in cluster.of("plan_adopted") if "c2" in str(event["plan"]["stages"])]
+        assert [*began_by_step(cluster)[60].values()] == adopted
+        # It had copied all before: nobody waited for its state.
+        assert "standby: 6 of 6 buckets are taken over" in newcomer.errors
 
 
 @pytest.mark.timeout(120)

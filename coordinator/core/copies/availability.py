@@ -85,23 +85,23 @@ def availability(state: State) -> Availability:
         ]
         for processes in ledger.training.held
     ]
-    for node in ledger.ready if memory else ():
+    for node in ledger.ready if memory and not state.rounds.length else ():  # without moments, where there are rounds
         standby = state.members.sessions[node].standby
         if (
-            standby is not None and step_of(standby, ledger) == ledger.training.step
+            standby is not None and step_of(standby, state) == ledger.training.step
         ):  # training cannot go on from an older one
             for layer in range(*standby.layers):
                 memory[layer].append(Copy(node, ledger.training.step))
     return Availability(tuple(map(tuple, memory)), _disks(state), ledger.copies.resumable_step)
 
 
-def step_of(standby: Standby, ledger: Ledger) -> int | None:
+def step_of(standby: Standby, state: State) -> int | None:
     """The last step that the standby's copy includes. The last commit counts if the standby has its gradients. None: it is still
     copying."""
-    last = ledger.training.last
-    applies = last is not None and (standby.step + 1, standby.voted) == (last.step, last.generation)
-    if applies and standby.step + 1 == ledger.training.step:
-        return ledger.training.step
+    training, following = state.ledger.training, standby.step + state.rounds.stride
+    last = training.last
+    if last is not None and (following, standby.voted) == (last.step, last.generation) and following == training.step:
+        return following
     return standby.step if standby.caught_up is not None else None
 
 

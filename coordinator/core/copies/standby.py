@@ -46,8 +46,8 @@ MOST_IDLE_STANDBYS = 2
 def arrange(transition: Transition) -> None:
     """Asks each node to become the standby that `wanted_standbys` names, when its inputs have changed."""
     state = transition.state
-    if state.stopped or not isinstance(state.phase, Stepping) or state.rounds.length:
-        return  # islands are copies of each other as of the last exchange, and nobody follows their steps
+    if state.stopped or not isinstance(state.phase, Stepping):
+        return
     ledger, last = state.ledger, state.ledger.training.last
     timed = last is not None and last.generation == ledger.training.generation and not last.resumed
     arrangement = Arrangement(ledger.training.generation, timed, state.planner.chosen, ledger.ready, ledger.staying)
@@ -82,10 +82,11 @@ def reported(transition: Transition, session: Session, report: wire.StandbyProgr
     standby = session.standby
     if standby is None or standby.number != report.number:
         return  # it answers an earlier request
+    stride = transition.state.rounds.stride
     if report.problem:
         layers = f"{standby.layers[0]}-{standby.layers[1] - 1}"
         transition.log(f"{session.node} cannot be a standby of layers {layers}: {shorten(report.problem)}")
-    has_applied = standby.voted and (report.step, report.voted) == (standby.step + 1, 0)  # what it had before
+    has_applied = standby.voted and (report.step, report.voted) == (standby.step + stride, 0)  # what it had before
     standby = replace(
         standby,
         caught_up=transition.state.ledger.training.step if standby.caught_up is None else standby.caught_up,
@@ -105,7 +106,9 @@ def commit_patience(state: State) -> float:
 
 def commit_waits_for(state: State) -> frozenset[str]:
     """The standbys that a commit waits for, once all have voted: for each stage whose new state only one machine would have,
-    its standbys that have kept up. One of them is enough."""
+    its standbys that have kept up. One of them is enough. In an exchange, those that the next plan is for."""
+    if state.rounds.exchanges(state.ledger.training.step + 1):
+        return _joining(state, state.ledger.training.step + 1)
     machine, standbys = machines(state.ledger), _by_layers(state)
     waits_for: set[str] = set()
     for stage in state.ledger.training.in_force.stages:
@@ -146,7 +149,7 @@ def last_reports_awaited(state: State) -> frozenset[str]:
         if (standby := state.members.sessions[node].standby) is not None
         and not standby.ended
         and (standby.caught_up is not None or standby.caught_up_before)
-        and step_of(standby, ledger) != ledger.training.step
+        and step_of(standby, state) != ledger.training.step
         and not lost.isdisjoint(range(*standby.layers))
     )
 
@@ -154,10 +157,12 @@ def last_reports_awaited(state: State) -> frozenset[str]:
 def still_copying(state: State) -> frozenset[str]:
     """Nodes of the chosen plan that have not caught up yet with the state that they need for it."""
     chosen, arranged = state.planner.chosen, state.safekeeping.arranged
-    if chosen is None or state.rounds.length:
+    if chosen is None:
         return frozenset()
     if arranged is None or arranged.chosen is not chosen:  # they are about to be asked
         return frozenset(_lacking(state, chosen.plan))
+    if state.rounds.length:
+        return _joining(state, state.ledger.training.step)
     wanted = {node: stage.layers for stage in chosen.plan.stages for node in stage.replicas}
     return frozenset(
         node
@@ -166,12 +171,28 @@ def still_copying(state: State) -> frozenset[str]:
     )
 
 
+def _joining(state: State, step: int) -> frozenset[str]:
+    """With rounds: the nodes of the chosen plan that copy what it needs, and do not have the sum of the exchange ``step``."""
+    chosen = state.planner.chosen
+    if chosen is None:
+        return frozenset()
+    generation, before = state.ledger.training.generation, step - state.rounds.stride
+    return frozenset(
+        node
+        for node, standby in standbys_of(state).items()
+        if node in chosen.plan.nodes
+        and not standby.ended
+        and standby.step != step
+        and (standby.step, standby.voted) != (before, generation)
+    )
+
+
 def promote(transition: Transition) -> None:
-    """Standbys that have the state as of the last commit count as holders of it from now on."""
+    """Standbys that have the state as of the last commit count as holders of it from now on. With rounds they have no moments."""
     ledger = transition.state.ledger
-    for node in ledger.ready:
+    for node in ledger.ready if not transition.state.rounds.length else ():
         standby = transition.state.members.sessions[node].standby
-        if standby is not None and step_of(standby, ledger) == ledger.training.step:
+        if standby is not None and step_of(standby, transition.state) == ledger.training.step:
             process = ledger.members[node].incarnation
             transition.emit(ev.StandbyPromoted(node, process, standby.layers, ledger.training.step))
 
@@ -181,8 +202,10 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
     the stage whose replicas and standbys are on the fewest machines, its own not among them if possible; and for stages that are
     left on one machine alone, a neighbour whose link allows it."""
     plan, chosen = state.ledger.training.in_force, state.planner.chosen
-    machine, holders = machines(state.ledger), state.ledger.holders
     wanted = _lacking(state, chosen.plan) if chosen is not None else {}
+    if state.rounds.length:
+        return wanted  # islands are copies of each other as of the last exchange, and nobody follows their steps
+    machine, holders = machines(state.ledger), state.ledger.holders
     copies = {stage.layers: list(stage.replicas) for stage in plan.stages}
     most = {layers: len(replicas) + MOST_IDLE_STANDBYS for layers, replicas in copies.items()}
     on = {layers: set(machines_of(machine, replicas)) for layers, replicas in copies.items()}
@@ -237,7 +260,7 @@ def keeping_up(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
         for node, standby in standbys.items()
         if standby.caught_up is not None
         and not standby.ended
-        and step_of(standby, state.ledger) == state.ledger.training.step
+        and step_of(standby, state) == state.ledger.training.step
         and (standby.caught_up == state.ledger.training.step or _was_in_time(state, standby))
     )
 
@@ -307,14 +330,17 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     """By node, the layers that ``plan`` gives it and that it does not hold, if it can copy them while others train: it has memory
-    for them beside those that it trains now, and its links keep up."""
-    holders, current = state.ledger.holders, state.ledger.training.in_force
+    for them beside those that it trains now, and its links keep up. With rounds, of new islands alone: a replica of one that
+    goes on needs its moments, too."""
+    holders, current = state.ledger.holders_in(None), state.ledger.training.in_force
+    going_on = {stage.island for stage in current.stages} if state.rounds.length else ()
     trained = {node: stage for stage in current.stages for node in stage.replicas}
     return {
         node: stage.layers
         for stage in plan.stages
         for node in stage.replicas
         if holders
+        and stage.island not in going_on
         and any(node not in holders[layer] for layer in range(*stage.layers))
         and _has_room(state, node, stage.layers, trained.get(node))
         and _can_follow(state, holders, node, stage.layers)
@@ -322,9 +348,12 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
 
 
 def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, layers: Layers) -> bool:
-    """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step; true while that is not known.
-    ``holders``: Ledger.holders, which looks at every member."""
-    ledger = state.ledger
+    """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step, or an exchange's sum in that of a
+    round; true while that is not known. ``holders``: by layer, see Ledger, which looks at every member."""
+    ledger, rounds = state.ledger, state.rounds
+    share = FOLLOW_FRACTION * rounds.stride
+    if len(ledger.training.in_force.islands) > 1:
+        share /= ledger.description.workload.sent_per_exchanged_byte
     if not ledger.training.step_seconds or not holders:
         return True
     sizes: dict[tuple[str, ...], float] = {}
@@ -336,14 +365,14 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
         known = [
             ledger.reach.links[donor][node].bandwidth for donor in donors if node in ledger.reach.links.get(donor, {})
         ]
-        if known and size > FOLLOW_FRACTION * ledger.training.step_seconds * sum(known):
+        if known and size > share * ledger.training.step_seconds * sum(known):
             return False
     return True
 
 
 def _named(state: State, node: str, layers: Layers) -> Givers:
     """From whom a standby of the layers is to copy them."""
-    holders = state.ledger.holders
+    holders = state.ledger.holders_in(None)
     return tuple(
         fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])
     )

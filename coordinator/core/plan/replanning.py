@@ -325,7 +325,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
             carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
             rounds=state.rounds,
-            islands=training.islands,
+            islands={node: training.islands.get(node, 0) for layer in training.held for node, _ in layer},
         )
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from dtfm.kernels.codec import Codec
 from dtfm.node.host import trace
 from dtfm.node.host.trace import ExtraMemory, forget_memory, listen_to_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
@@ -79,7 +80,7 @@ class Donor:
         for index, bucket in self.buckets.items():
             generator = torch.Generator().manual_seed(100 * step + index + 10 * (generation - GENERATION))
             bucket.gradients.copy_(torch.randn(bucket.spec.size, generator=generator))
-        self.store.vote(generation)
+        self.store.vote(generation, Codec.OFF)
         if commit:
             self.commit()
 

@@ -16,6 +16,7 @@ from dtfm.node.training.generation import Generation
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
+from dtfm.scheduler.model.rounds import Rounds
 from tests.cluster.plain import losses_of_islands
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.in_process import InProcess
@@ -56,7 +57,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def started(run: Run, plan: Plan) -> InProcess:
     data = load_data(run)
     model = load_model(run.model, data.sample)
-    model.keep_outer_state()
+    model.keep_outer_state(Rounds(run.train.rounds))
     return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12)
 
 

@@ -145,8 +145,23 @@ def test_an_island_keeps_its_number_while_most_of_its_nodes_stay() -> None:
 
 
 def test_nobody_joins_who_would_keep_all_waiting_for_its_state_for_longer_than_it_helps() -> None:
+    workload = replace(even_workload(layers=6, micro_batches=24), sent_per_exchanged_byte=SPARSE)
+    large = cities([1, 3], 125e6, 2e6)
+    small = [replace(node, memory_bytes=4.2e8, host_memory_bytes=None) for node in large.nodes[1:]]
+    cluster = replace(large, nodes=(large.nodes[0], *small))
+    known = lay_out(cluster.only([0, 1, 2]), workload, rounds=ROUNDS, evaluations=200).plan
+    for horizon, reason in ((10.0, Reason.FASTER), (1.0, Reason.KEPT)):
+        decision = lay_out(
+            cluster, workload, known, rounds=ROUNDS, numbers=numbers(known), horizon=horizon, evaluations=200
+        )
+        assert decision.reason is reason
+    assert decision.plan.idle == ("n3",)
+    assert "nodes would wait" in decision.sentence
+
+
+def test_a_new_island_joins_at_once_as_its_nodes_copy_while_others_train() -> None:
     known = lay_out(CITIES.only([2, 3, 4]), WORKLOAD, rounds=ROUNDS, evaluations=200).plan
     decision = lay_out(CITIES, WORKLOAD, known, rounds=ROUNDS, numbers=numbers(known), horizon=10.0, evaluations=200)
-    assert decision.reason is Reason.KEPT
-    assert {*decision.plan.idle} == {"n0", "n1"}
-    assert "nodes would wait" in decision.sentence
+    assert decision.reason is Reason.FASTER
+    assert decision.plan.island_of("n0") == decision.plan.island_of("n1")
+    assert decision.plan.island_of("n0") not in numbers(known).values()
