@@ -17,18 +17,7 @@ from dtfm.kernels.memory import MEMORY
 from dtfm.kernels.transfer import to_device, to_host
 from dtfm.kernels.with_cupy import module_with_cupy
 
-__all__ = [
-    "DTYPES",
-    "DTYPE_NUMBERS",
-    "Codec",
-    "Encoded",
-    "codec_named",
-    "decode",
-    "encode",
-    "encode_again",
-    "encoded_bytes",
-    "prepare",
-]
+__all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode", "encode", "encoded_bytes", "prepare"]
 
 # The numbers are sent in frames: never reuse one.
 DTYPES: dict[int, torch.dtype] = {1: torch.float32, 2: torch.float64, 3: torch.bfloat16, 4: torch.float16}
@@ -86,16 +75,6 @@ def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
         if data is not None:
             return Encoded(attempt, data)
     raise AssertionError("RAW16 encodes every tensor")
-
-
-def encode_again(codec: Codec, tensor: torch.Tensor) -> Encoded:
-    """Encodes a 1-D ``tensor`` that was decoded in whole blocks from ``codec``: mostly that gives the same bytes again. Where it
-    would not decode to the same bits, as if nothing was encoded before, uses OFF. The bytes are a copy of their own."""
-    if codec is not Codec.OFF:
-        again = encode(codec, tensor)
-        if torch.equal(decode(again.codec, again.data, tensor.numel(), tensor.dtype, tensor.device), tensor):
-            return again
-    return Encoded(Codec.OFF, to_host(tensor).view(torch.uint8).numpy().data)
 
 
 def _encode(codec: Codec, flat: torch.Tensor) -> memoryview | None:

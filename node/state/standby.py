@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
+import torch
 
-from dtfm.kernels.codec import Codec, decode, encoded_bytes
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw, outer_step
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import TERMS
+from dtfm.node.state.update import unpack
 from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import StandbyRequest
@@ -51,8 +52,8 @@ class _Copy:
     ``step`` is the step that it is as of, None while that is not whole; ``newest`` the step that its donor is at. ``donors``
     are those that are not given up; ``donor`` is the one in use, and ``started`` whether its state has come, so that steps
     follow. ``have`` is the number of bytes received of the present tensor, which are in ``received``, or, while the bucket is
-    ``empty``, in ``arriving``, which fills the bucket itself. ``voted`` has the generation, codec and gradients of the next step,
-    which may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update.
+    ``empty``, in ``arriving``, which fills the bucket itself. ``voted`` has the generation and gradients of the next step, which
+    may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update.
     """
 
     bucket: Bucket
@@ -64,7 +65,7 @@ class _Copy:
     empty: bool = True
     have: int = 0
     received: bytearray = field(default_factory=bytearray)
-    voted: tuple[int, Codec, bytearray] | None = None
+    voted: tuple[int, torch.Tensor] | None = None
     applied: int = 0
     applying: asyncio.Future[None] | None = None
     arriving: Gathered = field(init=False)
@@ -165,7 +166,7 @@ class StandbyCopies:
         size = 0
         for copy in self._copies.values():
             size += bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype)
-            size += len(copy.received) + (len(copy.voted[2]) if copy.voted is not None else 0)
+            size += len(copy.received) + (copy.voted[1].nbytes if copy.voted is not None else 0)
         note_memory(ExtraMemory.STANDBY, size)
 
     def _ask(self, indices: Iterable[int]) -> None:
@@ -225,7 +226,9 @@ class StandbyCopies:
             return  # `as_of` was faster
         totals, step = {Kind.STATE: copy.state_bytes}, copy.bucket.spec.rounds.rested(header.step)
         if copy.started and copy.step is not None:
-            totals, step = {Kind.UPDATE: _update_bytes(copy.bucket, header)}, copy.step + copy.stride
+            totals, step = {}, copy.step + copy.stride
+            if header.total <= copy.bucket.parameters.nbytes:
+                totals[Kind.UPDATE] = header.total  # where most gradients are zero, it is less
             if copy.voted is not None:
                 totals[Kind.COMMITTED] = TERMS.size
         wanted = (step, totals.get(header.kind), copy.have)
@@ -247,7 +250,7 @@ class StandbyCopies:
                 await asyncio.to_thread(copy.load, whole)
                 copy.step, copy.started, copy.voted, copy.empty = step, True, None, False
             case Kind.UPDATE:
-                copy.voted = header.generation, Codec(header.codec), whole
+                copy.voted = header.generation, await asyncio.to_thread(_gradients, copy.bucket, whole)
             case Kind.COMMITTED:
                 norm, rate = TERMS.unpack(whole)
                 await asyncio.shield(self._begin_update(copy, step, norm, rate))
@@ -260,17 +263,15 @@ class StandbyCopies:
         """Applies the gradients voted for, in a thread. They are taken here and now, on the event loop, so that no other caller
         can apply them again."""
         assert copy.voted is not None
-        (_, codec, received), copy.voted = copy.voted, None
+        (_, gradients), copy.voted = copy.voted, None
         copy.step, copy.applied = None, step  # None until all of it has changed
 
         def update() -> None:
-            if received:
-                b, train = copy.bucket, self._run.train
-                gradients = decode(codec, memoryview(received), b.spec.size, b.parameters.dtype, b.parameters.device)
-                if b.spec.rounds.length:
-                    outer_step(train, b, gradients)
-                else:
-                    adamw(train, step, rate, gradient_norm, b, gradients)
+            bucket, train = copy.bucket, self._run.train
+            if bucket.spec.rounds.length:
+                outer_step(train, bucket, gradients)
+            elif len(gradients):
+                adamw(train, step, rate, gradient_norm, bucket, gradients)
             copy.step = step
 
         copy.applying = asyncio.get_running_loop().run_in_executor(None, update)
@@ -308,9 +309,9 @@ class StandbyCopies:
         return (step, voted) if behind == 0 or (behind == stride and voted) else (None, 0)
 
 
-def _update_bytes(bucket: Bucket, header: Header) -> int:
-    """Size of the gradients that this frame begins. Raises FrameError."""
+def _gradients(bucket: Bucket, data: bytearray) -> torch.Tensor:
+    """Raises FrameError."""
     try:
-        return encoded_bytes(Codec(header.codec), bucket.spec.size, bucket.parameters.dtype)
+        return unpack(data, bucket.spec.size, bucket.parameters.dtype)
     except ValueError as error:
-        raise FrameError(FrameProblem.UNEXPECTED, f"bucket {header.index}: {error}") from None
+        raise FrameError(FrameProblem.MALFORMED, f"the gradients of bucket {bucket.spec.index}: {error}") from None

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from dtfm.kernels.codec import Codec, encode_again
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.images import Images
+from dtfm.node.state.update import pack
 from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import StateRequest
@@ -157,7 +157,6 @@ class StateStore:
         self._turn = threading.Lock()
         self._held = HeldState(0, {})
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
-        self._codec = Codec.OFF
         self._subscriptions: list[Subscription] = []
 
     @property
@@ -177,11 +176,11 @@ class StateStore:
                     missing = sorted(subscription.started - set(kept))
                     subscription.end(f"NOT_HELD: buckets {missing} are no longer held here as of that step")
 
-    def vote(self, generation: int, codec: Codec) -> None:
+    def vote(self, generation: int) -> None:
         """Sends the summed gradients of the next step to the standbys, before the commit: should this node be lost right
-        after it, they can apply the step. The gradients, last sent with ``codec``, must stay until ``retract`` or ``apply``."""
+        after it, they can apply the step. The gradients must stay until ``retract`` or ``apply``."""
         with self._turn:
-            self._voting, self._codec = generation, codec
+            self._voting = generation
             subscriptions = [subscription for subscription in list(self._subscriptions) if not subscription.ended]
             for index in sorted({i for subscription in subscriptions for i in subscription.started}):
                 self._send_gradients(index, [s for s in subscriptions if index in s.started])
@@ -266,12 +265,11 @@ class StateStore:
         step, held = self._held.step + 1, self._held.buckets[bucket]
         if not held.spec.rounds.at_rest(step):
             return
-        sent = encode_again(self._codec, held.gradients)
-        header = _header(Kind.UPDATE, self._voting, step, bucket, self._rested(bucket), len(sent.data))
-        header = replace(header, codec=sent.codec, elements=held.spec.size)
+        data = pack(held.gradients)
+        header = _header(Kind.UPDATE, self._voting, step, bucket, self._rested(bucket), len(data))
         for subscription in subscriptions:
-            subscription.count(len(sent.data))
-            subscription.put([(header, sent.data)])
+            subscription.count(len(data))
+            subscription.put([(header, data)])
 
 
 def _header(kind: Kind, generation: int, step: int, bucket: int, newest: int, size: int) -> Header:

@@ -110,7 +110,7 @@ class Generation:
             self.exchanger = Reducer(everywhere, self._send, self.receiver.let_go, inherited.exchange_residuals)
         self.commitments: Commitments | None = None
         """Of the step last trained, where work is audited and this step began here."""
-        self.reduced_with = Codec.OFF  # in the step last trained
+        self._reduced_with = Codec.OFF  # in the step last trained
         # During the last backward: the number of parameters of each bucket that still get gradients.
         self._unfinished: dict[int, int] = {}
         # Tensors of an interrupted step that the neighbours have from an earlier generation.
@@ -206,7 +206,7 @@ class Generation:
 
     def offer(self, step: int) -> Offer:
         """What was sent in ``step``, the one last trained."""
-        work = KeptWork(self.placement, self.progress, self.sizes, self.reduced_with)
+        work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with)
         return Offer(self.number, step, frozenset(self.around), work.find)
 
     def apply(self, commit: Commit) -> None:
@@ -328,7 +328,7 @@ class Generation:
         keeps = reduced <= self._retry_bytes  # keep all or none: if one is missing, a retry starts from scratch
         progress = self.progress
         keep = progress.keep_unreduced if keeps else lambda *_: progress.spoil()
-        self.reduced_with = self.codecs.reduction
+        self._reduced_with = self.codecs.reduction
         return self.reducer.start(step, gradients, self.codecs.reduction, keep)
 
     def _counted_norm(self, gradients: Mapping[int, torch.Tensor]) -> float:

@@ -443,7 +443,7 @@ class Trainer:
         self._store.retract()
         exchanges = generation.placement.rounds.exchanges(step)
         outcome, squared_norm = generation.exchange(step) if exchanges else generation.train(step)
-        self._store.vote(generation.number, generation.codecs.exchange if exchanges else generation.reduced_with)
+        self._store.vote(generation.number)
         self._voted = step
         log.debug(
             "step %d: %.2f s computing, %.2f s waiting for peers", step, outcome.compute_seconds, outcome.wait_seconds

@@ -7,16 +7,17 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from dtfm.kernels.codec import Codec
+from dtfm.kernels.codec import Codec, decode, encode
 from dtfm.node.host import trace
 from dtfm.node.host.trace import ExtraMemory, forget_memory, listen_to_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import adamw
+from dtfm.node.model.optimizer import adamw, outer_step
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
@@ -26,6 +27,7 @@ from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind, parse
 from dtfm.protos.plan_pb2 import Run
+from dtfm.scheduler.model.rounds import Rounds
 from tests.node.allocated import most_allocated
 from tests.node.dialling import dialler
 from tests.protos.members import NOW, member
@@ -36,7 +38,9 @@ NORM_OF_ALL = 2.5
 RATE = 1e-2
 RUN = Run(
     lease_seconds=5,
-    train=Run.Train(weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1),
+    train=Run.Train(
+        weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1, outer_rate=0.7, outer_momentum=0.9
+    ),
 )
 # The first is several frames long.
 SPECS = [BucketSpec(0, (0,), (("w", (700, 500)), ("b", (500,)))), BucketSpec(1, (1,), (("v", (7, 3)),))]
@@ -45,12 +49,15 @@ SPECS = [BucketSpec(0, (0,), (("w", (700, 500)), ("b", (500,)))), BucketSpec(1, 
 class Donor:
     """A node that trains buckets, with the same gradients on every donor. It is as of step 4 when a test begins."""
 
-    def __init__(self, name: str) -> None:
+    codec = Codec.OFF
+    """With which gradients came from other replicas."""
+
+    def __init__(self, name: str, specs: Sequence[BucketSpec] = SPECS) -> None:
         self.name = name
         self.store = StateStore()
-        self.buckets = {spec.index: Bucket(spec, CPU, torch.float32) for spec in SPECS}
+        self.buckets = {spec.index: Bucket(spec, CPU, torch.float32) for spec in specs}
         self.store.replace(HeldState(3, self.buckets))
-        self.given = 0
+        self.given, self.given_bytes = 0, 0.0
         self.train_while_giving = 0
         self._giving = asyncio.Event()
         self.server = PeerServer(self.store, self._gave)
@@ -63,8 +70,9 @@ class Donor:
             self._giving.clear()
             await self._giving.wait()
 
-    async def _gave(self, _: float) -> None:
+    async def _gave(self, size: float) -> None:
         self.given += 1
+        self.given_bytes += size
         self._giving.set()
         if self.train_while_giving:
             self.train_while_giving -= 1
@@ -79,8 +87,9 @@ class Donor:
         self.store.retract()
         for index, bucket in self.buckets.items():
             generator = torch.Generator().manual_seed(100 * step + index + 10 * (generation - GENERATION))
-            bucket.gradients.copy_(torch.randn(bucket.spec.size, generator=generator))
-        self.store.vote(generation, Codec.OFF)
+            made = encode(self.codec, torch.randn(bucket.spec.size, generator=generator))
+            bucket.gradients.copy_(decode(made.codec, made.data, bucket.spec.size, torch.float32, CPU))
+        self.store.vote(generation)
         if commit:
             self.commit()
 
@@ -90,6 +99,9 @@ class Donor:
 
     def _update(self, step: int) -> None:
         for bucket in self.buckets.values():
+            if bucket.spec.rounds.exchanges(step):
+                outer_step(RUN.train, bucket, bucket.gradients)
+                continue
             adamw(RUN.train, step, RATE / step, NORM_OF_ALL, bucket, bucket.gradients)
 
 
@@ -155,6 +167,48 @@ async def test_state_comes_once_and_then_every_step_is_applied_here_too(donors: 
         for donor in donors:
             donor.train()
         assert same(await standby.copies.as_of(committed(donors[0].step), 10), donors[0])
+    await standby.copies.close()
+
+
+@pytest.mark.parametrize("codec", [Codec.OFF, Codec.TOPK])
+async def test_with_rounds_the_copy_is_for_a_new_island_and_follows_exchanges_alone(codec: Codec) -> None:
+    specs = [replace(spec, rounds=Rounds(2)) for spec in SPECS]
+    donor = Donor("a", specs)
+    donor.codec = codec
+    donor.peer = Peer(node="a", candidates=[f"127.0.0.1:{await donor.server.start('127.0.0.1:0')}"])
+    for _ in range(4):  # steps 4 to 7, of which 6 is an exchange
+        donor.train()
+    standby = Standby([donor], specs)
+    await standby.until(6)
+    for index, bucket in (await standby.copies.as_of(committed(6), 10)).items():
+        bucket.begin_island()
+        assert torch.equal(bucket.parameters, donor.buckets[index].outer[0])
+    for _ in range(5):
+        donor.train()
+    donor.train(commit=False)
+    await standby.until(12)
+    copied = await standby.copies.as_of(committed(12), 10)
+    assert copied.keys() == donor.buckets.keys()
+    for index, bucket in copied.items():
+        trained = donor.buckets[index]
+        assert all(map(torch.equal, bucket.outer, trained.outer))
+        bucket.begin_island()
+        assert torch.equal(bucket.parameters, trained.parameters)
+        assert not bucket.exp_avg.any()
+        assert trained.exp_avg.any()
+    await standby.copies.close()
+    await donor.server.stop()
+
+
+async def test_of_sparse_gradients_only_those_come_that_are_not_0(donors: list[Donor]) -> None:
+    donors[0].codec = Codec.TOPK
+    standby = Standby(donors[:1])
+    await standby.until(4)
+    before = donors[0].given_bytes
+    donors[0].train()
+    await standby.until(5)
+    assert donors[0].given_bytes - before < SPECS[0].size * 4 / 20
+    assert same(await standby.copies.as_of(committed(5), 10), donors[0])
     await standby.copies.close()
 
 
