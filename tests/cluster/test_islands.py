@@ -106,11 +106,19 @@ def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Pa
 
 
 @pytest.mark.timeout(120)
-def test_an_island_goes_on_with_the_replicas_that_are_left(tmp_path: Path) -> None:
+def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_moments_of_its_layers(
+    tmp_path: Path,
+) -> None:
     fault = fail("b1").at(step=6, phase=Phase.BACKWARD).by(SIGKILL)
-    with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
+    with Cluster(tmp_path, text(60), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
+        cluster.wait_for("node_left")
+        cluster.add("b3")
+        cluster.wait_for("plan_adopted", where=lambda event: "b3" in str(event["plan"]["stages"]))
         assert cluster.finish() == 0
         assert_exact_islands(cluster)
+        (began,) = began_by_step(cluster)[60].values()
+        grown = next(event for event in cluster.of("plan_adopted") if "b3" in str(event["plan"]["stages"]))
+        assert grown["step"] > began  # so that there were moments, which b3 needed
 
 
 @pytest.mark.timeout(120)
