@@ -182,7 +182,6 @@ def _joining(state: State, step: int) -> frozenset[str]:
         for node, standby in standbys_of(state).items()
         if node in chosen.plan.nodes
         and not standby.ended
-        and standby.step != step
         and (standby.step, standby.voted) != (before, generation)
     )
 
