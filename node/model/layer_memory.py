@@ -12,7 +12,6 @@ import gc
 import logging
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -83,30 +82,30 @@ def _measured(
 def _of_layer(
     model: Model, number: int, part: Part, whole: nn.Module, micro_batch: int, computes_in: torch.dtype, watch: _Watch
 ) -> LayerMemory:
-    before = watch.live
-    with watch.peak() as forward:
-        x = _input(model, number, micro_batch, computes_in)
-        if number < len(model.layers) - 1:
-            y = part.body(x).to(computes_in)
-        else:
-            layer = model.layers[number]
-            labels = torch.zeros(micro_batch, *layer.output[:-1], dtype=torch.int64)
-            read = list({id(p): p for p in map(whole.get_parameter, layer.parameters)}.values())
-            y = loss_of_part(part, x, labels, layer.output[-1], read).weighted
-            del labels
+    before = watch.most = watch.live
+    x = _input(model, number, micro_batch, computes_in)
+    if number < len(model.layers) - 1:
+        y = part.body(x).to(computes_in)
+    else:
+        layer = model.layers[number]
+        labels = torch.zeros(micro_batch, *layer.output[:-1], dtype=torch.int64)
+        read = list({id(p): p for p in map(whole.get_parameter, layer.parameters)}.values())
+        y = loss_of_part(part, x, labels, layer.output[-1], read).weighted
+        del labels
+    forward = watch.most
     if not y.requires_grad:
-        return LayerMemory(x.untyped_storage().nbytes(), forward.bytes - before - x.untyped_storage().nbytes())
+        return LayerMemory(x.untyped_storage().nbytes(), forward - before - x.untyped_storage().nbytes())
     shape, dtype = y.shape, y.dtype
     edge = get_gradient_edge(y)
     del y
-    kept = watch.live - before
-    with watch.peak() as backward:
-        gradient = torch.zeros(shape, dtype=dtype)
-        torch.autograd.backward(edge, gradient)
+    kept, watch.most = watch.live - before, watch.live
+    gradient = torch.zeros(shape, dtype=dtype)
+    torch.autograd.backward(edge, gradient)
+    backward = watch.most
     del edge, gradient, x
     if watch.live > before:
         gc.collect()
-    return LayerMemory(kept, max(0, forward.bytes - before - kept, backward.bytes - before - kept))
+    return LayerMemory(kept, max(0, forward - before - kept, backward - before - kept))
 
 
 def _input(model: Model, number: int, micro_batch: int, computes_in: torch.dtype) -> torch.Tensor:
@@ -126,26 +125,15 @@ def _forget(parameter: torch.Tensor) -> None:
     parameter.grad = None
 
 
-@dataclass(slots=True)
-class _Peak:
-    bytes: int = 0
-
-
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of fake tensors that operations inside have made and that are still alive, each storage once."""
+    """Counts the bytes of fake tensors that operations inside have made and that are still alive, each storage once.
+    ``most`` is the most that were ever alive, or since it was last set."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
-        self._most = 0
+        self.most = 0
         self._known: dict[int, weakref.ref[Any]] = {}
-
-    @contextmanager
-    def peak(self) -> Iterator[_Peak]:
-        """The most bytes that are alive at any time in the block, known after it."""
-        self._most, peak = self.live, _Peak()
-        yield peak
-        peak.bytes = self._most
 
     def ignore(self, tensor: torch.Tensor) -> None:
         """Does not count what shares this tensor's memory."""
@@ -156,7 +144,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, FakeTensor):
                 self._know(tensor, tensor.untyped_storage().nbytes())
-        self._most = max(self._most, self.live)
+        self.most = max(self.most, self.live)
         return out
 
     def _know(self, tensor: torch.Tensor, size: int) -> None:
