@@ -49,13 +49,6 @@ def label_weights(labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return learnt * share.view(-1, *[1] * (labels.ndim - 1))
 
 
-def score(logits: torch.Tensor, labels: torch.Tensor, weight: float = 1.0) -> Scored:
-    """The loss of ``logits`` [b, ..., classes] for ``labels`` int64 [b, ...]: [b, s, V] and [b, s] for language models, and
-    [b, C] and [b] for classifiers."""
-    mean = _mean(logits.flatten(0, -2), labels.flatten(), label_weights(labels, _wide_dtype(logits)).flatten())
-    return Scored(mean.detach(), mean * weight)
-
-
 def loss_of_part(
     part: Part,
     x: torch.Tensor,
@@ -65,31 +58,15 @@ def loss_of_part(
     weight: float = 1.0,
     apart: bool = False,
 ) -> Scored:
-    """The loss of the last stage's ``part`` for its input ``x``; the rest as for `score_in_chunks`."""
-    y = part.body(x)
-    return (
-        score(y, labels, weight)
-        if part.head is None
-        else score_in_chunks(part.head, y, labels, classes, parameters, weight, apart)
-    )
+    """The loss of the last stage's ``part`` for its input ``x`` and ``labels`` int64 [b, ...]: [b, s] for language models, and
+    [b] for classifiers.
 
-
-def score_in_chunks(
-    head: Forward,
-    hidden: torch.Tensor,
-    labels: torch.Tensor,
-    classes: int,
-    parameters: Sequence[torch.nn.Parameter],
-    weight: float = 1.0,
-    apart: bool = False,
-) -> Scored:
-    """The loss of ``head(hidden)``, for ``hidden`` [b, ..., h] and ``labels`` [b, ...].
-
-    ``head`` maps [tokens, h] to logits [tokens, ``classes``], each token by itself. ``parameters`` are those that it reads, and
-    may be more. If there is more than one chunk, and gradients are wanted,
+    ``parameters`` are those that the part's head reads, and may be more; ``classes`` is the width of its logits. If there is more
+    than one chunk, and gradients are wanted,
     those of all chunks but the last are added to the parameters' ``.grad`` here: call the backward pass exactly once. If
     ``apart``, nothing is added to any ``.grad``: the backward pass is torch.autograd.grad, for the input and ``parameters``.
     """
+    head, hidden = part.head or _logits_themselves, part.body(x)
     flat, targets = hidden.flatten(0, -2), labels.flatten()
     counts = label_weights(labels, _wide_dtype(hidden)).flatten()
     size = chunk_tokens(len(flat), classes)
@@ -99,6 +76,10 @@ def score_in_chunks(
     settings = (head, size, weight, torch.is_grad_enabled(), apart)
     mean, weighted = _InChunks.apply(flat, targets, counts, *settings, *parameters)  # type: ignore[no-untyped-call]
     return Scored(mean, weighted)
+
+
+def _logits_themselves(logits: torch.Tensor) -> torch.Tensor:
+    return logits
 
 
 def chunk_tokens(tokens: int, classes: int) -> int:

@@ -72,8 +72,8 @@ class Stage:
         positions: torch.Tensor | None = None,
         only: Sequence[nn.Parameter] | None = None,
     ) -> Scored:
-        """The loss of one micro-batch on the last stage; ``x`` and ``positions`` as for `forward`, ``labels`` as for `score`.
-        Unless gradients are off, the backward pass must follow, once: see `score_in_chunks`. With ``only``, it is one of
+        """The loss of one micro-batch on the last stage; ``x`` and ``positions`` as for `forward`, ``labels`` as for
+        `loss_of_part`. Unless gradients are off, the backward pass must follow, once: see there. With ``only``, it is one of
         torch.autograd.grad for the input and some of these parameters, and nothing is added to any `.grad`. Not thread-safe."""
         last = self.past_last - 1
         read = [p for i, bucket in self.buckets.items() if last in bucket.spec.layers for p in self.parameters[i]]

@@ -8,7 +8,8 @@ from hypothesis import given, strategies as st
 from torch.nn import functional
 
 from dtfm.node.data.samples import NOT_LEARNT
-from dtfm.node.model.loss import label_weights, score
+from dtfm.node.model.loss import label_weights
+from tests.node.model.test_loss import score
 
 
 @st.composite

@@ -7,11 +7,17 @@ import torch
 from torch import nn
 
 from dtfm.node.model import loss as loss_module
-from dtfm.node.model.loss import chunk_tokens, score, score_in_chunks
+from dtfm.node.model.loss import Scored, chunk_tokens, loss_of_part
+from dtfm.node.model.model import Part
 from dtfm.node.model.stage import build_stage
 from tests.node.allocated import most_allocated
 from tests.node.model.initialised import initialise_all
 from tests.node.model.test_stage import CONFIGS, CPU, VOCABULARY, batch_of, model_of
+
+
+def score(logits: torch.Tensor, labels: torch.Tensor) -> Scored:
+    """Of a part without a head."""
+    return loss_of_part(Part(lambda x: x), logits, labels, logits.shape[-1], ())
 
 
 def test_it_is_the_mean_cross_entropy() -> None:
@@ -73,11 +79,11 @@ def test_memory_holds_the_logits_of_a_chunk_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loss_module, "MOST_LOGITS_BYTES", 1 << 20)
     tokens, hidden, classes = 4096, 8, 1000
     head = nn.Linear(hidden, classes, bias=False)
-    x = torch.randn(1, tokens, hidden, requires_grad=True)
+    part, x = Part(lambda x: x, head), torch.randn(1, tokens, hidden, requires_grad=True)
     labels = torch.zeros(1, tokens, dtype=torch.int64)
 
     def work() -> None:
-        torch.autograd.backward(score_in_chunks(head, x, labels, classes, list(head.parameters())).weighted)
+        torch.autograd.backward(loss_of_part(part, x, labels, classes, list(head.parameters())).weighted)
 
     of_logits = 4 * tokens * classes
     assert most_allocated(work) < 0.5 * of_logits
