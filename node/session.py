@@ -59,8 +59,6 @@ from dtfm.protos.control_pb2 import (
     Reach,
     RefusalReason,
     Standby,
-    StepFailed,
-    StepProblem,
 )
 from dtfm.protos.credentials import Identity
 from dtfm.protos.enrolment import NotAdmitted, refusal_in
@@ -111,7 +109,7 @@ class Session:
         self._lease = DEFAULT_LEASE  # until the first welcome
         self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
-        self._sender = Sender(settings.node, self._peer_lost, self._not_encoded)
+        self._sender = Sender(settings.node, lambda generation, error: self._trainer.failed(error, generation))
         report = _on_loop(loop, self._send)
         self._snapshots = Snapshots(Disk(settings.snapshots, settings.node), report)
         equipment = Equipment(
@@ -416,20 +414,6 @@ class Session:
             self._hang_up()
         else:
             self._send(NodeMessage(goodbye=Goodbye(reason=sentence)))
-
-    def _peer_lost(self, peer: str, generation: int, why: str) -> None:
-        where = self._trainer.at
-        if where is not None and where[0] == generation:
-            step = where[1]
-            failed = StepFailed(
-                generation=generation, step=step, problem=StepProblem.PEER_LOST, peer=peer, sentence=f"{peer}: {why}"
-            )
-            self._send(NodeMessage(step_failed=failed))
-
-    def _not_encoded(self, generation: int, error: Exception) -> None:
-        where = self._trainer.at
-        if where is not None and where[0] == generation:
-            self._trainer.failed(error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

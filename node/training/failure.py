@@ -9,6 +9,7 @@ import torch
 from dtfm.node.state.snapshot_files import CheckpointDamaged
 from dtfm.node.state.snapshots import SnapshotDamaged
 from dtfm.node.training.pipeline import NonFinite
+from dtfm.node.transport.sender import Lost
 from dtfm.programs import START_AGAIN
 from dtfm.protos.control_pb2 import PlanFailed, StepProblem
 
@@ -24,6 +25,8 @@ def problem_of(error: Exception) -> StepProblem:
     match error:
         case NonFinite():
             return StepProblem.NON_FINITE
+        case Lost():
+            return StepProblem.PEER_LOST
         case _ if _is_out_of_memory(error):
             return StepProblem.OUT_OF_MEMORY
         case _:
@@ -31,8 +34,8 @@ def problem_of(error: Exception) -> StepProblem:
 
 
 def peer_of(error: Exception) -> str:
-    """Who has sent what the error is about; empty: nobody."""
-    return error.source if isinstance(error, NonFinite) else ""
+    """Who was lost, or has sent what the error is about; empty: nobody."""
+    return error.source if isinstance(error, NonFinite) else error.peer if isinstance(error, Lost) else ""
 
 
 def plan_failed(generation: int, error: Exception) -> PlanFailed:

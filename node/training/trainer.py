@@ -148,10 +148,12 @@ class Trainer:
         self._auditing.call_off()
         self._equipment.sender.interrupt(reason)
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: Exception, of: int | None = None) -> None:
         """The present step cannot be finished here, so that it is aborted for all; or, without a step, or a device, this node
-        cannot take part. From any thread."""
+        cannot take part. From any thread. ``of``: the generation that has failed; once that is over, so is the matter."""
         at = self.at
+        if of is not None and (at is None or at[0] != of):
+            return
         if at is None or is_device_lost(error):
             log.debug("this node cannot take part", exc_info=error)
             self._fail(error)

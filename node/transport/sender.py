@@ -78,6 +78,14 @@ def ready(encoded: Encoded) -> Future[Encoded]:
     return future
 
 
+class Lost(ConnectionError):
+    """The stream to ``peer`` broke, also because the peer refused a frame."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"{peer}: {why}")
+        self.peer = peer
+
+
 #: A tensor's header and its encoded bytes.
 _Item = tuple[Header, memoryview]
 
@@ -144,20 +152,14 @@ class _Lane:
 class Sender:
     """The sending side of a node's data plane.
 
-    ``on_lost(peer, generation, why)`` is called on the event loop when a stream that carried tensors of that generation
-    breaks, also because the peer refused a frame; ``on_failed(generation, error)`` when a tensor of it could not be encoded here,
-    which is no fault of the peer's.
+    ``on_failed(generation, error)`` is called on the event loop when a stream that carried tensors of that generation breaks
+    (Lost), or when one of them could not be encoded here, which is no fault of the peer's.
     """
 
-    def __init__(
-        self,
-        node: str,
-        on_lost: Callable[[str, int, str], None],
-        on_failed: Callable[[int, Exception], None] = lambda generation, error: None,
-    ) -> None:
+    def __init__(self, node: str, on_failed: Callable[[int, Exception], None]) -> None:
         self.priority = SendPriority()
         self._node = node
-        self._on_lost, self._on_failed = on_lost, on_failed
+        self._on_failed = on_failed
         self._shown: dict[str, Identity] = {}
         self._loop = asyncio.get_running_loop()
         self._encoder = ThreadPoolExecutor(1, "encode")
@@ -295,7 +297,7 @@ class Sender:
             log.warning("the stream %s broke: %s", lane.name, why)
             if lane.carried == self._generation:  # else this generation has lost nothing, and its queue is good
                 lane.clear()
-                self._on_lost(node, lane.carried, why)
+                self._on_failed(lane.carried, Lost(node, why))
 
     async def _pump(self, call: Any, lane: _Lane, item: _Item) -> None:
         while True:

@@ -69,7 +69,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     placement = placement_of(plan, names[rank], 0, [BucketSpec(index, (index,), ()) for index in range(BUCKETS)])
     assert placement is not None
     sizes = TensorSizes(0, 0, dict.fromkeys(range(BUCKETS), BUCKET_ELEMENTS), torch.float32, torch.float32)
-    sender = Sender(names[rank], lambda peer, _, why: reducer.queue.close(f"{peer}: {why}"))
+    sender = Sender(names[rank], lambda _, error: reducer.queue.close(str(error)))
     reducer = Reducer(placement, sender.send)
     receiver = Receiver(
         Expectations(placement, sizes), 0, lambda arrival: reducer.queue.put(arrival.header.step, arrival)

@@ -48,7 +48,7 @@ class Node:
             device=torch.device("cpu"),
             hardware=Device(kind="cpu", memory_bytes=1 << 30, flops=1e12),
             allowed_modules=(),
-            sender=Sender(name, lambda *lost: None),
+            sender=Sender(name, lambda *failed: None),
             store=StateStore(),
             tokens=folder / "tokens",
             snapshots=Snapshots(Disk(folder, name), report),

@@ -31,7 +31,7 @@ from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.preparation import Preparation
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
-from dtfm.node.transport.sender import Sender
+from dtfm.node.transport.sender import Lost, Sender
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
     Assignment,
@@ -42,6 +42,7 @@ from dtfm.protos.control_pb2 import (
     Peer,
     PlanFailed,
     SnapshotSource,
+    StepProblem,
 )
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage
@@ -71,7 +72,7 @@ class Node:
             device=torch.device("cpu"),
             hardware=Device(kind="cpu", memory_bytes=1 << 30, flops=1e12),
             allowed_modules=(),
-            sender=Sender("n0", lambda *lost: None),
+            sender=Sender("n0", lambda *failed: None),
             store=StateStore(),
             tokens=folder / "tokens",
             snapshots=Snapshots(Disk(folder, "n0"), report),
@@ -161,6 +162,16 @@ async def test_a_device_that_cannot_compute_in_the_runs_precision_ends_the_node(
         node.equipment.snapshots.writer.close()
         await node.equipment.sender.close()
         assert mistakes == said
+
+
+async def test_a_peer_that_was_lost_fails_the_step_of_its_own_generation_alone(node: Node) -> None:
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.failed(Lost("n1", "of the last plan"), 0)
+    node.trainer.failed(Lost("n2", "of this one"), 1)
+    told = (await node.reports.get()).step_failed
+    assert (told.generation, told.step, told.problem, told.peer) == (1, 1, StepProblem.PEER_LOST, "n2")
+    assert told.sentence == "n2: of this one"
 
 
 async def test_an_idle_node_times_its_device_again_and_a_replica_does_not(node: Node) -> None:

@@ -266,7 +266,7 @@ async def test_a_peer_that_stops_reading_holds_back_who_sends_to_it_and_nobody_e
     node = Node()
     node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
     node.server.deliver_to(node.receiver)
-    sender = Sender("a", lambda peer, generation, why: None)
+    sender = Sender("a", lambda generation, error: None)
     await sender.connect(GENERATION, dialler("a"), {"deaf": f"127.0.0.1:{port}", "me": node.address}, 20, 10)
     sent = 0
     large = torch.zeros(4 << 20)  # 16 MiB

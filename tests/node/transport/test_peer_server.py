@@ -22,13 +22,14 @@ from dtfm.node.network.dialling import Dialler
 from dtfm.node.network.links import measure_links
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.state_store import HeldState, StateStore
+from dtfm.node.training.failure import peer_of, problem_of
 from dtfm.node.transport.callers import MOST_CALLS
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.peer_server import MOST_PING_BYTES, PeerServer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender
 from dtfm.protos.connection import REFUSED_BY_NAME_BYTES, open_channel, server_options
-from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.control_pb2 import Peer, StepProblem
 from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
@@ -123,7 +124,7 @@ async def test_a_bad_frame_ends_its_own_stream_only_and_is_named(node: Node, sen
     assert (await refusal(node, sent)).startswith(f"{name}: ")
 
     lost: list[str] = []
-    sender = Sender("b", lambda peer, generation, why: lost.append(why))
+    sender = Sender("b", lambda generation, error: lost.append(str(error)))
     await sender.connect(GENERATION, dialler("b"), {"me": node.address}, 20, 10)
     tensor = torch.randn(ELEMENTS)
     send(sender, "me", activation(GENERATION, STEP, 1), tensor)
@@ -164,7 +165,7 @@ async def test_a_member_of_another_run_gets_no_answer(node: Node) -> None:
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     with pytest.raises(ConnectionError, match="UNAVAILABLE"):
         await fetch_states([(mine, [me])], STEP, GENERATION, Dialler(stranger), 0.3)
-    sender = Sender("a", lambda peer, generation, why: None)
+    sender = Sender("a", lambda generation, error: None)
     with pytest.raises(ConnectionError, match="me cannot be reached"):
         await sender.connect(GENERATION, Dialler(stranger), {"me": node.address}, 1, 10)
     await sender.close()
@@ -176,7 +177,7 @@ async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authorit
         send(sender, "me", activation(GENERATION, STEP, index), torch.zeros(ELEMENTS))
         return (await asyncio.wait_for(node.arrived.get(), 20)).header.index
 
-    sender = Sender("a", lambda peer, generation, why: None)
+    sender = Sender("a", lambda generation, error: None)
     assert await send_as(sender, member("a"), 0) == 0
     authority = make_authority(make_key(), NOW)
     node.server.become(member("me", authority))
@@ -185,20 +186,20 @@ async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authorit
 
 
 async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
-    lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    sender = Sender("stranger", lambda peer, generation, why: lost.put_nowait((peer, why)))
+    lost: asyncio.Queue[Exception] = asyncio.Queue()
+    sender = Sender("stranger", lambda generation, error: lost.put_nowait(error))
     await sender.connect(GENERATION, dialler("stranger"), {"me": node.address}, 20, 10)
     send(sender, "me", activation(GENERATION, STEP, 0), torch.zeros(ELEMENTS))
-    peer, why = await asyncio.wait_for(lost.get(), 20)
+    error = await asyncio.wait_for(lost.get(), 20)
     await sender.close()
-    assert peer == "me"
-    assert "UNEXPECTED" in why
-    assert "stranger" in why
+    assert (problem_of(error), peer_of(error)) == (StepProblem.PEER_LOST, "me")
+    assert "UNEXPECTED" in str(error)
+    assert "stranger" in str(error)
 
 
 async def test_what_is_sent_after_a_stream_broke_arrives(node: Node) -> None:
     lost: asyncio.Queue[str] = asyncio.Queue()
-    sender = Sender("a", lambda peer, generation, why: lost.put_nowait(why))
+    sender = Sender("a", lambda generation, error: lost.put_nowait(str(error)))
     await sender.connect(GENERATION, dialler("a"), {"me": node.address}, 20, 10)
     send(sender, "me", activation(GENERATION, STEP, 3), torch.zeros(ELEMENTS))  # b's to send
     assert "UNEXPECTED" in await asyncio.wait_for(lost.get(), 20)
@@ -211,7 +212,7 @@ async def test_what_is_sent_after_a_stream_broke_arrives(node: Node) -> None:
 
 async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_this_one(node: Node) -> None:
     lost: list[str] = []
-    sender = Sender("a", lambda peer, generation, why: lost.append(why))
+    sender = Sender("a", lambda generation, error: lost.append(str(error)))
     await sender.connect(GENERATION + 1, dialler("a"), {"me": node.address}, 20, 10)
     send(sender, "me", activation(GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS))
     await sender.connect(
@@ -224,7 +225,7 @@ async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_thi
 
 
 async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
-    sender = Sender("a", lambda peer, generation, why: None)
+    sender = Sender("a", lambda generation, error: None)
     with pytest.raises(ConnectionError, match=r"me cannot be reached at 127.0.0.1:1 .*--advertise"):
         await sender.connect(GENERATION, dialler("a"), {"me": "127.0.0.1:1"}, 0.5, 10)
     await sender.close()
@@ -444,7 +445,7 @@ async def test_a_renewed_certificate_ends_nothing_and_channels_move_to_it_only_w
         await asyncio.wait_for(node.arrived.get(), 20)
 
     lost: list[str] = []
-    sender = Sender("a", lambda peer, generation, why: lost.append(why))
+    sender = Sender("a", lambda generation, error: lost.append(str(error)))
     old, young, newest = (member("a", now=NOW - age) for age in (0.7 * DAY, 0.2 * DAY, 0 * DAY))
     await send_as(sender, old, 0)
     first = sender._channels["me"]

@@ -119,7 +119,7 @@ class End:
 async def test_an_activation_overtakes_what_waits_for_the_same_peer() -> None:
     line, end = Line(), End("z")
     address = f"127.0.0.1:{await line.to(await end.server.start('127.0.0.1:0'))}"
-    sender = Sender("a", lambda peer, generation, why: None)
+    sender = Sender("a", lambda generation, error: None)
     await sender.connect(GENERATION, dialler("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
     queue = sender._lanes["z", Rank.REDUCTION].queue
     piece = encode(Codec.OFF, torch.zeros(PIECE))
@@ -145,9 +145,9 @@ async def test_a_tensor_that_cannot_be_encoded_is_this_nodes_failure_and_not_the
     def encode(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    end, lost, failed = End("z"), list[str](), asyncio.Queue[tuple[int, Exception]]()
+    end, failed = End("z"), asyncio.Queue[tuple[int, Exception]]()
     monkeypatch.setattr(sender_module, "encode", encode)
-    sender = Sender("a", lambda peer, *_: lost.append(peer), lambda *why: failed.put_nowait(why))
+    sender = Sender("a", lambda *why: failed.put_nowait(why))
     address = f"127.0.0.1:{await end.server.start('127.0.0.1:0')}"
     await sender.connect(GENERATION, dialler("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
     large = torch.zeros(QUEUE_BYTES // 4)
@@ -157,7 +157,7 @@ async def test_a_tensor_that_cannot_be_encoded_is_this_nodes_failure_and_not_the
         assert (generation, problem_of(error)) == (GENERATION, StepProblem.OUT_OF_MEMORY)
     await sender.close()
     await end.server.stop()
-    assert lost == []
+    assert failed.empty()
 
 
 class WarmUps:
@@ -192,7 +192,7 @@ class WarmUps:
 async def test_a_new_connection_is_warmed_up_by_what_its_link_has_in_transit(
     in_transit: dict[str, float], size: float
 ) -> None:
-    warm_ups, sender = WarmUps(), Sender("a", lambda peer, generation, why: None)
+    warm_ups, sender = WarmUps(), Sender("a", lambda generation, error: None)
     await warm_ups.server.start()
     for generation in (1, 2):  # the second finds it connected
         peers = {"z": f"127.0.0.1:{warm_ups.port}"}

@@ -13,6 +13,7 @@ import torch
 
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.training.failure import peer_of
 from dtfm.node.transport.lent_connections import Holder
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.sender import Sender
@@ -153,8 +154,8 @@ async def test_what_went_over_a_relay_that_is_replaced_breaks_at_once(start: Sta
     second = await start("second", relay=True)
     a.told(relayed=("b", first))
     b.told(lends_to=first)
-    broken: asyncio.Queue[str] = asyncio.Queue()
-    sender = Sender("a", lambda peer, generation, why: broken.put_nowait(peer))
+    broken: asyncio.Queue[Exception] = asyncio.Queue()
+    sender = Sender("a", lambda generation, error: broken.put_nowait(error))
     targets = {"b": a.dialler.target(b.hidden)}
     await sender.connect(1, a.dialler, targets, LEASE, 1000 * LEASE)
     b.server.deliver_to(Deaf())  # type: ignore[arg-type]
@@ -162,7 +163,7 @@ async def test_what_went_over_a_relay_that_is_replaced_breaks_at_once(start: Sta
     await asyncio.wait_for(Deaf.heard.wait(), LEASE)
     a.told(relayed=("b", second))
     b.told(lends_to=second)
-    assert await asyncio.wait_for(broken.get(), LEASE) == "b"
+    assert peer_of(await asyncio.wait_for(broken.get(), LEASE)) == "b"
     await sender.connect(2, a.dialler, targets, 2 * LEASE, LEASE)
     await sender.close()
 
