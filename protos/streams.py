@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -59,7 +59,12 @@ def method(channel: grpc.aio.Channel, name: str) -> Any:
     return getattr(channel, METHODS[name])(f"/{SERVICE}/{name}")
 
 
+def told(metadata: Iterable[tuple[str, str | bytes]] | None, key: str) -> str:
+    """What a call's metadata say under this key; empty if nothing."""
+    value = next((value for name, value in metadata or () if name == key), "")
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
 async def seen_as(call: Any) -> str:
     """What the server of a finished ``Ping`` said about where the caller came from; empty if nothing."""
-    shown = next((value for key, value in await call.trailing_metadata() if key == SEEN_METADATA), "")
-    return shown if isinstance(shown, str) else ""
+    return told(await call.trailing_metadata(), SEEN_METADATA)

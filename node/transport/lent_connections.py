@@ -23,7 +23,7 @@ import grpc.aio
 
 from dtfm.node.transport.pipes import PIECE, Pipe, call_pipe, join, served_pipe, socket_pipe
 from dtfm.protos.connection import read_address
-from dtfm.protos.streams import LENDER_METADATA, NODE_METADATA, method
+from dtfm.protos.streams import LENDER_METADATA, NODE_METADATA, method, told
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Holder:
         """Joins what the caller says with a connection of the lender that its metadata name."""
         if not self.relay:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "NOT_A_RELAY: this node is none; see join --relay")
-        lender = _metadata(context, LENDER_METADATA)
+        lender = told(context.invocation_metadata(), LENDER_METADATA)
         try:
             borrowed, _ = served_pipe(requests, context)
             lent = await self.take(lender, BORROWING_SECONDS)
@@ -167,8 +167,3 @@ def borrow(channel: grpc.aio.Channel, node: str, lender: str) -> Pipe:
     """A connection to ``lender`` that the relay at the other end of ``channel`` holds, which is closed with it. ``node``: who
     asks. A refusal shows when it is read."""
     return call_pipe(method(channel, "Borrow")(metadata=((NODE_METADATA, node), (LENDER_METADATA, lender))), channel)
-
-
-def _metadata(context: Context, key: str) -> str:
-    value = next((value for name, value in context.invocation_metadata() or () if name == key), "")
-    return value if isinstance(value, str) else value.decode("latin-1")

@@ -28,7 +28,7 @@ from dtfm.protos.connection import DEFAULT_LEASE, server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import KeptRequest, StandbyRequest, StateRequest
-from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, handlers
+from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, handlers, told
 from dtfm.protos.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class PeerServer:
         self._receiver = receiver
 
     async def _tensors(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        source = _claimed(context)
+        source = told(context.invocation_metadata(), NODE_METADATA)
         if not shows_certificate(context.auth_context(), source):
             return f"CERTIFICATE: the caller's does not name {source[:64]!r}".encode()
         stale = TokenBucket(STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE)
@@ -229,7 +229,7 @@ class PeerServer:
 
     async def _member(self, context: Context) -> str:
         """The caller's name, which its certificate shows."""
-        name = _claimed(context)
+        name = told(context.invocation_metadata(), NODE_METADATA)
         if not shows_certificate(context.auth_context(), name):
             problem = f"CERTIFICATE: the caller's does not name {name[:64]!r}"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
@@ -244,9 +244,3 @@ async def _found(kind: type[Wanted], request: bytes, context: Context, find: Cal
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"MALFORMED: not a {kind.DESCRIPTOR.name}")
     except LookupError as error:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-
-
-def _claimed(context: Context) -> str:
-    """The name that the caller claims."""
-    name = next((value for key, value in context.invocation_metadata() or () if key == NODE_METADATA), "")
-    return name if isinstance(name, str) else name.decode("latin-1")
