@@ -304,8 +304,8 @@ class Session:
                 self._problem = ""
                 self._status.welcomed(welcome)
                 self._become(Identity(welcome.authority, welcome.certificate, self._key))
-                self._server.revoke(welcome.revoked)
-                self._server.quarantine(welcome.quarantined)
+                self._server.callers.revoke(welcome.revoked)
+                self._server.callers.quarantine(welcome.quarantined)
                 if self._settings.relay != Hello.ONLY:
                     known = welcome.data_fingerprint
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
@@ -320,9 +320,9 @@ class Session:
                 if self._identity is not None:
                     self._become(replace(self._identity, certificate=message.certificate.certificate))
             case "revoked":
-                self._server.revoke(message.revoked.names)
+                self._server.callers.revoke(message.revoked.names)
             case "quarantined":
-                self._server.quarantine(message.quarantined.names)
+                self._server.callers.quarantine(message.quarantined.names)
             case "probe":
                 self._start(self._probe(message.probe))
             case "reach":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -55,7 +55,8 @@ who sends more is read more slowly."""
 
 
 class PeerServer:
-    """Serves peers. Accepts nobody until ``become`` has given it an identity, and no tensors until ``deliver_to`` a receiver."""
+    """Serves peers. Accepts nobody until ``become`` has given it an identity, and no tensors until ``deliver_to`` a receiver.
+    ``callers`` are told whose calls are not answered."""
 
     def __init__(
         self,
@@ -73,9 +74,9 @@ class PeerServer:
         self._receiver: Receiver | None = None
         self._identity = nobody(datetime.now(UTC))
         self._server = grpc.aio.server(options=server_options())
-        self._callers = Callers()
+        self.callers = Callers()
         self._warden: Warden | None = None  # until it listens
-        answered, streamed = self._callers.answered, self._callers.streamed
+        answered, streamed = self.callers.answered, self.callers.streamed
         methods = handlers(
             {
                 "Tensors": answered("Tensors", self._tensors),
@@ -100,7 +101,7 @@ class PeerServer:
                 f"cannot listen on {listen}: {error}. Is the port in use? Give another with --listen HOST:PORT"
             ) from error
         await self._server.start()
-        self._warden = Warden(port, self._callers.called)
+        self._warden = Warden(port, self.callers.called)
         return port
 
     async def stop(self) -> None:
@@ -110,15 +111,7 @@ class PeerServer:
 
     def become(self, identity: Identity, lease: float = DEFAULT_LEASE) -> None:
         """Accepts peers of this identity's run from now on, as this node. What nobody reads for ``lease`` seconds ends."""
-        self._identity, self._callers.lease = identity, lease
-
-    def revoke(self, names: Iterable[str]) -> None:
-        """Ends the calls of these peers, and accepts no more from them."""
-        self._callers.revoke(names)
-
-    def quarantine(self, names: Iterable[str]) -> None:
-        """Ends the calls of these peers, and accepts none from them until they are not named any more."""
-        self._callers.quarantine(names)
+        self._identity, self.callers.lease = identity, lease
 
     def deliver_to(self, receiver: Receiver | None) -> None:
         """Passes tensors to ``receiver`` from now on; None: refuses them."""

@@ -168,7 +168,7 @@ async def test_a_revoked_node_lends_nothing_any_more() -> None:
         channel = b.dial(a)
         call = method(channel, "Lend")(metadata=((NODE_METADATA, "b"),))
         await a.holder.take("b", PATIENCE)
-        a.server.revoke(["b"])
+        a.server.callers.revoke(["b"])
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
             await asyncio.wait_for(call.read(), PATIENCE)
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
@@ -183,7 +183,7 @@ async def test_what_a_revoked_node_has_borrowed_ends_and_it_gets_no_more() -> No
         a.relay = relay
         channel = a.to("b")
         assert await ping(channel) == b"hello"
-        relay.server.revoke(["a"])
+        relay.server.callers.revoke(["a"])
         await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), PATIENCE)
         with pytest.raises(grpc.aio.AioRpcError):
             await method(channel, "Ping")(b"", timeout=1.5, wait_for_ready=True)
@@ -233,9 +233,9 @@ async def test_a_lost_lender_ends_the_connections_that_use_it() -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await method(channel, "Ping")(b"", timeout=2)
         for _ in range(500):
-            if relay.server._callers._calls:  # both calls end
+            if relay.server.callers._calls:  # both calls end
                 await asyncio.sleep(0.02)
-        assert not relay.server._callers._calls
+        assert not relay.server.callers._calls
 
 
 async def test_only_this_user_finds_the_doors_and_they_are_gone_with_the_process() -> None:

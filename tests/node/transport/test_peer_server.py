@@ -400,7 +400,7 @@ async def test_a_revoked_peer_loses_its_calls_within_a_second_and_gets_no_others
         tensors = method(revoked, "Tensors")(metadata=named("a"))
         await tensors.write(tensor_frames()[0])
         began = time.monotonic()
-        node.server.revoke(["a"])
+        node.server.callers.revoke(["a"])
         for rest in (tensors, everything(standbys[0])):
             with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
                 await asyncio.wait_for(rest, 10)
@@ -412,7 +412,7 @@ async def test_a_revoked_peer_loses_its_calls_within_a_second_and_gets_no_others
             await method(revoked, "Standby")(wanted).read()
         assert await method(other, "Ping")(b"here") == b"here"
         assert not standbys[1].done()
-        node.server.revoke([])  # whatever the coordinator has forgotten since
+        node.server.callers.revoke([])  # whatever the coordinator has forgotten since
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
             await method(revoked, "Ping")(b"")
     async with channel_to(node, "a") as afresh:
@@ -426,13 +426,13 @@ async def test_a_quarantined_peer_loses_its_calls_and_gets_others_once_it_is_for
         standbys = [method(channel, "Standby")(wanted) for channel in (quarantined, other)]
         for call in standbys:
             await call.read()
-        node.server.quarantine(["a", "x"])
+        node.server.callers.quarantine(["a", "x"])
         with pytest.raises(grpc.aio.AioRpcError, match="QUARANTINED"):
             await asyncio.wait_for(everything(standbys[0]), 10)
         with pytest.raises(grpc.aio.AioRpcError, match="QUARANTINED"):
             await method(quarantined, "Ping")(b"")
         assert not standbys[1].done()
-        node.server.quarantine(["x"])
+        node.server.callers.quarantine(["x"])
         assert await method(quarantined, "Ping")(b"here") == b"here"
 
 
