@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import WeakKeyDictionary
 
 from blake3 import blake3
 
@@ -20,37 +20,31 @@ class StateDigests:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "digest")
         self._step = -1
-        self._known: dict[int, tuple[weakref.ref[Bucket], Future[bytes]]] = {}
+        self._known = WeakKeyDictionary[Bucket, Future[bytes]]()
 
     def begin(self, step: int, buckets: Iterable[Bucket]) -> None:
         """Begins to take the digests of the buckets as they are now, after ``step``. Those that are taken already are not taken
         again."""
         if step != self._step:
-            self._step, self._known = step, {}
+            self._step = step
+            self._known.clear()
         for bucket in buckets:
-            if not self._knows(bucket):
-                begun = self._thread.submit(_digest, bucket, after(bucket.home))
-                self._known[bucket.spec.index] = weakref.ref(bucket), begun
+            if bucket not in self._known:
+                self._known[bucket] = self._thread.submit(_digest, bucket, after(bucket.home))
 
     def of(self, buckets: Iterable[Bucket]) -> list[BucketState]:
         """As PlanReady has them, once they are taken, which has begun."""
         return [
-            BucketState(
-                bucket=bucket.spec.index, digest=self._known[bucket.spec.index][1].result(), donors=bucket.donors
-            )
+            BucketState(bucket=bucket.spec.index, digest=self._known[bucket].result(), donors=bucket.donors)
             for bucket in buckets
         ]
 
     def of_stage(self, buckets: Mapping[int, Bucket]) -> bytes:
         """BLAKE3 (32 bytes) of the digests of a stage's buckets in ascending order, once they are taken, which has begun."""
-        return blake3(b"".join(self._known[index][1].result() for index in buckets)).digest()
+        return blake3(b"".join(self._known[bucket].result() for bucket in buckets.values())).digest()
 
     def close(self) -> None:
         self._thread.shutdown()
-
-    def _knows(self, bucket: Bucket) -> bool:
-        known = self._known.get(bucket.spec.index)
-        return known is not None and known[0]() is bucket
 
 
 def _digest(bucket: Bucket, changed: Beside) -> bytes:
