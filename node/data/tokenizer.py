@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,34 +17,6 @@ Messages = Sequence[Mapping[str, str]]
 
 Piece = tuple[str, bool]
 """Text, and whether a model learns to write it."""
-
-
-class Tokenizer(Protocol):
-    """Ids are in [0, ``size``). ``separator`` are the ids between two documents; ``end`` is that id if it is a single
-    end-of-text token, else None. ``identity``: equal for two that make the same ids of the same text; empty if unknown."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def separator(self) -> tuple[int, ...]: ...
-
-    @property
-    def end(self) -> int | None: ...
-
-    @property
-    def identity(self) -> bytes: ...
-
-    def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """The text's ids, 1-D, without special tokens."""
-
-    def decode(self, ids: NDArray[np.integer[Any]]) -> str: ...
-
-    def render(self, messages: Messages) -> list[Piece]:
-        """A conversation as the model is to read it. Raises ValueError if there is no way to tell."""
-
-    def save(self, folder: Path) -> None:
-        """Writes the files that transformers' AutoTokenizer loads, if any, into a local folder."""
 
 
 class Bytes:
@@ -129,6 +101,12 @@ class Pretrained:
     def vocabulary(self) -> dict[str, int]:
         return dict(self._tokenizer.get_vocab())
 
+
+Tokenizer = Bytes | Pretrained
+"""Ids are in [0, ``size``). ``separator`` are the ids between two documents; ``end`` is that id if it is a single end-of-text
+token, else None. ``identity``: equal for two that make the same ids of the same text; empty if unknown. ``encode`` returns the
+text's ids, 1-D, without special tokens; ``render`` a conversation as the model is to read it, or raises ValueError if there is no
+way to tell; ``save`` writes the files that transformers' AutoTokenizer loads, if any, into a local folder."""
 
 MOST_PADDING = 1024
 """Models often have a few more ids than their tokenizer, so that a matrix gets a size that GPUs like."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dtfm.node.data import dataset as data_module, sources
 from dtfm.node.data.dataset import Data, entropy, load_data
 from dtfm.node.data.sources import Document
-from dtfm.node.data.tokenizer import Piece, Tokenizer, load_tokenizer
+from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 from dtfm.protos import plan_pb2
 from tests import convnet
 from tests.convnet import SIDE
@@ -91,27 +91,16 @@ def test_the_standard_library_is_text_that_every_machine_has() -> None:
     assert data.fingerprint == load("python-stdlib", length=256).fingerprint
 
 
-class Numbers:
+class Numbers(Bytes):
     """A tokenizer whose tokens are numbers, of which it says that there are ``size``."""
 
     separator = (0,)
-    end = 0
-    identity = b""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def encode(self, text: str) -> np.ndarray:
         return np.array([int(text)])
-
-    def decode(self, ids: object) -> str:
-        raise NotImplementedError
-
-    def render(self, messages: object) -> list[Piece]:
-        raise NotImplementedError
-
-    def save(self, folder: Path) -> None:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
