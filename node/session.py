@@ -23,6 +23,7 @@ import torch
 
 import dtfm
 from dtfm.node.data.dataset import Agreed
+from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.cache_folder import cache
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
@@ -34,7 +35,7 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.images import Images
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.training.failure import exit_code, sentence_of
+from dtfm.node.training.failure import exit_code
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.status import Status
 from dtfm.node.training.trainer import Trainer

@@ -17,6 +17,15 @@ def told_together(checks: Iterable[Callable[[], object]]) -> None:
         raise ValueError("\n".join(problems))
 
 
+MOST_CHARACTERS = 1000
+
+
+def sentence_of(error: Exception) -> str:
+    """The error in a sentence, as the coordinator is told of it, with its type unless our own wording makes that clear."""
+    ours = isinstance(error, (ValueError, ConnectionError)) or type(error).__module__.startswith("dtfm.")
+    return (str(error) if ours else f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]
+
+
 def in_one_line(problem: Exception) -> str:
     """At most 300 characters."""
     return " ".join(str(problem).split())[:300] or type(problem).__name__

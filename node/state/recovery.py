@@ -16,8 +16,8 @@ from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage, initialise
 from dtfm.node.network.dialling import Dialler
-from dtfm.node.state.snapshot_files import read_bucket
-from dtfm.node.state.snapshots import SnapshotDamaged, Snapshots
+from dtfm.node.state.snapshot_files import SnapshotDamaged, read_bucket
+from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import HeldState
 from dtfm.node.state.transfer import Wanted, fetch
 from dtfm.protos.control_pb2 import Assignment, Part, Peer, SnapshotSource

@@ -29,21 +29,15 @@ _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 """By the state's dtype, its name in a file."""
 _MOST_MANIFEST_BYTES = 1 << 24
 
-MOST_PROBLEM_CHARACTERS = 1000
 
-
-class CheckpointDamaged(ValueError):
-    """The checkpoint is not as it was written, or not what the coordinator means: an older one may be."""
+class SnapshotDamaged(ValueError):
+    """A checkpoint is not as it was written, or not what the coordinator means: an older one may be. Or a part of a snapshot is
+    damaged on every disk that should have it, or is of another model."""
 
 
 def file_name(bucket: int) -> str:
     """In a snapshot on this node's own disk."""
     return f"bucket-{bucket:05d}.safetensors"
-
-
-def in_one_sentence(error: Exception) -> str:
-    """As the coordinator is told of it."""
-    return f"{type(error).__name__}: {error}"[:MOST_PROBLEM_CHARACTERS]
 
 
 def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) -> bytes:
@@ -128,7 +122,7 @@ def read_bucket(folder: str, bucket: Bucket, manifest: bytes = b"") -> None:
     may have anything in it. ``manifest``: the BLAKE3 of the checkpoint's manifest, if that is known.
 
     Raises:
-        CheckpointDamaged: no whole checkpoint there, another one, or a damaged one.
+        SnapshotDamaged: no whole checkpoint there, another one, or a damaged one.
         ValueError: it is of another model or precision.
         OSError, or another exception of the file system: not readable.
     """
@@ -141,7 +135,7 @@ def read_bucket(folder: str, bucket: Bucket, manifest: bytes = b"") -> None:
         size += len(piece)
         loading.take(piece)
     if (size, digest.hexdigest()) != (entry["bytes"], entry["blake3"]):
-        raise CheckpointDamaged(f"{where}: {entry['file']} is damaged (its BLAKE3 differs); use an older checkpoint")
+        raise SnapshotDamaged(f"{where}: {entry['file']} is damaged (its BLAKE3 differs); use an older checkpoint")
     loading.finish()
 
 
@@ -150,13 +144,13 @@ def _manifest_entry(folder: str, index: int, digest: bytes) -> dict[str, Any]:
     try:
         text = b"".join(_bounded(folder, MANIFEST, _MOST_MANIFEST_BYTES))
         if digest and blake3(text).digest() != digest:
-            raise CheckpointDamaged(
+            raise SnapshotDamaged(
                 f"checkpoint {folder}: {MANIFEST} is not the one that the coordinator wrote (its BLAKE3 differs); somebody has "
                 "replaced it. Use an older checkpoint, and look at who may write there"
             )
         manifest = json.loads(text)
     except FileNotFoundError:
-        raise CheckpointDamaged(
+        raise SnapshotDamaged(
             f"checkpoint {folder} has no {MANIFEST}: it was never finished; use an older one"
         ) from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 from blake3 import blake3
 
+from dtfm.node.data.problems import sentence_of
 from dtfm.node.model.bucket import Bucket, bucket_bytes
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.images import Images, Reading
-from dtfm.node.state.snapshot_files import file_header, in_one_sentence
+from dtfm.node.state.snapshot_files import file_header
 from dtfm.protos.control_pb2 import NodeMessage, Part, SnapshotParts
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class SnapshotWriter:
             self._under_way = True
             self._thread.submit(self._write, step, files)
         except Exception as error:  # training goes on all the same
-            self.tell(SnapshotParts(step=step, problem=in_one_sentence(error)))
+            self.tell(SnapshotParts(step=step, problem=sentence_of(error)))
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Runs ``work`` in the writer's thread, so that it never meets a file being written."""
@@ -66,7 +67,7 @@ class SnapshotWriter:
                 told.parts.append(self._write_file(step, *files.popleft()))
         except Exception as error:
             log.exception("the snapshot of step %d cannot be written", step)
-            told.problem = in_one_sentence(error)
+            told.problem = sentence_of(error)
         files.clear()  # frees what is kept for it
         self._under_way = False
         self.tell(told)

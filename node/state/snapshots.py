@@ -12,13 +12,14 @@ from functools import partial
 import torch
 from blake3 import blake3
 
+from dtfm.node.data.problems import sentence_of
 from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.incoming_file import IncomingFile
-from dtfm.node.state.snapshot_files import Loading, file_bytes, in_one_sentence
+from dtfm.node.state.snapshot_files import Loading, SnapshotDamaged, file_bytes
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.transfer import Wanted, fetch
 from dtfm.node.state.uploads import Uploads
@@ -28,10 +29,6 @@ log = logging.getLogger(__name__)
 
 MOST_STEPS_REPORTED = 4
 """The newest steps on disk that are reported: a node keeps no more."""
-
-
-class SnapshotDamaged(OSError):
-    """A part of a snapshot is damaged on every disk that should have it, or is of another model."""
 
 
 class Snapshots:
@@ -98,7 +95,7 @@ class Snapshots:
             await self._fetch(step, files, wanted.peers)
         except Exception as error:
             log.exception("parts of the snapshot of step %d cannot be fetched", step)
-            told.problem = in_one_sentence(error)
+            told.problem = sentence_of(error)
         if wanted.missing:
             self.writer.tell(told)
 

@@ -12,11 +12,12 @@ from threading import Event
 from blake3 import blake3
 
 from dtfm.node.data.allowed import check_checkpoint
+from dtfm.node.data.problems import sentence_of
 from dtfm.node.data.storage import NewFile, check_place
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import file_header, in_one_sentence, write_model_files
+from dtfm.node.state.snapshot_files import file_header, write_model_files
 from dtfm.protos.checkpoint_names import NONCE_BYTES, bucket_file
 from dtfm.protos.control_pb2 import NodeMessage, Part, Upload, Uploaded
 
@@ -76,7 +77,7 @@ class Uploads:
             log.info("the checkpoint of step %d is not wanted any more", upload.step)
         except Exception as error:
             log.warning("a part of step %d cannot be sent to %s: %s", upload.step, upload.folder, error)
-            problem = in_one_sentence(error)
+            problem = sentence_of(error)
             self._report(NodeMessage(uploaded=Uploaded(step=upload.step, problem=problem)))
 
     def _send_file(self, loaded: LoadedRun, upload: Upload, part: Part) -> Part:

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from dtfm.node.state.snapshot_files import CheckpointDamaged
-from dtfm.node.state.snapshots import SnapshotDamaged
+from dtfm.node.data.problems import sentence_of
+from dtfm.node.state.snapshot_files import SnapshotDamaged
 from dtfm.node.training.pipeline import NonFinite
 from dtfm.node.transport.sender import Lost
 from dtfm.programs import START_AGAIN
 from dtfm.protos.control_pb2 import PlanFailed, StepProblem
-
-MOST_CHARACTERS = 1000
 
 PASSING = frozenset({"ConnectionError", "TimeoutError", "Timeout", "TransportError", "ClientConnectionError"})
 """Names of types of errors of a network, in Python and in the libraries with which data sets, models and storage are read."""
@@ -39,7 +37,7 @@ def peer_of(error: Exception) -> str:
 
 
 def plan_failed(generation: int, error: Exception) -> PlanFailed:
-    damaged = isinstance(error, SnapshotDamaged | CheckpointDamaged)
+    damaged = isinstance(error, SnapshotDamaged)
     return PlanFailed(generation=generation, problem=sentence_of(error), snapshot_damaged=damaged)
 
 
@@ -87,9 +85,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def sentence_of(error: Exception) -> str:
-    """The error in a sentence, with its type unless our own wording makes that clear."""
-    ours = isinstance(error, (ValueError, ConnectionError, NonFinite, SnapshotDamaged))
-    return (str(error) if ours else f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.holding import Holding
+from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import Bucket
@@ -26,7 +27,7 @@ from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
 from dtfm.node.training.auditing import Asked, Auditing
-from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_failed, problem_of, sentence_of
+from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_failed, problem_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.preparation import Preparation

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.state.snapshots import SnapshotDamaged
+from dtfm.node.state.snapshot_files import SnapshotDamaged
 from dtfm.node.state.state_store import Donation
 from dtfm.node.training.failure import plan_failed
 from dtfm.protos.connection import open_channel

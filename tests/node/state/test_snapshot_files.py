@@ -24,8 +24,14 @@ from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.state.recovery import check_agreed
-from dtfm.node.state.snapshot_files import Loading, file_header, file_name, read_bucket, write_model_files
-from dtfm.node.state.snapshots import SnapshotDamaged
+from dtfm.node.state.snapshot_files import (
+    Loading,
+    SnapshotDamaged,
+    file_header,
+    file_name,
+    read_bucket,
+    write_model_files,
+)
 from dtfm.protos import plan_pb2
 from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.control_pb2 import BucketState, SnapshotSource

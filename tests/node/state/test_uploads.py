@@ -287,7 +287,7 @@ async def test_nothing_is_written_where_the_nodes_operator_does_not_allow_it(
     node.snapshots.open(replace(loaded("a"), allowed=(str(tmp_path / "data"),)))
     upload(node, place, parts)
     problem = (await told(node)).problem
-    assert problem.startswith("ValueError: checkpoint.uri: this node's operator does not let a run use")
+    assert problem.startswith("checkpoint.uri: this node's operator does not let a run use")
     assert f"--allow-data '{place}'" in problem
     assert everything(place) == []
     upload(node, tmp_path / "data" / "checkpoints", parts)
