@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import random
 import secrets
 import sys
@@ -27,7 +26,7 @@ from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.cache_folder import cache
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
-from dtfm.node.network.addresses import candidates, host_of, interfaces, reached_here
+from dtfm.node.network.addresses import candidates, host_of, reached_here
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.settings import Settings
@@ -165,17 +164,8 @@ class Session:
 
     def _candidates(self) -> tuple[str, ...]:
         """As they are now: addresses change. Raises ValueError for an address in the settings that peers could not use."""
-        settings = self._settings
-        known = candidates(
-            os.environ,
-            interfaces(),
-            host=host_of(settings.listen),
-            port=self._port,
-            advertise=settings.advertise,
-            facing=settings.facing,
-            opened=self._opened,
-        )
-        return tuple(known)
+        mine = self._settings
+        return tuple(candidates(host_of(mine.listen), self._port, mine.advertise, mine.facing, self._opened))
 
     def _health(self) -> tuple[bool, str]:
         return health(self._settings.coordinator, self._problem, admitted=self._identity is not None)

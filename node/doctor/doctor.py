@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import secrets
 import shutil
 import socket
@@ -173,15 +172,7 @@ async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[F
         found.append(Finding("listen", True, f"{place.listen} is free"))
         if place.behind_nat:
             opened = await router.open(port)
-        sources = candidates(
-            os.environ,
-            interfaces(),
-            host=host_of(place.listen),
-            port=port,
-            advertise=place.advertise,
-            facing=place.facing,
-            opened=opened,
-        )
+        sources = candidates(host_of(place.listen), port, place.advertise, place.facing, opened)
         if reply is not None and (seen := _seen_as(reply.seen, port)):
             sources.setdefault(seen, "coordinator")
         here = await asyncio.gather(*(dial(*read_address(address), token) for address in sources))

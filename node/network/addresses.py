@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -47,14 +48,13 @@ def identity_ports(environment: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def candidates(
-    environment: Mapping[str, str],
-    found: Sequence[Interface],
-    *,
     host: str,
     port: int,
     advertise: Sequence[str] = (),
     facing: str = "",
     opened: str = "",
+    environment: Mapping[str, str] = os.environ,
+    found: Callable[[], Sequence[Interface]] = interfaces,
 ) -> dict[str, str]:
     """The candidates of a node that listens on ``host`` and ``port``, likelier ones first, and where each is from; at most
     MOST_CANDIDATES.
@@ -69,7 +69,7 @@ def candidates(
     own: list[Address] = []
     wildcard = ip_address(host).is_unspecified
     # The interface that faces the coordinator is the likeliest.
-    for interface in sorted(found, key=lambda each: each.address != facing):
+    for interface in sorted(found(), key=lambda each: each.address != facing):
         address = ip_address(interface.address.partition("%")[0])
         if address.is_loopback or interface.name.startswith(_OF_CONTAINERS):
             continue

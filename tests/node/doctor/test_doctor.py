@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.node.doctor import doctor
 from dtfm.node.doctor.doctor import Place, examine, look_at_coordinator, look_at_tcp, look_at_ways
 from dtfm.node.doctor.findings import Finding
-from dtfm.node.network.addresses import Interface
+from dtfm.node.network.addresses import Interface, candidates
 from dtfm.protos import knock as knock_module
 from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import KnockReply
@@ -148,7 +149,8 @@ async def test_a_wildcard_is_reached_over_both_families(tmp_path: Path, monkeypa
         return await knock_module.dial("127.0.0.1" if host.startswith("192") else "::1", port, token)
 
     monkeypatch.setattr(doctor, "dial", dial)
-    monkeypatch.setattr(doctor, "interfaces", lambda: [Interface("a", "192.168.1.5"), Interface("a", "2001:db8::5")])
+    found_here = [Interface("a", "192.168.1.5"), Interface("a", "2001:db8::5")]
+    monkeypatch.setattr(doctor, "candidates", partial(candidates, found=lambda: found_here))
     found = await look_at_ways(Place("0.0.0.0:0", "cpu", tmp_path))
     assert len(knocked) == 2
     assert all(each.good for each in found)

@@ -13,7 +13,7 @@ SIX = (*HOME, Interface("eth0", "2001:db8::20"))
 
 def found(*interfaces: Interface, **options: object) -> tuple[str, ...]:
     fields = {"environment": {}, "host": "0.0.0.0", "port": 7401, **options}
-    return tuple(candidates(found=interfaces, **fields))  # type: ignore[arg-type]
+    return tuple(candidates(found=lambda: interfaces, **fields))  # type: ignore[arg-type]
 
 
 def test_a_home_pc_has_its_private_address() -> None:
