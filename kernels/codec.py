@@ -7,7 +7,6 @@ there, on torch's current stream, if CuPy is installed, and otherwise on the CPU
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from dtfm.kernels.memory import MEMORY
 from dtfm.kernels.transfer import to_device, to_host
 from dtfm.kernels.with_cupy import module_with_cupy
 
-__all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode", "encode", "encoded_bytes", "prepare"]
+__all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode", "encode", "encoded_bytes"]
 
 # The numbers are sent in frames: never reuse one.
 DTYPES: dict[int, torch.dtype] = {1: torch.float32, 2: torch.float64, 3: torch.bfloat16, 4: torch.float16}
@@ -33,13 +32,6 @@ class Encoded:
 
     codec: Codec
     data: memoryview
-
-
-def prepare(device: torch.device) -> None:
-    """Compiles what ``encode`` and ``decode`` need for tensors on ``device``, which otherwise the first of them does. For a CPU,
-    importing `kernels/cpu.py` does."""
-    if device.type == "cuda":
-        _gpu(device)
 
 
 def codec_named(name: str) -> Codec:
@@ -79,10 +71,10 @@ def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
 
 def _encode(codec: Codec, flat: torch.Tensor) -> memoryview | None:
     length = encoded_bytes(codec, flat.numel(), flat.dtype)
-    if flat.is_cuda and (gpu := _gpu(flat.device)) is not None:
+    if flat.is_cuda and (gpu := module_with_cupy("gpu", flat.device)) is not None:
         encoded: memoryview | None = gpu.encode(codec, flat, length)
         return encoded
-    from dtfm.kernels import cpu  # imported here: see prepare
+    from dtfm.kernels import cpu  # imported here: see with_cupy.prepare
 
     data = MEMORY.take(length)
     return data.data if cpu.encode(codec, _on_host(flat).float().numpy(), data) else None
@@ -106,7 +98,7 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
         if device.type == "cuda":
             return to_device(encoded, device).view(dtype)
         return torch.frombuffer(encoded, dtype=dtype, count=elements)
-    if device.type == "cuda" and (gpu := _gpu(device)) is not None:
+    if device.type == "cuda" and (gpu := module_with_cupy("gpu", device)) is not None:
         decoded: torch.Tensor = gpu.decode(codec, encoded, elements, dtype, device)
         return decoded
     from dtfm.kernels import cpu
@@ -114,7 +106,3 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
     restored = MEMORY.take(4 * elements).view(np.float32)
     cpu.decode(codec, np.frombuffer(encoded, np.uint8), restored)
     return torch.from_numpy(restored).to(device, dtype)
-
-
-def _gpu(device: torch.device) -> ModuleType | None:
-    return module_with_cupy("gpu", device, "tensors on a GPU are encoded and decoded on the CPU, which is slower")

@@ -6,8 +6,6 @@ On a CPU the library blake3 reads the tensor's memory, in one thread: the others
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from blake3 import blake3
 
@@ -26,20 +24,11 @@ def digest(tensor: torch.Tensor) -> bytes:
     data = tensor.detach().view(-1).view(torch.uint8)
     if not data.is_cuda:
         return blake3(data.numpy().data if data.numel() else b"").digest()
-    if (gpu := _gpu(data.device)) is not None and data.numel() > gpu.CHUNK_BYTES and data.data_ptr() % 16 == 0:
+    gpu = module_with_cupy("gpu_digest", data.device)
+    if gpu is not None and data.numel() > gpu.CHUNK_BYTES and data.data_ptr() % 16 == 0:
         computed: bytes = gpu.digest(data)
         return computed
     copied = blake3()
     for part in torch.split(data, COPIED_AT_ONCE):
         copied.update(to_host(part).numpy().data)
     return copied.digest()
-
-
-def prepare(device: torch.device) -> None:
-    """Compiles what `digest` needs on ``device``, which otherwise the first of them does."""
-    if device.type == "cuda":
-        _gpu(device)
-
-
-def _gpu(device: torch.device) -> ModuleType | None:
-    return module_with_cupy("gpu_digest", device, "the state on a GPU is copied to the host for its digest")

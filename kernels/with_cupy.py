@@ -15,11 +15,25 @@ from dtfm.compiled_code import find_room
 
 log = logging.getLogger(__name__)
 
+INSTEAD = {
+    "gpu": "tensors on a GPU are encoded and decoded on the CPU, which is slower",
+    "gpu_digest": "the state on a GPU is copied to the host for its digest",
+}
+"""The modules, and what is done without them."""
+
+
+def prepare(device: torch.device) -> None:
+    """Compiles what encoding, decoding and digests need on ``device``, which otherwise the first of them does. For a CPU,
+    importing `kernels/cpu.py` does."""
+    if device.type == "cuda":
+        for name in INSTEAD:
+            module_with_cupy(name, device)
+
 
 @functools.cache
-def module_with_cupy(name: str, device: torch.device, instead: str) -> ModuleType | None:
+def module_with_cupy(name: str, device: torch.device) -> ModuleType | None:
     """The module ``name`` of this folder, ready for tensors on ``device``, a GPU. None where CuPy cannot be used: then the log
-    has why, and what is done ``instead``."""
+    has why, and what is done instead."""
     # By itself CuPy writes to the home, which a service may not have. What it finds there it runs.
     os.environ.setdefault("CUPY_CACHE_DIR", str(find_room() / "cupy"))
     try:
@@ -29,7 +43,7 @@ def module_with_cupy(name: str, device: torch.device, instead: str) -> ModuleTyp
         log.warning(
             "%s: CuPy cannot be used on %s (%s). To use it: pip install 'cupy-cuda%sx>=14', with a compiler (nvidia-cuda-nvrtc) "
             "that knows this GPU, and a folder in CUPY_CACHE_DIR that can be written",
-            instead,
+            INSTEAD[name],
             device,
             " ".join(f"{type(error).__name__}: {error}".split())[:300],
             str(torch.version.cuda).partition(".")[0],

@@ -14,8 +14,7 @@ from functools import partial
 import torch
 
 from dtfm.compiled_code import compile_apart
-from dtfm.kernels.codec import prepare as prepare_codecs
-from dtfm.kernels.digest import prepare as prepare_digests
+from dtfm.kernels.with_cupy import prepare
 from dtfm.node.data.allowed import check_places
 from dtfm.node.data.dataset import Agreed, is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
@@ -69,7 +68,6 @@ class Preparation:
             checks.append(partial(check_bf16, device))
         told_together(checks)
         check_place(run.checkpoint.uri, run.id, self._equipment.node)  # it writes there: only now that all is allowed
-        prepare_digests(device)
         self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
         is_new = self.loaded is None or self.loaded.run.id != run.id
         if self.loaded is not None and not is_new:
@@ -146,4 +144,4 @@ async def compile_kernels(device: torch.device) -> None:
     if OF_HOST not in sys.modules:
         await compile_apart(OF_HOST)
     await asyncio.to_thread(importlib.import_module, OF_HOST)
-    await asyncio.to_thread(prepare_codecs, device)
+    await asyncio.to_thread(prepare, device)

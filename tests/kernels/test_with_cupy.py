@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from dtfm import compiled_code
-from dtfm.kernels import codec, digest
-from dtfm.kernels.with_cupy import module_with_cupy
+from dtfm.kernels.with_cupy import module_with_cupy, prepare
 
 GPU = torch.device("cuda:0")
 
@@ -68,14 +67,13 @@ def test_without_cupy_the_work_is_done_on_the_cpu_and_the_log_says_why_and_what_
     cupy: ModuleType | None, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    codec.prepare(GPU)
-    digest.prepare(GPU)
+    prepare(GPU)
     costs = ("encoded and decoded on the CPU, which is slower", "copied to the host for its digest")
     for told, cost in zip(caplog.messages, costs, strict=True):
         assert cost in told
         assert why in told
         assert "pip install 'cupy-cuda" in told
-    codec.prepare(GPU)
+    prepare(GPU)
     assert len(caplog.messages) == 2  # once
 
 
@@ -85,9 +83,9 @@ def test_cupy_keeps_what_it_compiles_where_the_home_is_read_only(
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert compiled_code.find_room() == tmp_path
-    digest.prepare(GPU)
+    prepare(GPU)
     assert os.environ["CUPY_CACHE_DIR"] == str(tmp_path / "cupy")
     module_with_cupy.cache_clear()
     monkeypatch.setenv("CUPY_CACHE_DIR", "/named/by/the/operator")
-    digest.prepare(GPU)
+    prepare(GPU)
     assert os.environ["CUPY_CACHE_DIR"] == "/named/by/the/operator"

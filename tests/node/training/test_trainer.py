@@ -155,7 +155,7 @@ async def test_a_device_that_cannot_compute_in_the_runs_precision_ends_the_node(
         (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, precision=precision, storage="coordinator:"))
         run = read_run_file(tmp_path / "run.toml").message("test")
         mistakes, node = list[str](), Node(tmp_path / "snapshots")
-        monkeypatch.setattr(preparation, "prepare_digests", stop)
+        monkeypatch.setattr(preparation, "compile_kernels", stop)
         node.trainer._fail = lambda error, said=mistakes: said.append(str(error))  # type: ignore[misc]
         node.trainer.prepare(run, dialler("n0"), ("/",))
         await asyncio.to_thread(node.trainer.stop)
