@@ -116,12 +116,9 @@ class _Lane:
                 self._room.wait()
 
     def release(self, size: int) -> None:
+        """Wakes those that wait for room."""
         with self._room:
             self._waiting_bytes -= size
-            self._room.notify_all()
-
-    def wake(self) -> None:
-        with self._room:
             self._room.notify_all()
 
     def put(self, item: _Item) -> None:
@@ -219,7 +216,7 @@ class Sender:
         """Raises Closed in threads that wait for room or send before the next `connect`."""
         self._closed = reason
         for lane in self._lanes.values():
-            lane.wake()
+            lane.release(0)
 
     def encode(self, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
         """Encodes ``tensor`` (any shape), which must not change until that is done. From any thread; does not wait."""
