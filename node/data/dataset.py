@@ -87,12 +87,10 @@ class Data(ABC):
         """The positions of the tokens in their documents, where ``sample`` is isolated: int64, like ``inputs``; else None."""
         return None
 
-    @abstractmethod
-    def hold(self) -> None:
+    def hold(self) -> None:  # noqa: B027  # whoever makes all samples has them
         """Has all samples on this machine, which may take long. Raises ValueError or OSError. From any thread."""
 
-    @abstractmethod
-    def publish(self, place: str) -> None:
+    def publish(self, place: str) -> None:  # noqa: B027  # every node makes its own
         """Writes what other nodes can use to a folder that they reach. Raises what the file system raises. From any thread."""
 
     @abstractmethod
@@ -115,14 +113,14 @@ class TokenWindows(Data):
         tokenizer: Tokenizer,
         agreed: Agreed | None = None,
         *,
+        sample: Sample,
         talks: bool,
-        isolated: bool = False,
     ) -> None:
         """``tokens`` returns those of ``index``, and is called when they are first needed: at once, unless the run's members have
-        ``agreed`` on the data before. ``talks``: they are conversations; ``isolated``: see Sample."""
+        ``agreed`` on the data before. ``talks``: they are conversations."""
         length = index.sequence_length
         super().__init__(index.windows - len(index.left_out), index.evaluation_fraction)
-        self.sample = Sample((length,), torch.int64, tokenizer.size, isolated)
+        self.sample = sample
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
         self.fingerprint = index.fingerprint
@@ -197,12 +195,6 @@ class TensorPairs(Data):
         self._inputs, self._labels = inputs, labels
         self.unigram_entropy = entropy(np.bincount(labels[torch.from_numpy(self._parts[1])].flatten().numpy()))
 
-    def hold(self) -> None:
-        pass  # it has them since it was made
-
-    def publish(self, place: str) -> None:
-        pass  # every node makes its own
-
     def _take(self, numbers: Indices) -> Batch:
         rows = torch.from_numpy(numbers)
         return self._inputs[rows], self._labels[rows]
@@ -255,12 +247,11 @@ def load_data(
         inputs, labels = _checked(made, data.source)
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     sample, tokenizer = text_sample(data)
-    isolated = sample.isolated
     if agreed is not None:
         published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
         if published is not None:
             tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)
-            return TokenWindows(published, tokens_later, tokenizer, agreed, talks=_talks(data), isolated=isolated)
+            return TokenWindows(published, tokens_later, tokenizer, agreed, sample=sample, talks=_talks(data))
     tokens = _read(data, tokenizer, cache, allowed)
     index = _indexed(data, tokenizer, tokens)
     if index.windows - len(index.left_out) < 2:
@@ -268,7 +259,7 @@ def load_data(
             f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
             f"{data.sequence_length} with something to learn (one to train on, one held out); give more text or a shorter length"
         )
-    return TokenWindows(index, lambda: tokens, tokenizer, talks=_talks(data), isolated=isolated)
+    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, talks=_talks(data))
 
 
 def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: NDArray[Any]) -> TokenIndex:
