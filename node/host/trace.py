@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -81,7 +81,9 @@ def forget(listener: Listener) -> None:
 
 def span(activity: Activity, step: int, index: int = 0, track: str = "") -> AbstractContextManager[None]:
     """A context that is a span. ``track`` is the thread's name unless given."""
-    return _OpenSpan(activity, step, index, track) if _listeners else _NOTHING
+    if not _listeners:
+        return _NOTHING
+    return _told(Span(activity, step, index, track or threading.current_thread().name, time.perf_counter()))
 
 
 def note_span(activity: Activity, step: int, index: int, track: str, began: float) -> None:
@@ -169,20 +171,13 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
                 file.write(b"\n]\n")
 
 
-class _OpenSpan:
-    """A span that is not over yet."""
-
-    __slots__ = ("_span",)
-
-    def __init__(self, activity: Activity, step: int, index: int, track: str) -> None:
-        self._span = Span(activity, step, index, track or threading.current_thread().name, time.perf_counter())
-
-    def __enter__(self) -> None:
-        _notify(self._span)
-
-    def __exit__(self, *_: object) -> None:
-        span = self._span
-        _notify(Span(span.activity, span.step, span.index, span.track, span.began, time.perf_counter()))
+@contextmanager
+def _told(begun: Span) -> Iterator[None]:
+    _notify(begun)
+    try:
+        yield
+    finally:
+        _notify(replace(begun, ended=time.perf_counter()))
 
 
 def _notify(span: Span) -> None:
