@@ -68,12 +68,12 @@ class Preparation:
             checks.append(partial(check_bf16, device))
         told_together(checks)
         check_place(run.checkpoint.uri, run.id, self._equipment.node)  # it writes there: only now that all is allowed
-        self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
         is_new = self.loaded is None or self.loaded.run.id != run.id
         if self.loaded is not None and not is_new:
             # A resumed run may differ in settings that do not change what is learned.
             self.loaded = replace(self.loaded, run=run, allowed=allowed)
         else:
+            self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             model = None
             if is_text(run.data):  # what is wrong with the model is told before much is read
@@ -85,11 +85,14 @@ class Preparation:
             model = model or load_model(run.model, data.sample, modules)
             if run.train.rounds:
                 model.keep_outer_state(Rounds(run.train.rounds))
-            self._await_kernels()
+            try:  # nothing is left to compile then that a plan may need; the device is timed after that, undisturbed
+                with long_part("compiling the kernels, which are kept for the next start"):
+                    self._compiling.result()
+            except CancelledError:
+                raise Closed("the node is stopping") from None
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):
                 self.flops = self.time_device()
-        self._await_kernels()
         return is_new
 
     def message(self) -> Prepared:
@@ -122,20 +125,6 @@ class Preparation:
         """Calls off what `load` waits for."""
         if self._compiling is not None:
             self._compiling.cancel()
-
-    def _await_kernels(self) -> None:
-        """Returns when nothing is left to compile that a plan may need. The device is timed after that, undisturbed. Raises
-        Closed."""
-        compiling = self._compiling
-        if compiling is None:
-            return
-        try:
-            with long_part("compiling the kernels, which are kept for the next start"):
-                compiling.result()
-        except CancelledError:
-            raise Closed("the node is stopping") from None
-        finally:
-            self._compiling = None
 
 
 async def compile_kernels(device: torch.device) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,15 +118,16 @@ async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_ma
     write_corpus(tmp_path)
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, storage="coordinator:"))
     loop, awaited, done = asyncio.get_running_loop(), asyncio.Event(), list[str]()
-    await_kernels = Preparation._await_kernels
 
     async def compile_kernels(device: torch.device) -> None:
         await awaited.wait()
         done.append("compiled")
 
-    def await_them(of: Preparation) -> None:
-        loop.call_soon_threadsafe(awaited.set)
-        await_kernels(of)
+    @contextmanager
+    def part(what: str) -> Iterator[None]:
+        if what.startswith("compiling"):
+            loop.call_soon_threadsafe(awaited.set)
+        yield
 
     def layer_flops(*of: object) -> float:
         done.append("timed")
@@ -133,7 +135,7 @@ async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_ma
 
     monkeypatch.setattr(preparation, "compile_kernels", compile_kernels)
     monkeypatch.setattr(preparation, "layer_flops", layer_flops)
-    monkeypatch.setattr(Preparation, "_await_kernels", await_them)
+    monkeypatch.setattr(preparation, "long_part", part)
     node = Node(tmp_path / "snapshots")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
     assert (await node.reports.get()).prepared.flops == 1e9
