@@ -154,7 +154,7 @@ def join(
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
         with write_trace(traced, node) if traced else nullcontext():
-            joined = _join(entry, settings, devices[number], threads, most_memory, supervised=len(devices) > 1)
+            joined = _join(settings, devices[number], threads, most_memory, supervised=len(devices) > 1)
             return asyncio.run(joined)
 
     with mistakes():
@@ -175,16 +175,8 @@ def join(
         raise typer.Exit(supervise(slots(devices), member) if len(devices) > 1 else member(0))
 
 
-async def _join(
-    coordinator: Entry,
-    settings: Settings,
-    device: str,
-    threads: int,
-    most_memory: int | None,
-    *,
-    supervised: bool,
-) -> int:
-    coordinator.begin(DEFAULT_LEASE)
+async def _join(settings: Settings, device: str, threads: int, most_memory: int | None, *, supervised: bool) -> int:
+    settings.coordinator.begin(DEFAULT_LEASE)
     with long_part("loading PyTorch"):  # meanwhile this node enrols
         torch = await asyncio.to_thread(import_module, "torch")
         await asyncio.to_thread(import_module, "dtfm.node.session")
