@@ -38,11 +38,10 @@ class HomeRouter:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 candidate = await asyncio.to_thread(self._open, port)
-        except TimeoutError:
-            log.info("the router did not open port %d within %.0f s", port, PATIENCE_SECONDS)
-            return ""
         except Exception as error:  # miniupnpc raises plain ones
-            log.info("no router opened port %d: %s", port, error)
+            log.info(
+                "no router opened port %d: %s", port, str(error) or f"none has answered in {PATIENCE_SECONDS:.0f} s"
+            )
             return ""
         self._renewing = asyncio.create_task(self._renew(port))
         return candidate
