@@ -8,29 +8,35 @@ from collections.abc import Callable
 from blake3 import blake3
 
 from dtfm.node.data.storage import NewFile
+from dtfm.node.model.bucket import Bucket
+from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import Loading
 from dtfm.protos.control_pb2 import Part
 
 
-class IncomingFile:
-    """``part``'s file on its way to this node's disk and, with ``loading``, into a bucket; then it need not stay on the disk.
+def named(step: int, part: Part) -> str:
+    return f"snapshot of step {step}, bucket {part.bucket}"
 
-    ``new_file`` and ``loading`` make a fresh target, also each time that the file comes again. ``done`` is called when it is
-    here, whole and sound. `take` and `finish` are what `Wanted` needs.
+
+class IncomingFile:
+    """``part``'s file of the snapshot of ``step`` on its way to this node's ``disk`` and, if one is given, into ``bucket``; then
+    it need not stay on the disk.
+
+    ``done`` is called when it is here, whole and sound. `take` and `finish` are what `Wanted` needs.
     """
 
     def __init__(
         self,
+        disk: Disk,
+        step: int,
         part: Part,
-        new_file: Callable[[], NewFile],
-        done: Callable[[Part], object] = lambda _: None,
         *,
-        loading: Callable[[], Loading] | None = None,
+        done: Callable[[Part], object] = lambda _: None,
+        bucket: Bucket | None = None,
     ) -> None:
         self.part = part
-        self._new_file = new_file
+        self._disk, self._step, self._bucket = disk, step, bucket
         self._done = done
-        self._new_loading = loading
         self._digest = blake3()
         self._file: NewFile | None = None
         self._loading: Loading | None = None
@@ -40,7 +46,7 @@ class IncomingFile:
         if offset == 0:
             self.discard()
             self._digest.reset()
-            self._loading = self._new_loading() if self._new_loading is not None else None
+            self._loading = Loading(self._bucket, named(self._step, self.part)) if self._bucket is not None else None
             self._on_disk(self._open)
         self._digest.update(piece)
         if self._loading is not None:
@@ -69,13 +75,13 @@ class IncomingFile:
             self._on_disk(file.finish)
 
     def _open(self) -> None:
-        self._file = self._new_file()
+        self._file = self._disk.new_file(self._step, self.part.bucket, self.part.size_bytes)
 
     def _on_disk(self, work: Callable[[], object]) -> None:
         """What is in memory need not be on the disk too."""
         try:
             work()
         except OSError:
-            if self._new_loading is None:
+            if self._bucket is None:
                 raise
             self.discard()

@@ -7,18 +7,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from functools import partial
 
 import torch
 from blake3 import blake3
 
 from dtfm.node.data.problems import sentence_of
-from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.incoming_file import IncomingFile
+from dtfm.node.state.incoming_file import IncomingFile, named
 from dtfm.node.state.snapshot_files import Loading, SnapshotDamaged, file_bytes
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.transfer import Wanted, fetch
@@ -91,7 +89,7 @@ class Snapshots:
                 (told.parts if here else missing).append(part)
             if missing:
                 await asyncio.to_thread(self.disk.check_room, sum(part.size_bytes for part in missing))
-            files = [IncomingFile(part, partial(self._new_file, step, part), told.parts.append) for part in missing]
+            files = [IncomingFile(self.disk, step, part, done=told.parts.append) for part in missing]
             await self._fetch(step, files, wanted.peers)
         except Exception as error:
             log.exception("parts of the snapshot of step %d cannot be fetched", step)
@@ -117,14 +115,7 @@ class Snapshots:
                     missing.append(part)
             here = len(wanted) - len(missing)
             log.info("snapshot of step %d: %d buckets are on this disk, %d come from others", step, here, len(missing))
-            files = [
-                IncomingFile(
-                    part,
-                    partial(self._new_file, step, part),
-                    loading=partial(Loading, wanted[part.bucket][0], _where(step, part)),
-                )
-                for part in missing
-            ]
+            files = [IncomingFile(self.disk, step, part, bucket=wanted[part.bucket][0]) for part in missing]
             await self._fetch(step, files, peers)
         except ConnectionError as error:
             raise ConnectionError(f"the snapshot of step {step} is out of reach: {error}") from error
@@ -153,7 +144,7 @@ class Snapshots:
 
     def _load(self, step: int, bucket: Bucket, part: Part) -> bool:
         """Whether the part is on this disk, and ``bucket`` now has its content. Raises ValueError if it is of another model."""
-        loading, digest = Loading(bucket, _where(step, part)), blake3()
+        loading, digest = Loading(bucket, named(step, part)), blake3()
         try:
             for piece in self.disk.read(step, part.bucket)[1]:
                 digest.update(piece)
@@ -164,9 +155,6 @@ class Snapshots:
             return False
         loading.finish()
         return True
-
-    def _new_file(self, step: int, part: Part) -> NewFile:
-        return self.disk.new_file(step, part.bucket, part.size_bytes)
 
     async def _fetch(self, step: int, files: Iterable[IncomingFile], peers: Iterable[Peer]) -> None:
         """Fetches files from the disks of ``peers``.
@@ -190,7 +178,3 @@ class Snapshots:
                 stack.callback(file.discard)
                 wanted.append(Wanted(part.bucket, part.size_bytes, donors, file.take, file.finish, from_snapshot=True))
             await fetch(wanted, step, 0, dialler, run.lease_seconds)
-
-
-def _where(step: int, part: Part) -> str:
-    return f"snapshot of step {step}, bucket {part.bucket}"
