@@ -49,7 +49,7 @@ class ProbeSender:
     def __init__(self, size: int = MOST_BYTES, clock: Callable[[], float] = time.perf_counter) -> None:
         self._size = size
         self._clock = clock
-        self._sent = self._answered = 0
+        self._sent = self.arrived = 0  # bytes
         self._in_flight: deque[tuple[float, int]] = deque()  # time sent, size
         self._answers = Arrivals()
         self._shortest_trip = float("inf")
@@ -63,14 +63,14 @@ class ProbeSender:
         while self._sent < self._size and not self._ended:
             most = min(MOST_PIECE, self._most_in_flight // LEAST_ARRIVALS, self._size - self._sent)
             piece = min(max(LEAST_PIECE, self._sent // FINENESS), most)
-            if self._sent - self._answered + piece > self._most_in_flight:
+            if self._sent - self.arrived + piece > self._most_in_flight:
                 self._room.clear()
                 await self._room.wait()
                 continue
             self._sent += piece
             self._in_flight.append((self._clock(), piece))
             yield longest[:piece]
-        while self._answered < self._sent and not self._ended:
+        while self.arrived < self._sent and not self._ended:
             self._room.clear()
             await self._room.wait()
 
@@ -81,10 +81,10 @@ class ProbeSender:
         if answer != str(piece).encode():
             raise ValueError(f"the answer to a piece of {piece} bytes is {answer[:20]!r}")
         now = self._clock()
-        self._answered += piece
+        self.arrived += piece
         self._answers.add(now, piece)
         self._shortest_trip = min(self._shortest_trip, now - sent)
-        lately = self._answered - self._answers.until(now - IN_FLIGHT_ROUND_TRIPS * self._shortest_trip)
+        lately = self.arrived - self._answers.until(now - IN_FLIGHT_ROUND_TRIPS * self._shortest_trip)
         self._most_in_flight = max(self._most_in_flight, FIRST_IN_FLIGHT + int(lately))
         self._room.set()
         return piece
@@ -95,19 +95,17 @@ class ProbeSender:
         self._room.set()
 
 
-async def send_probe(call: Callable[[AsyncIterator[bytes]], Any], size: int) -> AsyncGenerator[int, None]:
+async def send_probe(call: Callable[[AsyncIterator[bytes]], Any], size: int = MOST_BYTES) -> AsyncGenerator[int, None]:
     """Sends a probe with ``call`` (``Upload``) and yields the size of each piece when it has arrived.
 
     Raises ValueError for a wrong answer, or if the receiver ends the probe.
     """
     probe = ProbeSender(size)
     running = call(probe.pieces())
-    came = 0
     try:
         async for answer in running:
-            came += (piece := probe.answered(answer))
-            yield piece
-        _check_whole(came, size)
+            yield probe.answered(answer)
+        _check_whole(probe.arrived, size)
     finally:
         running.cancel()
         probe.end()  # an iterator given to grpc outlives its call

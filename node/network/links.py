@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -139,10 +140,11 @@ class _Direction:
     link for full: a probe in the other direction on the same connection saw 1 to 5 % of links of 100 to 790 Mbit/s.
     """
 
-    def __init__(self, probed: _Probed, channel: grpc.aio.Channel, probe: Callable[[], Sizes]) -> None:
+    def __init__(self, probed: _Probed, name: str, probe: Callable[[Any], Sizes]) -> None:
+        """``probe`` makes a probe by the method of this name."""
         self._probed = probed
-        self.channel = channel
-        self.probe = probe
+        self.channel = probed.open()
+        self.probe = partial(probe, partial(method(self.channel, name), timeout=probed.lease))
         self.bandwidth = 0.0
         self.took = 0.0
 
@@ -164,13 +166,10 @@ class _Probed:
     """One peer, and what is known about the links to it and from it."""
 
     def __init__(self, node: str, peer: Peer, dialler: Dialler, lease: float) -> None:
-        self._lease = lease
+        self.lease = lease
         self._target = dialler.target(peer)
-        self._open = partial(dialler.open, peer.node, self._target, lease, apart=True)
-        there = self._open()
-        upload = partial(method(there, "Upload"), timeout=lease)
-        self.up = _Direction(self, there, lambda: send_probe(upload, MOST_BYTES))
-        self.down = self._new_down()
+        self.open = partial(dialler.open, peer.node, self._target, lease, apart=True)
+        self.up, self.down = _Direction(self, "Upload", send_probe), _Direction(self, "Download", receive_probe)
         self.busy = asyncio.Lock()
         self.problem = ""
         self.round_trip = 0.0
@@ -179,7 +178,7 @@ class _Probed:
         self._dialler = dialler
 
     async def ping(self) -> None:
-        deadline = time.monotonic() + self._lease / 2
+        deadline = time.monotonic() + self.lease / 2
         trips = []
         there, back = method(self.up.channel, "Ping"), method(self.down.channel, "Ping")
         try:
@@ -196,17 +195,12 @@ class _Probed:
         else:
             self.round_trip = min(trips)
 
-    def _new_down(self) -> _Direction:
-        back = self._open()
-        download = partial(method(back, "Download"), timeout=self._lease)
-        return _Direction(self, back, lambda: receive_probe(download))
-
     async def renew_down(self) -> None:
         """Opens another connection for probes that come down. On one whose answers were held up, the peer stays slow for long."""
         await self.down.channel.close()
-        self.down = self._new_down()
+        self.down = _Direction(self, "Download", receive_probe)
         try:
-            await method(self.down.channel, "Ping")(b"", timeout=self._lease / 2, wait_for_ready=True)
+            await method(self.down.channel, "Ping")(b"", timeout=self.lease / 2, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             self.fail(error)
 
