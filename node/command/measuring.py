@@ -132,12 +132,12 @@ def bench_disk(folder: Path) -> list[Row]:
     """Raises ValueError if ``folder`` cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        speed = measure_disk(folder, DISK_BYTES)
+        written, read = measure_disk(folder, DISK_BYTES)
     except OSError as error:
         raise ValueError(f"{folder} cannot be written: {error.strerror}; give another with --snapshots DIR") from None
     return [
-        Row("disk, write and fsync", speed.written / 1e6, "MB/s"),
-        Row("disk, read", speed.read / 1e6, "MB/s", "disk, write and fsync", speed.read / speed.written),
+        Row("disk, write and fsync", written / 1e6, "MB/s"),
+        Row("disk, read", read / 1e6, "MB/s", "disk, write and fsync", read / written),
     ]
 
 

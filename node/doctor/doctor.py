@@ -91,7 +91,7 @@ def look_at_disk(folder: Path) -> Finding:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         size = min(DISK_BYTES, free // 2)
-        return findings.on_disk(str(folder), free, measure_disk(folder, size).written if size >= DISK_BYTES else None)
+        return findings.on_disk(str(folder), free, measure_disk(folder, size)[0] if size >= DISK_BYTES else None)
     except OSError as error:
         return findings.on_disk(str(folder), 0, None, error.strerror or str(error))
 

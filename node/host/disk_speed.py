@@ -5,22 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 _PIECE = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class DiskSpeed:
-    """Bytes per second: ``written`` until they are on the disk (fsync), ``read`` afterwards."""
-
-    written: float
-    read: float
-
-
-def measure_disk(folder: Path, size: int) -> DiskSpeed:
-    """Writes ``size`` bytes to an unnamed file in ``folder``, and reads them. Raises OSError."""
+def measure_disk(folder: Path, size: int) -> tuple[float, float]:
+    """Writes ``size`` bytes to an unnamed file in ``folder``, and reads them. Returns the bytes per second of both; of writing
+    until they are on the disk (fsync). Raises OSError."""
     piece = os.urandom(_PIECE)  # some disks compress
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         began = time.perf_counter()
@@ -36,4 +28,4 @@ def measure_disk(folder: Path, size: int) -> DiskSpeed:
         total = 0
         while count := file.readinto(into):
             total += count
-        return DiskSpeed(total / written, total / (time.perf_counter() - began))
+        return total / written, total / (time.perf_counter() - began)
