@@ -279,12 +279,18 @@ def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, 
 
 def _read(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path | None, allowed: Sequence[str]) -> NDArray[Any]:
     """All tokens of the source."""
+
+    def make(file: BinaryIO) -> blake3:
+        digest = _write(_pieces(data, tokenizer, allowed), tokenizer, file, talks=_talks(data))
+        if state_of(data.source, allowed) != before:
+            raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
+        return digest
+
     try:
-        if cache is not None and (tokens := _shared(data, tokenizer, cache, allowed)) is not None:
-            return tokens
-        return _in_temporary_file(
-            _dtype(tokenizer, _talks(data)), lambda file: _write_source(data, tokenizer, file, allowed)
-        )
+        before = state_of(data.source, allowed)
+        named = f"{data.source}\n{data.text_field}\n{before}\n{tokenizer.separator}\n".encode() + tokenizer.identity
+        name = blake3(named).hexdigest(16) if tokenizer.identity else ""
+        return _stored(cache, name, _dtype(tokenizer, _talks(data)), make, lasting=before != "")
     except OSError as problem:
         raise ValueError(
             f"data.source: {data.source!r} could not be read, or its tokens not stored: {problem}"
@@ -299,11 +305,8 @@ def _fetched(
     def make(file: BinaryIO) -> blake3:
         return fetch(run.checkpoint.uri, index, file)
 
-    dtype = np.dtype(index.dtype)
     try:
-        if cache is not None and is_usable(cache):
-            return shared(cache, index.fingerprint.hex()[:32], dtype, make, lasting=True)
-        return _in_temporary_file(dtype, make)
+        return _stored(cache, index.fingerprint.hex()[:32], np.dtype(index.dtype), make, lasting=True)
     except Exception as problem:  # whatever the file system raises
         log.warning("the published tokens cannot be used (%s); reading %s instead", problem, run.data.source)
     tokens = _read(run.data, tokenizer, cache, allowed)
@@ -315,30 +318,9 @@ def _fetched(
     return tokens
 
 
-def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path, allowed: Sequence[str]) -> NDArray[Any] | None:
-    """The tokens that the nodes of this machine share; None if they cannot share these."""
-    if not tokenizer.identity or not is_usable(cache):
-        return None
-    before = state_of(data.source, allowed)
-    name = blake3(f"{data.source}\n{data.text_field}\n{before}\n{tokenizer.separator}\n".encode())
-    name.update(tokenizer.identity)
-
-    def make(file: BinaryIO) -> blake3:
-        digest = _write_source(data, tokenizer, file, allowed)
-        if state_of(data.source, allowed) != before:
-            raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
-        return digest
-
-    return shared(cache, name.hexdigest(16), _dtype(tokenizer, _talks(data)), make, lasting=before != "")
-
-
 def _talks(data: plan_pb2.Run.Data) -> bool:
     """Whether the source holds conversations."""
     return str(data.text_field) == MESSAGES
-
-
-def _write_source(data: plan_pb2.Run.Data, tokenizer: Tokenizer, file: BinaryIO, allowed: Sequence[str]) -> blake3:
-    return _write(_pieces(data, tokenizer, allowed), tokenizer, file, talks=_talks(data))
 
 
 def _pieces(data: plan_pb2.Run.Data, tokenizer: Tokenizer, allowed: Sequence[str]) -> Iterator[Iterable[Piece]]:
@@ -354,7 +336,13 @@ def _pieces(data: plan_pb2.Run.Data, tokenizer: Tokenizer, allowed: Sequence[str
             raise ValueError(f"{problem} ({where})") from problem
 
 
-def _in_temporary_file(dtype: np.dtype[Any], make: Callable[[BinaryIO], object]) -> NDArray[Any]:
+def _stored(
+    cache: Path | None, name: str, dtype: np.dtype[Any], make: Callable[[BinaryIO], blake3], *, lasting: bool
+) -> NDArray[Any]:
+    """What ``make`` writes: in the folder where the nodes of this machine share it by its ``name`` (see `shared`), if it has one;
+    else in a temporary file."""
+    if cache is not None and name and is_usable(cache):
+        return shared(cache, name, dtype, make, lasting=lasting)
     with tempfile.TemporaryFile(prefix="dtfm-tokens-") as file:
         make(file)
         file.flush()

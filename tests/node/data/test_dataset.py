@@ -7,11 +7,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
@@ -38,7 +39,11 @@ def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> NDArray[Any]:
     """All tokens of texts in order, as `load_data` writes them."""
     pieces = (((piece, True) for piece in document) for document in texts)
     dtype = data_module._dtype(tokenizer, False)
-    return data_module._in_temporary_file(dtype, lambda file: data_module._write(pieces, tokenizer, file, talks=False))
+
+    def write(file: BinaryIO) -> blake3:
+        return data_module._write(pieces, tokenizer, file, talks=False)
+
+    return data_module._stored(None, "", dtype, write, lasting=False)
 
 
 def everything(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
