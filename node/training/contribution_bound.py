@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 
 from dtfm.node.model.placement import Group
+from dtfm.protos.control_pb2 import StepReady
 
 MOST = 10.0
 """An addend may be this many times as large as expected at the most. Honest ones of single samples were seen to reach 6."""
@@ -70,16 +71,8 @@ class Place:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Clipped:
-    """A member's addends that were clipped: the number of ``pieces``, and how many times larger than allowed the ``worst`` was
-    (infinite: it was not finite, or should have been nothing)."""
-
-    pieces: int = 0
-    worst: float = 0.0
-
-    def and_another(self, times: float) -> Clipped:
-        return Clipped(self.pieces + 1, max(self.worst, times))
+Clipped = StepReady.Clipped
+"""A member's addends that were clipped, as the vote says it."""
 
 
 def expected(
@@ -178,7 +171,8 @@ class ContributionBound:
         allowed = allowance(self._averages.get((bucket, member), NEWCOMER)) * (size or 0.0)
         if not addend.size <= allowed:
             times = addend.size / allowed if allowed and math.isfinite(addend.size) else math.inf
-            self._clipped[member] = self._clipped.get(member, Clipped()).and_another(times)
+            clipped = self._clipped.setdefault(member, Clipped(node=member))
+            clipped.pieces, clipped.worst = clipped.pieces + 1, max(clipped.worst, times)
             if times == math.inf:
                 piece.zero_()
                 return 0.0

@@ -25,10 +25,7 @@ def vote_on(generation: Generation, step: int, outcome: Outcome, squared_norm: f
             StepReady.Arrived(source=source, bytes=size, seconds=seconds)
             for source, (size, seconds) in sorted(generation.receiver.take_paces().items())
         ],
-        clipped=[
-            StepReady.Clipped(node=node, pieces=clipped.pieces, worst=clipped.worst)
-            for node, clipped in sorted(generation.reducer.clipped.items())
-        ],
+        clipped=(clipped for _, clipped in sorted(generation.reducer.clipped.items())),
         sent=sent,
         received=received,
         losses=outcome.losses if commitments is not None else (),
