@@ -21,10 +21,7 @@ def vote_on(generation: Generation, step: int, outcome: Outcome, squared_norm: f
         state_digest=state_digest,
         compute_seconds=outcome.compute_seconds,
         wait_seconds=outcome.wait_seconds,
-        arrived=[
-            StepReady.Arrived(source=source, bytes=size, seconds=seconds)
-            for source, (size, seconds) in sorted(generation.receiver.take_paces().items())
-        ],
+        arrived=generation.receiver.take_paces(),
         clipped=(clipped for _, clipped in sorted(generation.reducer.clipped.items())),
         sent=sent,
         received=received,

@@ -13,13 +13,11 @@ from dtfm.kernels.memory import MEMORY
 from dtfm.node.host.trace import Activity, ExtraMemory, note_memory, note_span
 from dtfm.node.transport.frame_validation import Expectations, validate
 from dtfm.protos.assembly import Assembly
+from dtfm.protos.control_pb2 import StepReady
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
 
 #: Names a tensor: source, kind, step, index, part.
 _Key = tuple[str, Kind, int, int, int]
-
-#: (bytes that came after tensors' first frames, seconds between first and last frames)
-Pace = tuple[int, float]
 
 _BETWEEN_REPLICAS = frozenset({Kind.REDUCE, Kind.GATHER})
 """Kinds that replicas exchange; they have streams of their own (sender.py)."""
@@ -53,7 +51,7 @@ class Receiver:
         self._lock = threading.Lock()
         self._partial: dict[_Key, tuple[Assembly, float]] = {}
         self._done: set[_Key] = set()
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, StepReady.Arrived] = {}
         self._room = room
         self._held: Counter[tuple[str, int]] = Counter()  # bytes of what replicas exchange, by source and step
         self._waiting: list[asyncio.Future[None]] = []
@@ -100,11 +98,11 @@ class Receiver:
                 self._waiting.append(waiting)
             await waiting
 
-    def take_paces(self) -> dict[str, Pace]:
-        """By source, how fast its tensors of more than one frame came since the last call."""
+    def take_paces(self) -> list[StepReady.Arrived]:
+        """How fast each source's tensors of more than one frame came since the last call."""
         with self._lock:
             paces, self._paces = self._paces, {}
-            return paces
+            return [pace for _, pace in sorted(paces.items())]
 
     def take(self, source: str, frame: bytes) -> Kind:
         """Takes one frame from ``source`` and returns its kind. Raises FrameError if it is refused; a stale frame is no fault of
@@ -131,8 +129,9 @@ class Receiver:
             if (unpaced := self._unpaced.get(source, 0)) > 0:
                 self._unpaced[source] = unpaced - header.total
             elif (after_first := header.total - CHUNK_BYTES) > 0:
-                size, seconds = self._paces.get(source, (0, 0.0))
-                self._paces[source] = size + after_first, seconds + time.perf_counter() - began
+                pace = self._paces.setdefault(source, StepReady.Arrived(source=source))
+                pace.bytes += after_first
+                pace.seconds += time.perf_counter() - began
         note_span(Activity.RECEIVE, header.step, header.index, f"from {source}", began)
         self._deliver(Arrival(source, assembly.header, assembly.encoded))
         return header.kind
