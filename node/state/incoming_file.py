@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from blake3 import blake3
@@ -54,11 +53,14 @@ class IncomingFile:
         if (file := self._file) is not None:
             self._on_disk(lambda: file.write(piece))
 
-    async def finish(self) -> str:
+    def finish(self) -> str:
         """As `Wanted.finish`. Raises OSError if it cannot be kept, and ValueError if it is of another model than the bucket's."""
         if self._digest.digest() != self.part.digest:
             return "its file is damaged (its BLAKE3 differs)"
-        await asyncio.to_thread(self._finish)
+        if self._loading is not None:
+            self._loading.finish()
+        if (file := self._file) is not None:
+            self._on_disk(file.finish)
         self._done(self.part)
         return ""
 
@@ -67,12 +69,6 @@ class IncomingFile:
         if self._file is not None:
             self._file.discard()
             self._file = None
-
-    def _finish(self) -> None:
-        if self._loading is not None:
-            self._loading.finish()
-        if (file := self._file) is not None:
-            self._on_disk(file.finish)
 
     def _open(self) -> None:
         self._file = self._disk.new_file(self._step, self.part.bucket, self.part.size_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -26,23 +26,19 @@ ASKED_AT_ONCE = 2
 """Buckets that one donor is asked for at a time: the link need not wait a round trip between them."""
 
 
-async def no_check() -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A bucket's state of ``size_bytes``, from the memory of any of ``donors`` or, with ``from_snapshot``, from their disks.
 
-    ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish`` returns what is wrong with the whole, in which
-    case it is fetched again from another donor; empty: nothing.
+    ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish``, in a thread too, returns what is wrong with the
+    whole, in which case it is fetched again from another donor; empty: nothing.
     """
 
     bucket: int
     size_bytes: int
     donors: Sequence[Peer]
     take: Take
-    finish: Callable[[], Awaitable[str]] = no_check
+    finish: Callable[[], str] = lambda: ""
     from_snapshot: bool = False
 
 
@@ -148,7 +144,7 @@ async def _fetch_one(
                 await come.flush()
                 if come.have < wanted.size_bytes:
                     problem = f"{donor.node} ended after {come.have} of {wanted.size_bytes} bytes"
-                elif wrong := await wanted.finish():
+                elif wrong := await asyncio.to_thread(wanted.finish):
                     problem = f"{gave[0].node}: {wrong}"
                     come.begin_again()
                     donors.remove(gave[0])  # the first of them, if it broke off
