@@ -6,7 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
@@ -287,8 +287,7 @@ class Trainer:
             layers, micro_batches = len(self._loaded.model.layers), train.global_batch // train.micro_batch
             plan = read_plan(assignment.plan, layers, micro_batches)
         except ValueError as error:
-            log.error("generation %d has an impossible plan: %s", number, error)
-            self._report(NodeMessage(plan_failed=plan_failed(number, error)))
+            self._cannot_adopt(plan_failed(number, error))
             return
         is_open = self._loaded.run.trust.mode == Run.Trust.OPEN
         placement = placement_of(
@@ -307,13 +306,12 @@ class Trainer:
             self._store.replace(HeldState(assignment.step, {**inventory.held, **inventory.copied}))
         if lost := inventory.lost:
             problem = f"this node does not have the state of layers {lost} as of step {assignment.step}, as expected"
-            log.error("generation %d: %s", number, problem)
-            failed = PlanFailed(generation=number, problem=problem, lost=lost)
-            self._report(NodeMessage(plan_failed=failed))
+            self._cannot_adopt(PlanFailed(generation=number, problem=problem, lost=lost))
         elif placement is None:
             log.info("idle in generation %d: %s", number, assignment.reason)
             self._earlier = None
-            self._say_what_is_held(number, inventory)
+            if inventory.expected:  # it vouches for the state that others may get from it
+                self._is_ready(PlanReady(generation=number), assignment.step, inventory.expected.values())
             self._data.begin_early(self._loaded.data)  # should another node be lost, nobody is to wait for it
             deliver_to(None)
         else:
@@ -384,8 +382,7 @@ class Trainer:
         except Exception as problem:
             if is_device_lost(problem):
                 raise
-            log.error("generation %d could not be adopted: %s", placement.generation, problem)
-            self._report(NodeMessage(plan_failed=plan_failed(placement.generation, problem)))
+            self._cannot_adopt(plan_failed(placement.generation, problem))
             return
         itself = self._loaded.run.checkpoint.uri.startswith(COORDINATOR)  # it keeps no tokens for others
         if placement.first and placement.replicas[0] == placement.node and not itself:
@@ -397,21 +394,18 @@ class Trainer:
         before, now = self._store.held.buckets, generation.stage.buckets
         given = {**now, **before} if placement.is_new else {**before, **now}
         self._store.replace(HeldState(assignment.step, given))
-        states = {**inventory.expected, **generation.stage.buckets}.values()
-        self._digests.begin(assignment.step, states)
-        ready = PlanReady(
-            generation=generation.number,
-            progress=generation.progress.report(placement),
-            codecs=generation.codecs.report,
-            states=self._digests.of(states),
-        )
+        progress, codecs = generation.progress.report(placement), generation.codecs.report
+        ready = PlanReady(generation=generation.number, progress=progress, codecs=codecs)
+        self._is_ready(ready, assignment.step, {**inventory.expected, **generation.stage.buckets}.values())
+
+    def _is_ready(self, ready: PlanReady, step: int, states: Collection[Bucket]) -> None:
+        self._digests.begin(step, states)
+        ready.states.extend(self._digests.of(states))
         self._report(NodeMessage(plan_ready=ready))
 
-    def _say_what_is_held(self, number: int, inventory: Inventory) -> None:
-        """Without a part in generation ``number``, this node vouches for the state that others may get from it."""
-        if held := inventory.expected.values():
-            self._digests.begin(inventory.step, held)
-            self._report(NodeMessage(plan_ready=PlanReady(generation=number, states=self._digests.of(held))))
+    def _cannot_adopt(self, failed: PlanFailed) -> None:
+        log.error("generation %d cannot be adopted: %s", failed.generation, failed.problem)
+        self._report(NodeMessage(plan_failed=failed))
 
     def _await_data(self, held: Future[None], generation: Generation) -> None:
         """Returns when this node has the samples; if it cannot have them, or is called off, ``generation`` is released."""
