@@ -94,13 +94,8 @@ def _check_no_conflict(config: PretrainedConfig, given: Mapping[str, Any]) -> No
 def build(config: PretrainedConfig) -> PreTrainedModel:
     """The whole model. Raises what transformers raises for a config that it cannot build a model from."""
     make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
-    with parameters_on_meta():
-        try:
-            return make(config, attn_implementation="sdpa", trust_remote_code=False)
-        except ValueError as problem:
-            if "attention" not in str(problem):
-                raise
-            return make(config, attn_implementation="eager", trust_remote_code=False)
+    with parameters_on_meta():  # of attention, transformers takes the fused one, where the family has it
+        return make(config, attn_implementation=None, trust_remote_code=False)
 
 
 def _settings(family: str, config_json: str) -> dict[str, Any]:
