@@ -160,20 +160,11 @@ def _hub(name: str) -> Iterator[tuple[Any, str]]:
         rows: Any = datasets.load_dataset(path, config or None, split="train", streaming=True)
         for number, record in enumerate(rows, start=1):
             yield record, f"data.source: hf:{name}, record {number}"
-    except ValueError as problem:
-        if str(problem).startswith("data.source:"):
-            raise
-        raise _unloadable(name, problem) from problem
     except Exception as problem:
-        raise _unloadable(name, problem) from problem
-
-
-def _unloadable(name: str, problem: Exception) -> ValueError:
-    why = in_one_line(problem)
-    return ValueError(
-        f"data.source: 'hf:{name}' cannot be loaded ({why}); give the name of a data set with a split \"train\" on the "
-        "Hugging Face hub, or hf:/path/to/a/folder"
-    )
+        raise ValueError(
+            f"data.source: 'hf:{name}' cannot be loaded ({in_one_line(problem)}); give the name of a data set with a split "
+            '"train" on the Hugging Face hub, or hf:/path/to/a/folder'
+        ) from problem
 
 
 def _text_of(record: Any, text_field: str, where: str) -> str:
