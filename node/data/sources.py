@@ -58,7 +58,10 @@ def documents(source: str, text_field: str, allowed: Sequence[str] = EVERYTHING)
         return standard_library()
     if source.startswith("hf:"):
         return _texts(_hub(source.removeprefix("hf:")), text_field)
-    return _files(source, text_field, allowed)
+    return chain.from_iterable(
+        _text_file(file) if file.suffix == ".txt" else _texts(_json_lines(file), text_field)
+        for file in _matching(source, allowed)
+    )
 
 
 def state_of(source: str, allowed: Sequence[str] = EVERYTHING) -> str:
@@ -94,13 +97,6 @@ def _library_files() -> list[tuple[str, Path]]:
     if not files:
         raise ValueError(f"data.source: this Python has no library sources in {root}; name text files instead")
     return files
-
-
-def _files(pattern: str, text_field: str, allowed: Sequence[str]) -> Iterator[Document]:
-    return chain.from_iterable(
-        _text_file(file) if file.suffix == ".txt" else _texts(_json_lines(file), text_field)
-        for file in _matching(pattern, allowed)
-    )
 
 
 def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:

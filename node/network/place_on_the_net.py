@@ -30,12 +30,8 @@ def place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
         raise problem
     # The sort is stable.
     facing.sort(key=lambda each: ip_address(each[0]).is_loopback)
-    return facing[0][0], any(_is_behind_nat(here, there) for here, there in facing)
-
-
-def _is_behind_nat(facing: str, there: str) -> bool:
-    """Whether this machine's address is private, and the coordinator's is not."""
-    return way_to(ip_address(facing)) == "lan" and way_to(ip_address(there)) == "public"
+    ways = [(way_to(ip_address(here)), way_to(ip_address(there))) for here, there in facing]
+    return facing[0][0], ("lan", "public") in ways  # this machine's address is private, and the coordinator's is not
 
 
 def _facing(host: str) -> tuple[str, str]:
