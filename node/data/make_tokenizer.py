@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer
 
 from dtfm.node.data.sources import standard_library
 
@@ -19,14 +19,8 @@ EVERY = 8
 
 def make_tokenizer(folder: Path, texts: Iterable[str], size: int = SIZE) -> None:
     """Trains a byte-level BPE tokenizer, in which "<end>" is number 0, and saves it as transformers loads it."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(texts, trainer)
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(iter(texts), size, min_frequency=0, show_progress=False, special_tokens=["<end>"])
     folder.mkdir(parents=True, exist_ok=True)
     bpe.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
