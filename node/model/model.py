@@ -164,10 +164,7 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def canonical_names(module: nn.Module) -> dict[int, str]:
     """The first name of each parameter, by the parameter's id()."""
-    names: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), name)
-    return names
+    return {id(parameter): name for name, parameter in module.named_parameters()}
 
 
 def _buckets(module: nn.Module, layers: tuple[Layer, ...]) -> tuple[BucketSpec, ...]:
