@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 OWN = Path("/proc/self/cgroup")
@@ -28,17 +27,11 @@ def room_in_groups(own: Path = OWN, mounted: Path = MOUNTED) -> int | None:
             files, top = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), mounted / "memory"
         else:
             continue
-        rooms += (room for group in _upwards(top, path) if (room := _room(group, *files)) is not None)
+        # In a container, the path may be the host's, of which only the top is there.
+        group = top / path.lstrip("/")
+        above = (each for each in (group, *group.parents) if each.is_relative_to(top))
+        rooms += (room for each in above if (room := _room(each, *files)) is not None)
     return max(0, min(rooms)) if rooms else None
-
-
-def _upwards(top: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it. In a container, the path may be the host's, of which only the top is there."""
-    group = top / path.lstrip("/")
-    while group != top:
-        yield group
-        group = group.parent
-    yield top
 
 
 def _room(group: Path, limit: str, usage: str, cached: str) -> int | None:
