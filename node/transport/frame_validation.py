@@ -109,13 +109,11 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
         return tuple(n for n in group.members if n != owner) if is_mine else (owner,), stop - start
     exchanges = placement.rounds.exchanges(header.step)
     match header.kind:
-        case Kind.ACTIVATION | Kind.GRADIENT if exchanges:
-            sender, elements = None, 0
-        case Kind.ACTIVATION:
+        case Kind.ACTIVATION if not exchanges:
             sender, elements = placement.previous.get(header.index), sizes.input
         case Kind.EVALUATION:
             sender, elements = placement.evaluation_previous.get(header.index), sizes.input
-        case Kind.GRADIENT:
+        case Kind.GRADIENT if not exchanges:
             sender, elements = placement.next.get(header.index), sizes.output
         case _:
             sender, elements = None, 0
