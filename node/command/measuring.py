@@ -108,12 +108,8 @@ def bench_update(device: torch.device) -> list[Row]:
     return rows
 
 
-def bench_loopback() -> list[Row]:
+async def bench_loopback() -> list[Row]:
     """Streams to another process of this machine and back, as links between nodes are measured."""
-    return asyncio.run(_loopback())
-
-
-async def _loopback() -> list[Row]:
     authority = make_authority(make_key(), datetime.now(UTC))
     async with _other_process(_member(authority, THERE)) as address:
         peer = Peer(node=THERE, candidates=[address])
@@ -146,7 +142,7 @@ def measures(device: torch.device, folder: Path) -> Iterator[tuple[str, Callable
     yield f"matrix products on {device}", lambda: bench_device(device)
     yield "codecs, compiled first where that was not done before", lambda: bench_codecs(device)
     yield "the optimizer", lambda: bench_update(device)
-    yield "streams on loopback", bench_loopback
+    yield "streams on loopback", lambda: asyncio.run(bench_loopback())
     yield f"the disk in {folder}", lambda: bench_disk(folder)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def layer_memory(
     except Exception as error:  # the model's own code
         log.warning("what the layers keep in memory is guessed, since it cannot be measured: %s", error)
         return tuple(
-            LayerMemory(USUALLY_KEPT * _activation_bytes(model, number, micro_batch, computes_in), 0)
+            LayerMemory(USUALLY_KEPT * math.prod(model.activation_shape(number, micro_batch)) * computes_in.itemsize, 0)
             for number in range(len(model.layers))
         )
 
@@ -115,10 +116,6 @@ def _input(model: Model, number: int, micro_batch: int, computes_in: torch.dtype
     return torch.zeros(
         micro_batch, *sample.shape, dtype=computes_in if sample.dtype.is_floating_point else sample.dtype
     )
-
-
-def _activation_bytes(model: Model, number: int, micro_batch: int, dtype: torch.dtype) -> int:
-    return int(torch.Size(model.activation_shape(number, micro_batch)).numel()) * dtype.itemsize
 
 
 def _forget(parameter: torch.Tensor) -> None:
