@@ -5,7 +5,6 @@ There is no timetable: 1F1B (one forward, one backward) arises because the numbe
 
 from __future__ import annotations
 
-import enum
 import math
 import time
 from collections import deque
@@ -41,22 +40,18 @@ Topic = tuple[Literal["train", "evaluate"], int]
 Send = Callable[[Kind, str, int, torch.Tensor], object]
 
 
-class Direction(enum.Enum):
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
-
 def next_task(
     forward: Collection[int], backward: Collection[int], in_flight: int, limit: int
-) -> tuple[Direction, int] | None:
-    """What to compute next, of the micro-batches whose input (``forward``) or output gradient (``backward``) is here.
+) -> tuple[Kind, int] | None:
+    """What to compute with next, an activation forward or a gradient backward, of the micro-batches whose input (``forward``) or
+    output gradient (``backward``) is here.
 
     ``in_flight`` have done their forward pass and not their backward pass. None: nothing to do until something arrives.
     """
     if backward:
-        return Direction.BACKWARD, min(backward)
+        return Kind.GRADIENT, min(backward)
     if forward and in_flight < limit:
-        return Direction.FORWARD, min(forward)
+        return Kind.ACTIVATION, min(forward)
     return None
 
 
@@ -178,8 +173,8 @@ class _TrainingStep:
                 self._waited += time.perf_counter() - began
                 self._take(arrival)
                 continue
-            direction, number = task
-            if direction is Direction.BACKWARD:
+            kind, number = task
+            if kind is Kind.GRADIENT:
                 gradient = self._decoded(progress.gradients.pop(number), self._compute.output_shape)
                 self._backward(number, progress.outputs.pop(number), gradient)
             elif placement.last:

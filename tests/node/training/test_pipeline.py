@@ -19,7 +19,6 @@ from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.training import pipeline
 from dtfm.node.training.pipeline import (
     Compute,
-    Direction,
     Neighbours,
     NonFinite,
     Outcome,
@@ -253,9 +252,9 @@ def test_backward_goes_first_and_what_is_in_flight_stays_bounded(
 ) -> None:
     task = next_task(forward, backward, in_flight, limit)
     if backward:
-        assert task == (Direction.BACKWARD, min(backward))
+        assert task == (Kind.GRADIENT, min(backward))
     elif forward and in_flight < limit:
-        assert task == (Direction.FORWARD, min(forward))
+        assert task == (Kind.ACTIVATION, min(forward))
     else:
         assert task is None
 
