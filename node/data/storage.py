@@ -89,16 +89,11 @@ def check_place(folder: str, run_id: str, node: str) -> None:
                 "out of the run file: then checkpoints go to the coordinator's disk"
             )
         write(folder, marker_file(run_id, node), b"")
-    except (PermissionError, ImportError) as error:
-        raise ValueError(
-            f"checkpoint.uri = {folder} cannot be used from this machine: {told_by(folder, error)}"
-        ) from None
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.ENOSPC, errno.EACCES):
-            raise ValueError(
-                f"checkpoint.uri = {folder} cannot be written from this machine: {told_by(folder, error)}"
-            ) from None
-        log.warning("checkpoint.uri = %s cannot be reached now: %s", folder, told_by(folder, error))
+    except (OSError, ImportError) as error:
+        why = told_by(folder, error)
+        if isinstance(error, PermissionError | ImportError) or error.errno in (errno.EROFS, errno.ENOSPC):
+            raise ValueError(f"checkpoint.uri = {folder} cannot be used from this machine: {why}") from None
+        log.warning("checkpoint.uri = %s cannot be reached now: %s", folder, why)
 
 
 def write(folder: str, name: str, content: bytes | memoryview) -> None:
