@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from dtfm.installed import install_line
 from dtfm.node.host.packages import EXTRA
 from dtfm.protos.candidates import way_to
+from dtfm.protos.connection import read_address
 
 LEAST_DISK_BYTES = 1 << 30
 LEAST_DISK_SPEED = 50e6
@@ -167,7 +168,7 @@ def on_candidate(candidate: Candidate, port: int) -> Finding:
     """``port``: on which a node would listen. What the coordinator sees counts more than what this machine does: many routers
     lead nobody home from inside."""
     check = f"candidate {candidate.address}"
-    known = f"{way_to(ip_address(_host(candidate.address)))}, from {candidate.source}"
+    known = f"{way_to(ip_address(read_address(candidate.address)[0]))}, from {candidate.source}"
     who = "from here" if candidate.outside is None else "by the coordinator"
     if candidate.is_reached:
         return Finding(check, True, f"{known}: reached {who}")
@@ -189,7 +190,7 @@ def on_being_behind_nat(facing: str, candidates: Sequence[Candidate], behind_nat
         return Finding("reach", True, "the coordinator reaches this machine")
     if not behind_nat:
         return Finding("reach", True, f"this machine faces the coordinator as {facing}, without NAT between them")
-    if any(c.outside is None and way_to(ip_address(_host(c.address))) == "public" for c in candidates):
+    if any(c.outside is None and way_to(ip_address(read_address(c.address)[0])) == "public" for c in candidates):
         return Finding("reach", True, f"this machine is behind NAT ({facing}), and has a public candidate")
     return Finding(
         "reach",
@@ -202,7 +203,3 @@ def on_being_behind_nat(facing: str, candidates: Sequence[Candidate], behind_nat
 def on_no_view_from_outside(why: str) -> Finding:
     fix = "run the doctor again: until then nobody knows whether others reach this machine"
     return Finding("outside", None, f"the coordinator did not dial this machine: {why}", fix)
-
-
-def _host(candidate: str) -> str:
-    return candidate.rpartition(":")[0].strip("[]")
