@@ -12,7 +12,6 @@ import ctypes
 import gc
 import importlib
 import io
-import logging
 import os
 import signal
 import sys
@@ -22,8 +21,6 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from dtfm.programs import START_AGAIN, ended_by_ctrl_c
-
-log = logging.getLogger(__name__)
 
 PRELOADED = ("dtfm.node.session", "dtfm.node.model.causal.language_model")
 """What a node imports while it enrols, and what only once it knows the run. Each takes seconds."""
@@ -109,9 +106,6 @@ def _become_member(label: str, supervisor: int) -> None:
         if os.getppid() != supervisor:
             os._exit(1)
     sys.stdout, sys.stderr = _Labelled(sys.stdout, label), _Labelled(sys.stderr, label)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)
 
 
 class _Labelled(io.TextIOBase):

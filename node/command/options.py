@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -40,6 +40,15 @@ def mistakes() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+class ToStderr(logging.StreamHandler[TextIO]):
+    """To what sys.stderr is when something is said: a line that is shown, or a label, may have to go before it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def log_to_stderr(verbose: bool) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    said, at = "%(asctime)s %(message)s", "%H:%M:%S"
+    logging.basicConfig(level=logging.WARNING, format=said, datefmt=at, handlers=[ToStderr()])
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -47,18 +46,10 @@ async def _live(line: Callable[[], str]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    streams = (each for each in logging.getLogger().handlers if isinstance(each, logging.StreamHandler))
-    handlers = [each for each in streams if each.stream is sys.stderr]
-    try:
-        with Live(console=Console(), auto_refresh=False) as live:  # what else is printed goes above the line
-            for handler in handlers:
-                handler.setStream(sys.stderr)
-            try:
-                while True:
-                    live.update(Text(line()), refresh=True)
-                    await asyncio.sleep(REFRESH_SECONDS)
-            finally:
-                live.update(Text(line()))
-    finally:
-        for handler in handlers:
-            handler.setStream(sys.stderr)
+    with Live(console=Console(), auto_refresh=False) as live:  # what else is printed goes above the line
+        try:
+            while True:
+                live.update(Text(line()), refresh=True)
+                await asyncio.sleep(REFRESH_SECONDS)
+        finally:
+            live.update(Text(line()))
