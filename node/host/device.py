@@ -26,20 +26,17 @@ MOST_NAME = 80
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory() -> None:
     """Makes malloc keep up to 256 MiB of freed memory, in pieces of up to 32 MiB, for later allocations.
 
-    Otherwise each frame and tensor asks the kernel for pages, which zeroes them first. Returns whether it worked: glibc only.
+    Otherwise each frame and tensor asks the kernel for pages, which zeroes them first. For glibc only.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     # 32 MiB is the largest threshold that glibc accepts. One arena for all threads: a thread's own arena grows in steps of
     # 64 MiB, which fit tensors badly, and memory that one thread frees is not available to another.
-    settings = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 256 << 20, _M_ARENA_MAX: 1}
-    return all(mallopt(number, value) == 1 for number, value in settings.items())
+    for number, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 256 << 20), (_M_ARENA_MAX, 1)):
+        if mallopt is not None:
+            mallopt(number, value)
 
 
 def open_device(name: str) -> torch.device:
