@@ -180,9 +180,7 @@ def _joining(state: State, step: int) -> frozenset[str]:
     return frozenset(
         node
         for node, standby in standbys_of(state).items()
-        if node in chosen.plan.nodes
-        and not standby.ended
-        and (standby.step, standby.voted) != (before, generation)
+        if node in chosen.plan.nodes and not standby.ended and (standby.step, standby.voted) != (before, generation)
     )
 
 
