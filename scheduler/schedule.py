@@ -9,7 +9,7 @@ from random import Random
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
-from dtfm.scheduler.bound.rising_bounds import RisingBound
+from dtfm.scheduler.bound.way import way_bound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.plan import Plan
@@ -46,7 +46,6 @@ def schedule(
     overhead: float = 0.0,
     threads: int = 1,
     improved: Improved = lambda evaluations, seconds: None,
-    bounded: Callable[[float], None] = lambda seconds: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Decision:
     """Assigns layers and micro-batches to nodes, and says why.
@@ -63,11 +62,7 @@ def schedule(
     back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``overhead`` is the
     seconds of each step that the model leaves out, the same for all plans. ``improved`` is called for each plan that is better
     than all before, with the evaluations so far and the plan's seconds (without the overhead, with the cost of state transfer per
-    step).
-
-    The bound rises while the search runs, and ends it when the plan is as good; ``bounded`` is called with each better one.
-    Without ``time_used`` the search waits for it. The paper objective has a bound of its own. All ends soon after ``stopped``
-    returns True.
+    step). All ends soon after ``stopped`` returns True.
 
     Where some nodes are proven and others are not, each stage gets a proven one, if proven nodes alone could train, and an
     incumbent in which a stage has none is replaced, if proven nodes are as many as its stages. If they could not, the sentence
@@ -107,9 +102,8 @@ def schedule(
             fetching = standing.holdings.fetching(standing.plan, weight)
             evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
         budget = Budget(time_used, evaluations, stopped)
-        with RisingBound(problem, bounded, stopped, wait=time_used is None) as rising:
-            best = search(evaluator, shape, starts, fetching, rising, rng, budget, threads)
-        bound = rising.seconds + overhead
+        best, bound = search(evaluator, shape, starts, fetching, rng, budget, threads)
+        bound = max(bound, way_bound(problem)) + overhead
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
     decision = decide(

@@ -111,7 +111,6 @@ def print_plan(
                     generation=current.generation + 1 if current is not None else 0,
                     threads=threads or os.cpu_count() or 1,
                     improved=progress.improved,
-                    bounded=progress.bounded,
                     stopped=stop.is_set,
                 )
 

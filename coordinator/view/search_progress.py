@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dtfm.coordinator.log.wording import describe_seconds
+from dtfm.coordinator.log.wording import seconds_in_words
 
 QUIET_SECONDS = 2.0
 """What takes less needs no progress."""
@@ -20,7 +20,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 
 
 class SearchProgress:
-    """Shows what a search has found so far. A context manager. ``improved`` and ``bounded`` are for any thread."""
+    """Shows what a search has found so far. A context manager. ``improved`` is for any thread."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic, task: str = "Planning") -> None:
         self._console = console
@@ -31,7 +31,6 @@ class SearchProgress:
         self._live: Live | None = None
         self._plans = 0
         self._best: float | None = None
-        self._bound: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -45,10 +44,6 @@ class SearchProgress:
     def improved(self, plans: int, seconds: float) -> None:
         """The best of the first ``plans`` plans takes ``seconds`` a step."""
         self._plans, self._best = plans, seconds
-
-    def bounded(self, seconds: float) -> None:
-        """No plan takes less than ``seconds`` a step."""
-        self._bound = seconds
 
     def show(self) -> None:
         """Brings the line up to date. To be called some times a second."""
@@ -65,9 +60,7 @@ class SearchProgress:
             self._console.print(self.line(elapsed), markup=False, highlight=False, soft_wrap=True)
 
     def line(self, elapsed: float) -> str:
-        """Like "Planning 41 s: 12.3 s a step, at best 8.12 s, gap 1.51; 52,000 plans tried", which fits a narrow terminal."""
+        """Like "Planning 41 s: 12.3 s a step; 52,000 plans tried", which fits a narrow terminal."""
         if self._best is None:
             return f"{self._task} {elapsed:.0f} s: no plan yet"
-        gap = f", gap {self._best / self._bound:.2f}" if self._bound else ""
-        found = describe_seconds(self._best, self._bound)
-        return f"{self._task} {elapsed:.0f} s: {found}{gap}; {self._plans:,} plans tried"
+        return f"{self._task} {elapsed:.0f} s: {seconds_in_words(self._best)} a step; {self._plans:,} plans tried"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -21,8 +20,6 @@ MOST_LAYERS = 48
 """Largest number of layers."""
 AT_ONCE = 200_000
 """Number of continuations that are bounded at once."""
-REMEMBERED = 2
-"""Number of problems for which what bounds are made of is remembered: with idle hands, and without."""
 
 
 def is_small(problem: Problem) -> bool:
@@ -175,7 +172,6 @@ class _Bounds:
     fastest: float
 
     @classmethod
-    @lru_cache(REMEMBERED)
     def of(cls, problem: Problem, keep_idle_hands: bool) -> _Bounds:
         count, layers = len(problem.flops), len(problem.activation)
         masks = 1 << count

@@ -1,4 +1,4 @@
-"""A lower bound from the way of micro-batches through all stages.
+"""A lower bound on the seconds per step of any plan, from the way of micro-batches through all stages.
 
 Suppose a plan ends within T seconds. Then every stage [a, b) has nodes that together compute all
 micro-batches, and the number that a node can compute is limited. Its first micro-batch has passed all layers before
@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.bound.capacity import least_first
 from dtfm.scheduler.model.problem import Floats, Problem
 from dtfm.scheduler.model.workload import Workload
+
+MOST_NODES = 256
+"""Largest number of nodes for which more than `work_bound` is computed."""
 
 
 def work_bound(workload: Workload, flops: Floats) -> float:
@@ -33,6 +35,8 @@ def work_bound(workload: Workload, flops: Floats) -> float:
 def way_bound(problem: Problem) -> float:
     """The least seconds per step that the conditions do not rule out."""
     least = work_bound(problem.workload, problem.flops)
+    if len(problem.flops) > MOST_NODES:
+        return least
     conditions = _Conditions(problem)
     low, high = least, 2 * least
     while not conditions.met(high):
@@ -121,10 +125,10 @@ def _reducible(problem: Problem) -> Floats:
     shard. The other replicas' shards may arrive before a node's last backward pass, their sums cannot.
     """
     count = len(problem.flops)
-    link = np.maximum(least_first(problem.slowness), least_first(problem.slowness.T) / 2)
+    link = np.maximum(_least_first(problem.slowness), _least_first(problem.slowness.T) / 2)
     with np.errstate(divide="ignore"):
-        sent = np.cumsum(least_first(problem.ratio), axis=1) / problem.up[:, None]
-        received = np.cumsum(least_first(problem.ratio.T), axis=1) / problem.down[:, None] / 2
+        sent = np.cumsum(_least_first(problem.ratio), axis=1) / problem.up[:, None]
+        received = np.cumsum(_least_first(problem.ratio.T), axis=1) / problem.down[:, None] / 2
     size = np.arange(2, count + 1)
     return np.asarray((size / (2.0 * np.maximum(link, np.maximum(sent, received)))).max(axis=1))
 
@@ -134,3 +138,9 @@ def _tail(problem: Problem) -> Floats:
     another replica."""
     apart = np.where(np.eye(len(problem.flops), dtype=bool), np.inf, problem.latency)
     return np.asarray(apart.min(axis=1) + apart.min())
+
+
+def _least_first(matrix: Floats) -> Floats:
+    """Per node, the entries toward all others, sorted."""
+    others = ~np.eye(len(matrix), dtype=bool)
+    return np.sort(matrix[others].reshape(len(matrix), -1), axis=1)

@@ -24,8 +24,9 @@ none was estimated at more than 1.52 times its simulated seconds, and one in a t
 
 def improve(
     evaluator: Evaluator, shape: Shape, best: Candidate, evaluations: int, expired: Callable[[], bool]
-) -> Candidate:
-    """The best plan over all groups and cuts, as far as time and the budget of ``evaluations`` in total suffice.
+) -> tuple[Candidate, float]:
+    """The best plan over all groups and cuts, as far as time and the budget of ``evaluations`` in total suffice, and the seconds
+    per step than which no plan of the shape takes less; 0: not known.
 
     The problem must be small. ``best`` is a plan found before. Loads and flows are those that evaluate.price_of makes.
     """
@@ -35,7 +36,7 @@ def improve(
 
     problem = evaluator.problem
     if over():
-        return best
+        return best, 0.0
     most = OPEN_PER_EVALUATION * (evaluations - evaluator.spent)
     may_idle = evaluator.keep_idle_hands or problem.is_mixed  # a proven node may stay in a stage that needs it
     plans = promising(problem, shape, may_idle, best.price[-1], most, expired)
@@ -47,7 +48,8 @@ def improve(
         if plans.bounds[row] < best.price[-1]:
             candidate = evaluator.simulated(*plans.groups_and_cuts(row))
             best = min(best, candidate, key=lambda candidate: candidate.price)
-    return best
+    # An incumbent may stay that has no proven node in some stage, and was not listed.
+    return best, 0.0 if problem.is_mixed else plans.least
 
 
 def priced(t: Tables, plans: Plans, keep_idle_hands: bool) -> Floats:

@@ -9,7 +9,6 @@ from random import Random
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.bound.rising_bounds import RisingBound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
@@ -49,8 +48,7 @@ def proven_alone(
         lambda: evaluator.best < np.inf or stopped(),
     )
     free = Shape(stages=stages, most_stages=min(shape.most_stages, len(numbers)))
-    nothing_known = RisingBound(alone, lambda seconds: None, stopped, wait=False)
-    found = search(evaluator, free, [], None, nothing_known, Random(seed), budget)
+    found, _ = search(evaluator, free, [], None, Random(seed), budget)
     if not found.feasible:
         return None
     groups = tuple(tuple(int(numbers[node]) for node in group) for group in found.draft.groups)

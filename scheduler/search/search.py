@@ -12,7 +12,6 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.bound.branch_and_bound import is_small
-from dtfm.scheduler.bound.rising_bounds import RisingBound
 from dtfm.scheduler.cost.state_transfer import Fetching, nothing_to_fetch
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
@@ -101,11 +100,10 @@ class Purse:
     walking: float
     steps: float
     paid: int
-    reached: Callable[[], bool]
 
     def used(self, spent: int) -> float:
-        """The fraction that is used up when ``spent`` steps were made in all: all of it once ``reached``."""
-        if self.budget.stopped() or self.reached():
+        """The fraction that is used up when ``spent`` steps were made in all."""
+        if self.budget.stopped():
             return 1.0
         most = self.steps if self.budget.steps is None else min(self.steps, self.walking * self.budget.steps)
         by_steps = (spent - self.paid) / max(most, 1)
@@ -130,15 +128,15 @@ def search(
     shape: Shape,
     starts: Sequence[Start],
     fetching: Fetching | None,
-    bound: RisingBound,
     rng: Random,
     budget: Budget,
     threads: int = 1,
-) -> Candidate:
-    """The best candidate found within the budget, or at least a seed when time is already up.
+) -> tuple[Candidate, float]:
+    """The best candidate found within the budget, or at least a seed when time is already up. With it the seconds per step than
+    which no plan takes less, as far as the search has shown that; 0: not at all.
 
-    ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. The search ends when a
-    plan is as good as ``bound``. On a small cluster, what is left of the budget goes to an exact search.
+    ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. On a small cluster, what
+    is left of the budget goes to an exact search, which shows it.
     """
     problem, nodes = evaluator.problem, len(evaluator.problem.flops)
     winners = max(FEWEST_WINNERS, WINNERS_TIMES_NODES // nodes)
@@ -158,9 +156,9 @@ def search(
     best = min(seeds, key=lambda candidate: candidate.price)
     best = evaluator.simulated(best.draft.groups, best.draft.cuts)
     longest: float = FIRST_ROUND + STEPS_PER_NODE * nodes if small or not budget.limited else math.inf
-    while not budget.over(evaluator.spent) and not bound.reached(best.price[-1]):
+    while not budget.over(evaluator.spent):
         before = best.price[-1]
-        purse = Purse(budget, walking, longest, evaluator.spent, lambda: bound.reached(evaluator.told))
+        purse = Purse(budget, walking, longest, evaluator.spent)
         found: list[Found] = []
         began, lasts = 0.0, shares.exploring
         while began < shares.exploring:
@@ -186,7 +184,7 @@ def search(
         longest *= 2
     if small:
         return improve(evaluator, shape, best, budget.steps or evaluator.spent + EXACT_BUDGET, lambda: budget.over(0))
-    return best
+    return best, 0.0
 
 
 def _ignored(steps: int, seconds: float) -> None:

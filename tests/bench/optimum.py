@@ -36,4 +36,5 @@ def branched_seconds(cluster: Cluster, workload: Workload, found: Plan) -> float
     draft = draft_of(found, cluster)
     start = evaluator.simulated(draft.groups, draft.cuts)
     shape = Shape(most_stages=min(len(cluster.nodes), len(workload.layers)))
-    return improve(evaluator, shape, start, UNLIMITED, expired=lambda: False).seconds
+    best, _ = improve(evaluator, shape, start, UNLIMITED, expired=lambda: False)
+    return best.seconds

@@ -5,24 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, lacking_bytes
-from dtfm.scheduler.bound.rising_bounds import STEPS, rising_bounds
+from dtfm.scheduler.bound.branch_and_bound import is_small, promising
+from dtfm.scheduler.bound.way import way_bound
 from dtfm.scheduler.model.chains import places
 from dtfm.scheduler.model.keeping import ENOUGH
 from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.sketch import empty_sketch, gather_members, position_of
 from dtfm.scheduler.model.tables import tables
 from tests.scheduler.yardstick_keeping import shortfall
 
 
-def unhurried() -> float:
-    """For `schedule`'s ``time_used``: the search has the time that its evaluations take, and does not wait for the bound,
-    which would take longer where few plans are tried."""
-    return 0.0
-
-
-def iteration_bound(problem: Problem, steps: int = STEPS) -> float:
-    """The last of rising_bounds."""
-    return list(rising_bounds(problem, steps))[-1]
+def iteration_bound(problem: Problem) -> float:
+    """What no plan takes less than: of many nodes by their way, of few by all plans that may take less than a time, which grows
+    until there is one."""
+    bound = tried = way_bound(problem)
+    shape = Shape(most_stages=min(len(problem.flops), len(problem.activation)))
+    while is_small(problem) and tried < 10 * bound:
+        tried *= 1.1
+        least = promising(problem, shape, True, tried, 5_000, over=lambda: False).least
+        if least < tried:
+            return max(bound, least)
+    return bound
 
 
 def random_draft(rng: np.random.Generator, problem: Problem) -> Draft:

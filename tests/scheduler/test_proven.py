@@ -15,7 +15,6 @@ from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.replan.failover import rerouted
 from dtfm.scheduler.schedule import ALL_EQUAL, schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
-from tests.scheduler.plans import unhurried
 
 EVALUATIONS = 600
 
@@ -47,7 +46,7 @@ def bare(plan: Plan, cluster: Cluster) -> list[int]:
 def is_possible(cluster: Cluster, workload: Workload, stages: int | None) -> bool:
     """Whether proven nodes alone could train: of so few nodes, the exact search finds a plan if there is one."""
     try:
-        schedule(alone(cluster), workload, stages=stages, evaluations=EVALUATIONS, time_used=unhurried)
+        schedule(alone(cluster), workload, stages=stages, evaluations=EVALUATIONS)
     except (Infeasible, ValueError):
         return False
     return True
@@ -91,7 +90,7 @@ def test_a_plan_from_before_anybody_was_proven_is_replaced_once_each_stage_can_h
     cluster, workload = given_
     nobody = marked(cluster, set())
     try:
-        incumbent = schedule(nobody, workload, evaluations=EVALUATIONS, generation=1, time_used=unhurried).plan
+        incumbent = schedule(nobody, workload, evaluations=EVALUATIONS, generation=1).plan
     except Infeasible:
         return
     possible = is_possible(cluster, workload, None)

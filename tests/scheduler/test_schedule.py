@@ -61,14 +61,6 @@ def test_the_same_arguments_give_the_same_decision() -> None:
     assert once == again
 
 
-def test_the_bound_rises_while_the_search_runs_and_its_last_value_comes_with_the_plan() -> None:
-    cluster, workload = random_cluster(5, 9), even_workload()
-    bounds: list[float] = []
-    decision = schedule(cluster, workload, evaluations=200, bounded=bounds.append)
-    assert bounds == sorted(set(bounds))
-    assert decision.lower_bound_seconds == bounds[-1] > 0
-
-
 def test_the_number_of_threads_changes_nothing() -> None:
     cluster, workload = random_cluster(5, 12), even_workload()
     one, two = (schedule(cluster, workload, evaluations=4_000, threads=threads) for threads in (1, 2))

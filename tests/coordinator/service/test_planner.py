@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -16,9 +16,7 @@ import pytest
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.service.planner import choose
-from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.warm_up import warm_up
 from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
 
@@ -43,23 +41,6 @@ def test_a_plan_comes_with_a_bound() -> None:
     assert chosen.predicted_seconds is not None
     assert chosen.lower_bound_seconds is not None
     assert 0 < chosen.lower_bound_seconds <= chosen.predicted_seconds
-
-
-def test_live_planning_ends_in_time_although_the_bound_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = Event()
-
-    def rising_forever(_: Problem) -> Iterator[float]:
-        yield 1e-3
-        over.wait(30)
-
-    warm_up()
-    monkeypatch.setattr("dtfm.scheduler.bound.rising_bounds.rising_bounds", rising_forever)
-    began = time.monotonic()
-    chosen = choose(WANTED)
-    took = time.monotonic() - began
-    over.set()
-    assert isinstance(chosen, PlanChosen)
-    assert took < 10
 
 
 def test_a_question_that_nobody_wants_any_more_ends_soon() -> None:

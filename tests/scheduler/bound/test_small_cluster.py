@@ -4,16 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.scheduler.bound.rising_bounds import listed
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
-
-
-def bound(problem: Problem, seconds: float) -> float:
-    return list(listed(problem, seconds))[-1]
+from tests.scheduler.plans import iteration_bound
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -25,7 +21,7 @@ def test_no_plan_of_an_exact_search_undercuts_the_bound(seed: int, count: int, l
         best = schedule(problem.cluster, problem.workload, evaluations=2_000).predicted.iteration_seconds
     except Infeasible:
         return
-    assert bound(problem, 0.3 * best) <= best * (1 + 1e-9)
+    assert iteration_bound(problem) <= best * (1 + 1e-9)
 
 
 def tight(rng: np.random.Generator, count: int, layers: int) -> Problem:
@@ -60,5 +56,6 @@ def chain_of_four(between: float) -> Problem:
 @pytest.mark.parametrize("between", [1e6, 2e6])
 def test_a_chain_is_as_slow_as_its_slowest_boundary(between: float) -> None:
     problem = chain_of_four(between)
-    best = schedule(problem.cluster, problem.workload).predicted.iteration_seconds
-    assert 0.9 * best < bound(problem, 20) <= best
+    found = schedule(problem.cluster, problem.workload)
+    best = found.predicted.iteration_seconds
+    assert 0.9 * best < found.lower_bound_seconds <= best

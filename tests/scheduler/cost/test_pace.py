@@ -24,7 +24,7 @@ from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.schedule import schedule
 from tests.bench.clusters import unequal
 from tests.scheduler.clusters import any_problem
-from tests.scheduler.plans import random_draft, unhurried
+from tests.scheduler.plans import random_draft
 
 
 def rough(problem: Problem, position: Position, sketch: Sketch, limit: float = np.inf, evenness: float = 0.0) -> float:
@@ -72,7 +72,7 @@ def test_rough_prices_of_good_plans_come_near_to_their_simulated_seconds() -> No
             Random(seed),
             empty_sketch(tables(Problem(cluster, workload))),
         )
-        plan = schedule(cluster, workload, seed=seed, evaluations=4_000, time_used=unhurried).plan
+        plan = schedule(cluster, workload, seed=seed, evaluations=4_000).plan
         groups = tuple(tuple(cluster.ids.index(node) for node in stage.replicas) for stage in plan.stages)
         cuts = (0, *(stage.layers[1] for stage in plan.stages))
         for _ in range(20):

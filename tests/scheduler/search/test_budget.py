@@ -9,8 +9,8 @@ import pytest
 from dtfm.scheduler.search.search import Budget, Purse
 
 
-def purse(budget: Budget, steps: float = math.inf, reached: bool = False) -> Purse:
-    return Purse(budget, walking=0.5, steps=steps, paid=100, reached=lambda: reached)
+def purse(budget: Budget, steps: float = math.inf) -> Purse:
+    return Purse(budget, walking=0.5, steps=steps, paid=100)
 
 
 def test_walks_have_their_fraction_of_the_steps() -> None:
@@ -33,8 +33,7 @@ def test_a_part_has_at_most_its_steps() -> None:
     assert [used(taken) for taken in (0, 50, 100)] == [0, 0.5, 1]
 
 
-def test_a_part_is_over_at_once_when_the_plan_is_as_good_as_the_bound_or_the_search_is_stopped() -> None:
-    assert purse(Budget(steps=2_000), reached=True).part(until=0.8, spent=100)(0) == 1
+def test_a_part_is_over_at_once_when_the_search_is_stopped() -> None:
     assert purse(Budget(steps=2_000, stopped=lambda: True)).part(until=0.8, spent=100)(0) == 1
 
 

@@ -15,7 +15,6 @@ from dtfm.scheduler.model.workload import PaperCosts, Workload
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, shuffled, uniform_cluster
 from tests.scheduler.enumeration import all_groups
-from tests.scheduler.plans import unhurried
 
 
 def exhaustive_seconds(cluster: Cluster, workload: Workload) -> float:
@@ -48,9 +47,7 @@ def test_on_more_nodes_their_order_matters_no_more_than_the_seed() -> None:
     cluster, workload = random_cluster(4, 8), even_workload(layers=6)
     ordered, seeded = (
         [
-            schedule(
-                shuffled(cluster, order), workload, seed=seed, evaluations=20_000, time_used=unhurried
-            ).predicted.iteration_seconds
+            schedule(shuffled(cluster, order), workload, seed=seed, evaluations=20_000).predicted.iteration_seconds
             for order, seed in variants
         ]
         for variants in ([(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 0), (0, 1), (0, 2), (0, 3)])
@@ -72,7 +69,7 @@ TWELVE, TO_SHARE = uniform_cluster(12, flops=1e13), even_workload(layers=8, micr
 @pytest.fixture(scope="module")
 def alone() -> float:
     """Seconds per step of twelve nodes."""
-    return schedule(TWELVE, TO_SHARE, evaluations=20_000, time_used=unhurried).predicted.iteration_seconds
+    return schedule(TWELVE, TO_SHARE, evaluations=20_000).predicted.iteration_seconds
 
 
 @pytest.mark.parametrize("handicap", ["speed", "link"])
@@ -82,7 +79,7 @@ def test_a_node_at_one_percent_stays_idle_and_slows_nobody_down(handicap: str, a
     if handicap == "link":
         bandwidth[12, :] = bandwidth[:, 12] = 1e6
     cluster = Cluster((*TWELVE.nodes, snail), np.full((13, 13), 1e-3), bandwidth)
-    together = schedule(cluster, TO_SHARE, evaluations=20_000, time_used=unhurried)
+    together = schedule(cluster, TO_SHARE, evaluations=20_000)
     assert "snail" in together.plan.idle
     assert "snail" in together.sentence
     assert together.predicted.iteration_seconds <= 1.02 * alone

@@ -6,14 +6,13 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.bound.rising_bounds import rising_bounds
 from dtfm.scheduler.bound.way import work_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Layer, Workload
-from tests.bench.clusters import transformer, unequal, unequal_cluster
+from tests.bench.clusters import transformer, unequal_cluster
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
 from tests.scheduler.plans import fits, iteration_bound, random_draft, randomly_loaded
@@ -85,7 +84,7 @@ def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None
 def test_no_random_plan_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([2, 16, 60])))
-    bound = iteration_bound(problem, steps=30)
+    bound = iteration_bound(problem)
     for _ in range(20):
         draft = random_draft(rng, problem)
         if fits(problem, draft):
@@ -120,13 +119,6 @@ def scarce(rng: np.random.Generator, count: int, layers: int, micro_batches: int
         for _ in range(layers)
     )
     return with_ways(rng, Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches)))
-
-
-def test_every_better_bound_is_larger() -> None:
-    bounds = list(rising_bounds(home_reduction()))
-    assert len(bounds) >= 2
-    assert bounds == sorted(bounds)
-    assert bounds[-1] == iteration_bound(home_reduction())
 
 
 def test_one_connection_that_carries_everything_decides() -> None:
@@ -192,11 +184,6 @@ def test_the_bound_is_close_for_few_unequal_nodes_in_data_centers_and_homes() ->
     """The search finds a plan of 16.7 s for this cluster."""
     problem = Problem(unequal_cluster(0, 8), transformer(10, 1024, micro_batches=128))
     assert 16.7 / 1.01 < iteration_bound(problem) < 16.73
-
-
-def test_the_bound_is_not_far_for_more_of_them() -> None:
-    """The search has found a plan of 30.4 s for this cluster."""
-    assert 30.4 / 1.8 < iteration_bound(Problem(*unequal(1, 16))) < 30.4
 
 
 def test_layers_without_cost_cause_no_numerical_errors() -> None:
