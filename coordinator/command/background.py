@@ -1,4 +1,4 @@
-"""What a command says while something takes long: work on a thread of its own, and what is being loaded."""
+"""What a command says while something takes long: work on a thread of its own, what is being loaded, what a search has found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtfm.programs import ended_by_ctrl_c
 QUIET_SECONDS = 2.0
 """Seconds after which something that takes long is announced."""
 LOOK_SECONDS = 0.2
-"""Seconds between two looks at the progress."""
+"""Seconds after which Ctrl-C is heard where it does not end a wait at once."""
 
 Result = TypeVar("Result")
 
@@ -35,12 +35,29 @@ def announced(what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def in_background(work: Callable[[], Result], look: Callable[[], None], stop: Event | None = None) -> Result:
-    """What ``work`` returns, or raises. Until then, ``look`` is called some times a second.
+@contextmanager
+def search_shown(task: str) -> Iterator[Callable[[int, float], None]]:
+    """A context that shows on a terminal how long a search takes. It gives a function, for any thread, by which the search says
+    how many plans it has tried, and how many seconds a step takes by the best."""
+    from rich.console import Console  # which `demo` and `serve` show their help without
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    Ctrl-C sets ``stop``, at which ``work`` is to come to an end. A second one raises KeyboardInterrupt at once, as does the first
-    where ``stop`` is None.
-    """
+    from dtfm.coordinator.log.wording import seconds_in_words
+
+    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        number = shown.add_task(f"{task}: no plan yet")
+
+        def improved(plans: int, seconds: float) -> None:
+            found = f"{seconds_in_words(seconds)} a step; {plans:,} plans tried"
+            shown.update(number, description=f"{task}: {found}")
+
+        yield improved
+
+
+def in_background(work: Callable[[], Result], stop: Event | None = None) -> Result:
+    """What ``work`` returns, or raises. Ctrl-C sets ``stop``, at which ``work`` is to come to an end. A second one raises
+    KeyboardInterrupt at once, as does the first where ``stop`` is None."""
     result: Future[Result] = Future()
 
     def carry_out() -> None:
@@ -60,7 +77,7 @@ def in_background(work: Callable[[], Result], look: Callable[[], None], stop: Ev
     try:
         Thread(target=carry_out, daemon=True).start()  # a second Ctrl-C does not wait for it
         while not wait([result], LOOK_SECONDS).done:
-            look()
+            pass
         return result.result()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -13,9 +13,8 @@ from threading import Event
 from typing import TypeVar
 
 import typer
-from rich.console import Console
 
-from dtfm.coordinator.command.background import announced, in_background
+from dtfm.coordinator.command.background import announced, in_background, search_shown
 from dtfm.coordinator.command.bill import SOME_STEPS, bill, parse_prices
 from dtfm.coordinator.command.idle_gpus import Advice, advice, describe_advice
 from dtfm.coordinator.command.rented import (
@@ -29,7 +28,6 @@ from dtfm.coordinator.command.run_workload import workload_of_run
 from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log.wording import describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
-from dtfm.coordinator.view.search_progress import SearchProgress
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
@@ -75,14 +73,13 @@ def print_plan(
     rounds = Rounds(asked.train.rounds if asked is not None else 0)
     prices = parse_prices(price or [], parse_gpus(gpus)) if gpus is not None else []
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
-    console = Console(stderr=True)
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
-        in_background(warm_up, lambda: None)
+        in_background(warm_up)
     stop = Event()
 
     def ask(task: str, cluster: Cluster, work: Workload, current: Plan | None, limit: float | None) -> Decision:
         began = time.monotonic()
-        with SearchProgress(console, task=task) as progress:
+        with search_shown(task) as improved:
 
             def used() -> float:
                 return (time.monotonic() - began) / max(limit or math.inf, 1e-9)
@@ -110,11 +107,11 @@ def print_plan(
                     time_used=None if limit is None else used,
                     generation=current.generation + 1 if current is not None else 0,
                     threads=threads or os.cpu_count() or 1,
-                    improved=progress.improved,
+                    improved=improved,
                     stopped=stop.is_set,
                 )
 
-            return in_background(search, progress.show, stop)
+            return in_background(search, stop)
 
     began = time.monotonic()
     try:
@@ -129,7 +126,7 @@ def print_plan(
         limit = max(LEAST_QUESTION, min(MOST_QUESTION, elapsed)) if deadline is None else min(MOST_QUESTION, deadline)
 
         def ask_again(words: str, cluster: Cluster, work: Workload) -> Decision:
-            return ask(f"Trying {words},", cluster, work, None, limit)
+            return ask(f"Trying {words}", cluster, work, None, limit)
 
         found = list(advice(cluster, work, decision, ask_again, stop.is_set))
     costs = None

@@ -113,15 +113,6 @@ def test_plan_says_what_would_put_idle_gpus_to_use(
     assert "of 3 would be idle. What would put more of them to use:\n  lines ten times as fast: " in printed
 
 
-def test_progress_says_what_is_tried(
-    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setattr("dtfm.coordinator.view.search_progress.QUIET_SECONDS", 0.0)
-    monkeypatch.setattr("dtfm.coordinator.command.background.LOOK_SECONDS", 0.02)
-    assert run(monkeypatch, *arguments) == 0
-    assert "Trying lines twice as fast, 0 s: " in capsys.readouterr().err
-
-
 def test_where_all_work_nothing_else_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     (tmp_path / "w.json").write_text(dump_workload(llama("7B"), TOKENS))
     options = "--gpus", "3x RTX 4090", "--links", "500Mbit/s,40ms", "--workload", str(tmp_path / "w.json")

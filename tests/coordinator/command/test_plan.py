@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.command.background import in_background
+from dtfm.coordinator.command.background import in_background, search_shown
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.command.test_commands import run
 from tests.scheduler.clusters import even_workload, random_cluster
@@ -26,14 +26,6 @@ def files(tmp_path: Path) -> tuple[str, ...]:
     (tmp_path / "n.json").write_text(dump_network(random_cluster(5, 12)))
     (tmp_path / "w.json").write_text(dump_workload(even_workload()))
     return "plan", "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json"), "--deadline", "1"
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress is shown from the start, and more often."""
-    monkeypatch.setattr("dtfm.coordinator.view.search_progress.QUIET_SECONDS", 0.0)
-    monkeypatch.setattr("dtfm.coordinator.command.background.QUIET_SECONDS", 0.0)
-    monkeypatch.setattr("dtfm.coordinator.command.background.LOOK_SECONDS", 0.02)
 
 
 def test_a_plan_comes_with_the_bound_and_the_gap(
@@ -50,26 +42,27 @@ def test_a_plan_comes_with_the_bound_and_the_gap(
     assert last.endswith((" times as long.", "% longer.", " as good as any."))
 
 
-def test_progress_goes_to_standard_error(
-    files: tuple[str, ...], impatient: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_a_terminal_shows_what_the_search_has_found(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with search_shown("Planning") as improved:
+        improved(52_000, 12.3)
+    shown = capsys.readouterr()
+    assert "Planning: 12.3 s a step; 52,000 plans tried" in shown.err
+    assert shown.err.endswith("\x1b[2K")
+    assert shown.out == ""
+
+
+def test_elsewhere_standard_error_has_nothing_of_it(
+    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     assert run(monkeypatch, *files, "--json") == 0
     printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) == 1
     assert json.loads(printed.out)["plan"]
-    assert "Planning 0 s: " in printed.err
+    assert printed.err == ""
 
 
-def test_a_short_search_shows_no_progress(
-    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    assert run(monkeypatch, *files) == 0
-    assert "Planning" not in capsys.readouterr().err
-
-
-def test_compiling_is_announced(
-    files: tuple[str, ...], impatient: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_compiling_is_announced(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("dtfm.coordinator.command.background.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("dtfm.coordinator.command.planning.warm_up", lambda: time.sleep(0.1))
     assert run(monkeypatch, *files, "--json") == 0
     assert capsys.readouterr().err.count("Compiling the scheduler, once ...") == 1
@@ -116,14 +109,15 @@ def test_after_ctrl_c_the_best_plan_so_far_is_printed(
 
 def test_a_second_ctrl_c_ends_at_once() -> None:
     stop, never = Event(), Event()
-    interrupts = iter(range(2))
 
-    def look() -> None:
-        if next(interrupts, None) is not None:
-            os.kill(os.getpid(), signal.SIGINT)
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        never.wait()
 
     with pytest.raises(KeyboardInterrupt):
-        in_background(never.wait, look, stop)
+        in_background(work, stop)
     assert stop.is_set()
     never.set()
 
@@ -131,9 +125,14 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
 def test_afterwards_ctrl_c_does_what_it_did_before() -> None:
     heard = []
     before = signal.signal(signal.SIGINT, lambda *_: heard.append("before"))
+    stop = Event()
+
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.wait()
+
     try:
-        stop = Event()
-        in_background(stop.wait, lambda: os.kill(os.getpid(), signal.SIGINT), stop)
+        in_background(work, stop)
         assert heard == []
         os.kill(os.getpid(), signal.SIGINT)
         assert heard == ["before"]
@@ -146,4 +145,4 @@ def test_what_goes_wrong_in_the_background_is_raised() -> None:
         raise ValueError("so it is")
 
     with pytest.raises(ValueError, match="so it is"):
-        in_background(fails, lambda: None)
+        in_background(fails)
