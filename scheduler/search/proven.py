@@ -40,7 +40,7 @@ def proven_alone(
     state = problem.parameters_before[-1] * problem.workload.least_device_bytes_per_parameter_byte
     if (stages or 1) > len(numbers) or problem.memory[numbers].sum() < state:
         return None
-    alone = Problem(_only(problem.cluster, numbers), problem.workload)
+    alone = Problem(problem.cluster.only(numbers.tolist()), problem.workload)
     evaluator = Evaluator(alone, keep_idle_hands=False)
     budget = Budget(
         None if time_used is None else lambda: time_used() / PART,
@@ -60,17 +60,6 @@ def proven_alone(
 def without_marks(cluster: Cluster) -> Cluster:
     """The cluster as if all its nodes were proven."""
     return replace(cluster, nodes=tuple(replace(node, proven=True) for node in cluster.nodes))
-
-
-def _only(cluster: Cluster, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Cluster:
-    """These nodes. Who relays what is left out: it changes how long a plan takes, and not whether it works."""
-    index = np.ix_(numbers, numbers)
-    return Cluster(
-        tuple(cluster.nodes[number] for number in numbers),
-        cluster.latency[index],
-        cluster.bandwidth[index],
-        None if cluster.ratio is None else cluster.ratio[index],
-    )
 
 
 def _filled(problem: Problem, groups: Groups, sizes: tuple[int, ...]) -> Groups:
