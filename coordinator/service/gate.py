@@ -47,18 +47,11 @@ _DENIED = (wire.ROLE, wire.REVOKED)
 class Gate:
     """``pin``: of the authority; ``ledger`` returns the present one."""
 
-    def __init__(
-        self,
-        pin: bytes,
-        ledger: Callable[[], Ledger],
-        front: Front,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, pin: bytes, ledger: Callable[[], Ledger], front: Front) -> None:
         self._pin = pin
         self._ledger = ledger
         self._front = front
         self._budgets: dict[str, TokenBucket] = {}  # of enrolled names alone
-        self._clock = clock
 
     async def admit(self, context: Context, method: str) -> str:
         """The caller's name. Ends the call if its maker's role does not include ``method``."""
@@ -121,7 +114,7 @@ class Gate:
 
     def _check(self, token: str, key: bytes) -> None:
         try:
-            check_proof(token, read_public_key(key), self._pin, self._clock())
+            check_proof(token, read_public_key(key), self._pin, time.time())
         except ClockError as error:
             raise Refused(wire.WRONG_CLOCK, str(error)) from None
         except ProofError:

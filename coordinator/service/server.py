@@ -60,28 +60,19 @@ class Deaf(RuntimeError):
 
 
 class Server:
-    """The coordinator of one run. ``story`` is the store's so far. ``authority_key``: its authority's (PEM). ``clock``: seconds
-    that never go back.
+    """The coordinator of one run. ``story`` is the store's so far. ``authority_key``: its authority's (PEM).
 
     ``pin`` is the authority's; invitations name it, and the ``addresses``, which are known once it listens. ``page``: where
     others open it; empty: nowhere.
     """
 
-    def __init__(
-        self,
-        state: State,
-        store: Store,
-        story: Story,
-        authority_key: bytes,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, state: State, store: Store, story: Story, authority_key: bytes) -> None:
         self.state = state
         self.exit_code: int | None = 0 if state.stopped else None  # the log says that the run is complete
         self._authority = make_authority(authority_key, datetime.now(UTC))
         self.pin = pin_of(self._authority.certificate)
         self.addresses: tuple[str, ...] = ()
         self.page = ""
-        self._real_clock = clock
         self._lost = 0.0  # seconds during which the log could not be written
         self._told_to_stop = asyncio.Event()
         self._inputs = Inputs()
@@ -101,8 +92,8 @@ class Server:
         self._replaced: AnotherWriter | None = None  # the log is another coordinator's now
 
     def _clock(self) -> float:
-        """Stands still while the log cannot be written: nobody is late because of that."""
-        return self._real_clock() - self._lost
+        """Seconds that never go back. It stands still while the log cannot be written: nobody is late because of that."""
+        return time.monotonic() - self._lost
 
     @property
     def authority(self) -> bytes:
