@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
@@ -84,34 +85,20 @@ def print_plan(
             def used() -> float:
                 return (time.monotonic() - began) / max(limit or math.inf, 1e-9)
 
-            def search() -> Decision:
-                if rounds.length:
-                    return lay_out(
-                        cluster,
-                        work,
-                        current,
-                        rounds=rounds,
-                        seed=seed,
-                        generation=current.generation + 1 if current is not None else 0,
-                        time_used=used,
-                        threads=threads or os.cpu_count() or 1,
-                        stopped=stop.is_set,
-                    )
-                return schedule(
-                    cluster,
-                    work,
-                    current,
+            if rounds.length:
+                search = partial(lay_out, rounds=rounds, time_used=used)
+            else:
+                search = partial(
+                    schedule,
                     stages=asked.cluster.pinned if stages is None and asked is not None else stages,
                     objective=objective,
-                    seed=seed,
                     time_used=None if limit is None else used,
-                    generation=current.generation + 1 if current is not None else 0,
-                    threads=threads or os.cpu_count() or 1,
                     improved=improved,
-                    stopped=stop.is_set,
                 )
-
-            return in_background(search, stop)
+            generation = current.generation + 1 if current is not None else 0
+            many = threads or os.cpu_count() or 1
+            ready = partial(search, seed=seed, generation=generation, threads=many, stopped=stop.is_set)
+            return in_background(partial(ready, cluster, work, current), stop)
 
     began = time.monotonic()
     try:

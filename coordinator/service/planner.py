@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
@@ -36,36 +37,21 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
     def time_used() -> float:
         return (time.monotonic() - began) / wanted.seconds
 
-    threads = max(1, (os.cpu_count() or 1) // 2)
+    ask = partial(schedule, stages=wanted.stages, overhead=wanted.overhead)
+    if wanted.rounds.length:
+        ask = partial(layout.lay_out, rounds=wanted.rounds, numbers=wanted.islands)
     try:
-        if wanted.rounds.length:
-            decision = layout.lay_out(
-                wanted.cluster(),
-                wanted.workload,
-                wanted.incumbent,
-                rounds=wanted.rounds,
-                numbers=wanted.islands,
-                horizon=wanted.horizon,
-                seed=wanted.seed,
-                generation=wanted.generation,
-                time_used=time_used,
-                threads=threads,
-                stopped=stopped,
-            )
-        else:
-            decision = schedule(
-                wanted.cluster(),
-                wanted.workload,
-                wanted.incumbent,
-                stages=wanted.stages,
-                seed=wanted.seed,
-                time_used=time_used,
-                generation=wanted.generation,
-                horizon=wanted.horizon,
-                overhead=wanted.overhead,
-                threads=threads,
-                stopped=stopped,
-            )
+        decision = ask(
+            wanted.cluster(),
+            wanted.workload,
+            wanted.incumbent,
+            seed=wanted.seed,
+            time_used=time_used,
+            generation=wanted.generation,
+            horizon=wanted.horizon,
+            threads=max(1, (os.cpu_count() or 1) // 2),
+            stopped=stopped,
+        )
     except Infeasible as error:
         return str(error)
     predicted, bound = _finite(decision.predicted.iteration_seconds), _finite(decision.lower_bound_seconds)
