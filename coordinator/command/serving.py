@@ -19,10 +19,10 @@ from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addres
 from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
-from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
+from dtfm.coordinator.service.planner import compile_scheduler
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
 from dtfm.coordinator.web.app import make_app, make_metrics_app

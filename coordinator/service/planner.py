@@ -1,7 +1,8 @@
-"""Asks the scheduler for a plan, within the time that a question has."""
+"""Has the scheduler compiled before the first plan is wanted, and asks it for plans, within the time that a question has."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from dtfm.compiled_code import compile_apart
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log.wording import describe_seconds, name_nodes
@@ -17,8 +19,29 @@ from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.replan.failover import rerouted
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.warm_up import is_compiled, warm_up
 
 log = logging.getLogger(__name__)
+
+WORTH_A_WORD = 2.0
+"""Seconds after which a message says what is taking the time."""
+_NICENESS = 10
+"""So much more than other processes does the compiler give way: nodes may be training on this machine."""
+
+
+async def compile_scheduler() -> None:
+    """Returns when nothing is left to compile: after half a second, or after a minute on a machine's first start."""
+    began = time.monotonic()
+    if not await asyncio.to_thread(is_compiled):
+        await compile_apart("dtfm.scheduler.warm_up", _NICENESS)
+    try:
+        await asyncio.to_thread(warm_up)
+    except Exception:
+        log.exception("the scheduler could not be compiled")  # the first question to the planner fails in the same way
+        return
+    took = time.monotonic() - began
+    if took > WORTH_A_WORD:
+        log.info("Compiled the scheduler in %.0f s; this is kept for the next start.", took)
 
 
 def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> PlanChosen | str:

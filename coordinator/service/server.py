@@ -32,14 +32,13 @@ from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import joined
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.service.claiming import claim
-from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.disk import MembersDisk
 from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.pasted_line import pasted_line, viewers_link, where_it_leads
-from dtfm.coordinator.service.planner import choose
+from dtfm.coordinator.service.planner import choose, compile_scheduler
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
 from dtfm.coordinator.view.follower import Follower

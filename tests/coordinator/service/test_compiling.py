@@ -1,4 +1,4 @@
-"""The scheduler is compiled before the first plan is wanted: `service/compiling.py`."""
+"""The scheduler is compiled before the first plan is wanted: `service/planner.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.service import compiling
+from dtfm.coordinator.service import planner
 from dtfm.coordinator.service.planner import choose
 from tests.coordinator.serving import run_in, serving
 
@@ -21,13 +21,13 @@ async def test_a_warm_cache_needs_no_other_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "dtfm")
-    monkeypatch.setattr(compiling, "is_compiled", lambda: True)
-    monkeypatch.setattr(compiling, "compile_apart", None)
-    await compiling.compile_scheduler()
-    monkeypatch.setattr(compiling, "warm_up", lambda: None)
-    monkeypatch.setattr(compiling, "WORTH_A_WORD", 0.0)
+    monkeypatch.setattr(planner, "is_compiled", lambda: True)
+    monkeypatch.setattr(planner, "compile_apart", None)
+    await planner.compile_scheduler()
+    monkeypatch.setattr(planner, "warm_up", lambda: None)
+    monkeypatch.setattr(planner, "WORTH_A_WORD", 0.0)
     caplog.clear()
-    await compiling.compile_scheduler()
+    await planner.compile_scheduler()
     assert [record.getMessage() for record in caplog.records] == [
         "Compiled the scheduler in 0 s; this is kept for the next start."
     ]
@@ -39,7 +39,7 @@ async def test_the_process_that_compiles_ends_with_its_coordinator(
     monkeypatch.setenv(
         "NUMBA_CACHE_DIR", str(tmp_path)
     )  # an empty cache: compiling takes many times as long as this test
-    monkeypatch.setattr(compiling, "is_compiled", lambda: False)
+    monkeypatch.setattr(planner, "is_compiled", lambda: False)
     started: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
     start = asyncio.create_subprocess_exec
 
@@ -49,7 +49,7 @@ async def test_the_process_that_compiles_ends_with_its_coordinator(
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", spy)
-    work = asyncio.create_task(compiling.compile_scheduler())
+    work = asyncio.create_task(planner.compile_scheduler())
     process = await started
     assert process.returncode is None
     work.cancel()
@@ -64,9 +64,9 @@ async def test_what_cannot_be_compiled_is_said_once_and_raised_by_the_planner(
     def fails() -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(compiling, "is_compiled", lambda: True)
-    monkeypatch.setattr(compiling, "warm_up", fails)
-    await compiling.compile_scheduler()
+    monkeypatch.setattr(planner, "is_compiled", lambda: True)
+    monkeypatch.setattr(planner, "warm_up", fails)
+    await planner.compile_scheduler()
     assert "the scheduler could not be compiled" in caplog.text
     assert "no room" in caplog.text
 
