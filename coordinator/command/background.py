@@ -45,7 +45,8 @@ def search_shown(task: str) -> Iterator[Callable[[int, float], None]]:
     from dtfm.coordinator.log.wording import seconds_in_words
 
     columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         number = shown.add_task(f"{task}: no plan yet")
 
         def improved(plans: int, seconds: float) -> None:
