@@ -34,6 +34,10 @@ FOLLOW_FRACTION = 0.5
 """A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. With slower
 links it is quicker to pause for the state."""
 
+SPARSE_UPDATE = 1 / 16
+"""Bytes to a standby per byte of an exchange's sum, where a sparse codec has left 8 of 256 elements, each of which comes with its
+place (node/state/update.py). Under others all come as they are."""
+
 COMMIT_WAIT_FRACTION = 0.1
 """The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES: the run loses at most
 that much of its speed. A neighbour becomes a standby only if a step's gradients reach it within this time. Stages whose standby
@@ -349,8 +353,8 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     round; true while that is not known. ``holders``: by layer, see Ledger, which looks at every member."""
     ledger, rounds = state.ledger, state.rounds
     share = FOLLOW_FRACTION * rounds.stride
-    if len(ledger.training.in_force.islands) > 1:
-        share /= ledger.description.workload.sent_per_exchanged_byte
+    if ledger.training.islands and ledger.description.workload.sent_per_exchanged_byte < SPARSE_UPDATE:
+        share /= SPARSE_UPDATE
     if not ledger.training.step_seconds or not holders:
         return True
     sizes: dict[tuple[str, ...], float] = {}
