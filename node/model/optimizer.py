@@ -130,7 +130,7 @@ def _on_gpu(terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
 
 def _on_host(terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
     """In as many threads as torch has; what a GPU has computed is copied from it meanwhile."""
-    from dtfm.kernels.adamw import update  # imported here: see kernels/codec.py, prepare
+    from dtfm.kernels.adamw import update  # imported here: see kernels/with_cupy.py, prepare
 
     threads = torch.get_num_threads()
     scalar = bucket.parameters.numpy().dtype.type

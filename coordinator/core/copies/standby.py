@@ -35,8 +35,8 @@ FOLLOW_FRACTION = 0.5
 links it is quicker to pause for the state."""
 
 SPARSE_UPDATE = 1 / 16
-"""Bytes to a standby per byte of an exchange's sum, where a sparse codec has left 8 of 256 elements, each of which comes with its
-place (node/state/update.py). Under others all come as they are."""
+"""Bytes to a standby per byte of an exchange's sum, where topk has left 8 of 256 elements: each comes with its place
+(node/state/update.py). Under other codecs all come as they are."""
 
 COMMIT_WAIT_FRACTION = 0.1
 """The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES: the run loses at most
@@ -353,7 +353,7 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     round; true while that is not known. ``holders``: by layer, see Ledger, which looks at every member."""
     ledger, rounds = state.ledger, state.rounds
     share = FOLLOW_FRACTION * rounds.stride
-    if ledger.training.islands and ledger.description.workload.sent_per_exchanged_byte < SPARSE_UPDATE:
+    if ledger.training.islands and state.run.network.exchange == "topk":
         share /= SPARSE_UPDATE
     if not ledger.training.step_seconds or not holders:
         return True

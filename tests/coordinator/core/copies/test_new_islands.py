@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 from dtfm.coordinator.core.phases import Stepping, Switching
+from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
-from tests.coordinator.script import LAYERS, World, training, two_stages
+from tests.coordinator.answers import links
+from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
 from tests.coordinator.standbys import caught_up, report
 
 ROUNDS = 2
 
 
 def first_and_others(nodes: Iterable[str]) -> Plan:
-    """Two nodes are two stages of one island. A third one is an island of its own."""
-    first, *others = sorted(nodes)
-    if len(others) < 2:
-        return two_stages([first, *others])
-    alone = from_routes(0, [Stage((0, LAYERS), (others[1],), (), island=1)], [((others[1],), 2)])
-    return joined([two_stages([first, others[0]], 2), alone], 0)
+    """Two nodes are two stages of one island. Each of the others is an island of its own, with one micro-batch."""
+    first, second, *others = sorted(nodes)
+    alone = [
+        from_routes(0, [Stage((0, LAYERS), (node,), (), island=number)], [((node,), 1)])
+        for number, node in enumerate(others, 1)
+    ]
+    return joined([two_stages([first, second], 4 - len(alone)), *alone], 0)
+
+
+def islands(*nodes: str, **changes: dict[str, Any]) -> World:
+    """A world in which these nodes compute step 1 of a run with rounds. What standbys report is the test's."""
+    rounds = {"rounds": ROUNDS, "steps": 12, "evaluate_every": 0}
+    cluster = {"nodes": len(nodes), "stages": "auto"}
+    world = World(fresh_state(train=rounds, cluster=cluster, **changes), first_and_others)
+    world.join(*nodes)
+    world.settle()
+    world.automatic_standbys = False
+    return world
 
 
 def with_a_newcomer() -> World:
     """Step 1 of a round is over, and c has been asked to copy for an island of its own."""
-    rounds = {"rounds": ROUNDS, "steps": 12, "evaluate_every": 0}
-    world = training("a", "b", train=rounds, cluster={"stages": "auto"})
-    world.planner, world.automatic_standbys = first_and_others, False
+    world = islands("a", "b")
     world.step()
     world.join("c")
     return world
+
+
+def measured(world: World, node: str, bandwidth: float) -> None:
+    """The node joins, and its links to the others have this bandwidth."""
+    world.prepare(node)
+    report = links(node, sorted(world.state.ledger.ready))
+    for link in report.links.links:
+        link.bandwidth = bandwidth
+    world.hear(node, report)
+    world.now += TOGETHER_LEASES * LEASE
+    world.feed(TimePassed())
 
 
 def exchange(world: World) -> None:
@@ -91,3 +117,22 @@ def test_without_the_sum_it_waits_for_the_next_exchange() -> None:
     report(world, "c", step=3)
     assert world.state.ledger.training.step == 6
     assert world.last_to("a", "commit").pause
+
+
+@pytest.mark.parametrize(("bandwidth", "copies"), [(2 << 20, True), (1 << 20, False)])
+def test_a_link_must_carry_an_exchanges_sum_in_half_a_round(bandwidth: float, copies: bool) -> None:
+    world = islands("a", "b")
+    world.now += 1.0
+    world.step()  # of a second, with 2 MiB of changes for each stage
+    measured(world, "c", bandwidth)
+    assert ("standby" in world.kinds_to("c")) == copies
+
+
+@pytest.mark.parametrize(("codec", "copies"), [("topk", True), ("i4b64", False)])
+def test_of_a_sum_under_a_sparse_codec_a_link_carries_only_what_is_not_zero(codec: str, copies: bool) -> None:
+    world = islands("a", "b", "c", network={"exchange": codec})
+    world.now += 1.0
+    for node, samples in {"a": 0, "b": 6, "c": 2}.items():
+        world.vote(node, samples=samples, loss_sum=0.5 * samples)
+    measured(world, "d", 0.2 * (1 << 20))
+    assert ("standby" in world.kinds_to("d")) == copies
