@@ -17,9 +17,10 @@ def pack(gradients: torch.Tensor) -> memoryview:
         return memoryview(b"")
     values = to_host(gradients).view(torch.uint8).numpy()
     bits = values.view(f"u{gradients.element_size()}")  # by bits, -0.0 is not 0
-    places = np.flatnonzero(bits)
-    if bits.size > np.iinfo(PLACE).max or places.size * (PLACE.itemsize + bits.itemsize) >= values.size:
+    packed = np.count_nonzero(bits) * (PLACE.itemsize + bits.itemsize)
+    if bits.size > np.iinfo(PLACE).max or packed >= values.size:
         return values.data
+    places = np.flatnonzero(bits)
     return memoryview(places.astype(PLACE).tobytes() + bits[places].tobytes())
 
 
