@@ -9,7 +9,7 @@ from random import Random
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
-from dtfm.scheduler.bound.way import way_bound
+from dtfm.scheduler.bound.work import AS_GOOD, work_bound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.plan import Plan
@@ -101,9 +101,10 @@ def schedule(
             weight = (standing.seconds_per_step(problem) + overhead) / horizon
             fetching = standing.holdings.fetching(standing.plan, weight)
             evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
-        budget = Budget(time_used, evaluations, stopped)
+        least = work_bound(problem)
+        budget = Budget(time_used, evaluations, lambda: stopped() or evaluator.told <= AS_GOOD * least)
         best, bound = search(evaluator, shape, starts, fetching, rng, budget, threads)
-        bound = max(bound, way_bound(problem)) + overhead
+        bound = max(bound, least) + overhead
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
     decision = decide(

@@ -9,7 +9,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, bare_stages, missing_links
 from dtfm.scheduler.assemble.infeasible import size_in_words
-from dtfm.scheduler.bound.way import work_bound
+from dtfm.scheduler.bound.work import work_bound
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
@@ -48,7 +48,7 @@ class Incumbent:
         left = tuple(group for group in survivors(self.plan, problem) if group)
         usable = left and len(left) <= len(problem.activation)
         repaired = Evaluator(problem, keep_idle_hands=True).estimated(left) if usable else None
-        bound = work_bound(problem.workload, problem.flops)
+        bound = work_bound(problem)
         return repaired.seconds if repaired is not None and repaired.feasible else bound
 
 

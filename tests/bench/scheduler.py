@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.assemble.stage_order import best_order
-from dtfm.scheduler.bound.way import work_bound
+from dtfm.scheduler.bound.work import work_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Objective
@@ -123,7 +123,7 @@ def small_clusters(sizes: dict[int, int], layers: int, exhaustive: bool) -> Iter
             best = optimum(cluster, workload, decision.plan)
             ratios.append(decision.predicted.iteration_seconds / best)
             tight.append(decision.lower_bound_seconds / best)
-            loose.append(work_bound(workload, Problem(cluster, workload).flops) / best)
+            loose.append(work_bound(Problem(cluster, workload)) / best)
         title = f"{count} nodes, {layers} layers"
         equal = sum(ratio < 1 + 1e-9 for ratio in ratios)
         yield Row(f"{title}: plans as good as the best", equal, "plans", "clusters", equal / clusters)

@@ -21,7 +21,7 @@ from random import Random
 import numpy as np
 
 from dtfm.node.host.rows import Row, show
-from dtfm.scheduler.bound.way import way_bound
+from dtfm.scheduler.bound.work import work_bound
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible
@@ -49,7 +49,7 @@ def one_cluster(count: int, number: int, seeds: int, seconds: float, long: float
     """The rows for one cluster of ``count`` nodes."""
     cluster, workload = unequal(number, count)
     title = f"{count} unequal nodes, cluster {number}"
-    bound = way_bound(Problem(cluster, workload))
+    bound = work_bound(Problem(cluster, workload))
     plans = [seconds_per_step(cluster, workload, seconds, seed) for seed in range(seeds)]
     early = [seconds_per_step(cluster, workload, seconds / 10, seed) for seed in range(seeds)]
     best = min(*plans, *early)

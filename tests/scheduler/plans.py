@@ -6,7 +6,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, lacking_bytes
 from dtfm.scheduler.bound.branch_and_bound import is_small, promising
-from dtfm.scheduler.bound.way import way_bound
+from dtfm.scheduler.bound.work import work_bound
 from dtfm.scheduler.model.chains import places
 from dtfm.scheduler.model.keeping import ENOUGH
 from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
@@ -17,11 +17,11 @@ from tests.scheduler.yardstick_keeping import shortfall
 
 
 def iteration_bound(problem: Problem) -> float:
-    """What no plan takes less than: of many nodes by their way, of few by all plans that may take less than a time, which grows
-    until there is one."""
-    bound = tried = way_bound(problem)
+    """What no plan takes less than: of many nodes by their devices alone, of few by all plans that may take less than a time,
+    which grows until there is one."""
+    bound = tried = work_bound(problem)
     shape = Shape(most_stages=min(len(problem.flops), len(problem.activation)))
-    while is_small(problem) and tried < 10 * bound:
+    while is_small(problem) and tried < 1e4 * bound:
         tried *= 1.1
         least = promising(problem, shape, True, tried, 5_000, over=lambda: False).least
         if least < tried:

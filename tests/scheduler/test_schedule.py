@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dtfm.scheduler.bound.work import AS_GOOD
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible, Reason
 from dtfm.scheduler.model.plan import validate
@@ -59,6 +60,12 @@ def test_the_same_arguments_give_the_same_decision() -> None:
     cluster, workload = random_cluster(5, 9), even_workload()
     once, again = (schedule(cluster, workload, seed=2, evaluations=400) for _ in range(2))
     assert once == again
+
+
+def test_a_search_ends_with_a_plan_that_is_as_good_as_any() -> None:
+    found = schedule(uniform_cluster(16), even_workload(12, 16), evaluations=100_000)
+    assert found.predicted.iteration_seconds <= AS_GOOD * found.lower_bound_seconds
+    assert found.evaluations < 10_000
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
