@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Event, Thread, Timer
 from types import FrameType
 from typing import TypeVar
@@ -25,20 +25,25 @@ Result = TypeVar("Result")
 def announced(what: str) -> Iterator[None]:
     """A context that says ``what`` is being done, on standard error, once this has taken QUIET_SECONDS. In it Ctrl-C ends the
     process at once."""
+    with _said_later(what), ended_by_ctrl_c():
+        yield
+
+
+@contextmanager
+def _said_later(what: str) -> Iterator[None]:
     timer = Timer(QUIET_SECONDS, print, (f"{what} ...",), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:
-        with ended_by_ctrl_c():
-            yield
+        yield
     finally:
         timer.cancel()
 
 
 @contextmanager
 def search_shown(task: str) -> Iterator[Callable[[int, float], None]]:
-    """A context that shows on a terminal how long a search takes. It gives a function, for any thread, by which the search says
-    how many plans it has tried, and how many seconds a step takes by the best."""
+    """A context that shows on a terminal how long a search takes, and elsewhere announces it. It gives a function, for any
+    thread, by which the search says how many plans it has tried, and how many seconds a step takes by the best."""
     from rich.console import Console  # which `demo` and `serve` show their help without
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -46,7 +51,10 @@ def search_shown(task: str) -> Iterator[Callable[[int, float], None]]:
 
     columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+    with (
+        nullcontext() if console.is_terminal else _said_later(task),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown,
+    ):
         number = shown.add_task(f"{task}: no plan yet")
 
         def improved(plans: int, seconds: float) -> None:

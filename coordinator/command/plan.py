@@ -93,7 +93,8 @@ def plan(
     last sentence says how much a better plan could gain at most: the bound is a time that no plan can beat, and the gap is the
     plan's time divided by it. A plan with gap 1 is perfect; one with a larger gap may still be the best there is.
 
-    On a terminal it shows what it has found so far. Ctrl-C ends the search and prints the best plan found so far.
+    On a terminal it shows what it has found so far; elsewhere it says once that it searches. Ctrl-C ends the search and prints
+    the best plan found so far.
 
     If some of --gpus would be idle, it is planned again with faster lines, a larger batch and a deeper model, and what helps is
     printed. Each of these six questions takes at most ten seconds, or --deadline.

@@ -305,7 +305,7 @@ class StandbyCopies:
         generations = {c.voted[0] if c.voted is not None else 0 for c in self._copies.values() if c.step == step}
         voted = generations.pop() if len(generations) == 1 else 0
         behind = max(steps) - step
-        stride = self._run.train.rounds + 1
+        stride = max((copy.stride for copy in self._copies.values()), default=1)
         return (step, voted) if behind == 0 or (behind == stride and voted) else (None, 0)
 
 

@@ -230,7 +230,7 @@ class StateStore:
     def start(self, subscription: Subscription, bucket: int) -> Donation:
         """The bucket's present state; the subscription gets its steps from the next one on. Raises LookupError."""
         with self._turn:
-            header, pieces = self._donation(bucket, self._held.buckets[bucket].unfollowed_bytes, 0, outlasts=True)
+            header, pieces = self._donation(bucket, self._bucket(bucket).unfollowed_bytes, 0, outlasts=True)
             rested = self._rested(bucket)
             subscription.started.add(bucket)
             if self._voting:
@@ -251,10 +251,14 @@ class StateStore:
             return self._donation(request.bucket, request.offset, request.generation, outlasts=False)
 
     def _donation(self, bucket: int, offset: int, generation: int, *, outlasts: bool) -> Donation:
-        if bucket not in self._held.buckets:
-            raise LookupError(f"NOT_HELD: bucket {bucket} is not held here, but {sorted(self._held.buckets)}")
-        reading, step = self.images.read(self._held.buckets[bucket], offset, outlasts=outlasts), self._held.step
+        reading, step = self.images.read(self._bucket(bucket), offset, outlasts=outlasts), self._held.step
         return _header(Kind.STATE, generation, step, bucket, step, reading.size_bytes), reading
+
+    def _bucket(self, index: int) -> Bucket:
+        """Raises LookupError if it is not held."""
+        if index not in self._held.buckets:
+            raise LookupError(f"NOT_HELD: bucket {index} is not held here, but {sorted(self._held.buckets)}")
+        return self._held.buckets[index]
 
     def _rested(self, bucket: int) -> int:
         """The last step that changed what standbys have of the bucket."""

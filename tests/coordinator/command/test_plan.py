@@ -61,6 +61,15 @@ def test_elsewhere_standard_error_has_nothing_of_it(
     assert printed.err == ""
 
 
+def test_elsewhere_a_search_is_announced(
+    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("dtfm.coordinator.command.background.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("dtfm.coordinator.command.background.LOOK_SECONDS", 0.1)
+    assert run(monkeypatch, *files, "--json") == 0
+    assert capsys.readouterr().err.count("Planning ...") == 1
+
+
 def test_compiling_is_announced(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr("dtfm.coordinator.command.background.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("dtfm.coordinator.command.planning.warm_up", lambda: time.sleep(0.1))
