@@ -26,6 +26,8 @@ from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.protos.plan_pb2 import FP64, Run
 
+CPU = torch.device("cpu")
+
 #: By a parameter's name, its gradient.
 Gradients = Mapping[str, torch.Tensor]
 
@@ -88,6 +90,7 @@ def losses_of_islands(
     shares: Callable[[int], Mapping[int, Sequence[int]]],
     held_out: dict[int, float] | None = None,
     began: Callable[[int], Mapping[int, int]] = lambda _: {},
+    device: torch.device = CPU,
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of each
     island, by its number; one that is missing has lost what it learnt since the last exchange. In an exchange, which is every
@@ -95,10 +98,11 @@ def losses_of_islands(
     ``began``: by step, the step after which an island began with moments of zero, where that is not the first."""
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
-    first = whole_model(run, data, ()).to(torch.float64 if train.precision == FP64 else torch.float32)
+    first = whole_model(run, data, ()).to(device, torch.float64 if train.precision == FP64 else torch.float32)
     copies: dict[int, tuple[Any, torch.optim.Optimizer]] = {}
     anchor = nn.utils.parameters_to_vector(first.parameters()).detach().clone()
     momentum, trained, loss = torch.zeros_like(anchor), 0, 0.0
+    sums = SparseSums()
     for step in itertools.count(1):
         numbers = shares(step)
         for island in numbers:
@@ -110,31 +114,33 @@ def losses_of_islands(
         copies = {island: copies[island] for island in numbers}
         whole = sum(map(len, numbers.values()))
         if step % (train.rounds + 1) == 0:
-            change = torch.zeros_like(anchor)
-            for island, (module, _) in copies.items():
-                weights = nn.utils.parameters_to_vector(module.parameters()).detach()
-                change += (anchor - weights) * (len(numbers[island]) / whole)
+            changes = [
+                (anchor - nn.utils.parameters_to_vector(module.parameters()).detach()) * (len(numbers[island]) / whole)
+                for island, (module, _) in copies.items()
+            ]
+            sparse = run.network.exchange == "topk"
+            change = sums("", changes) if sparse else torch.stack(changes).sum(0)
             momentum = train.outer_momentum * momentum + change
             anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
             for module, _ in copies.values():
                 nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
             if held_out is not None:
-                held_out[step] = plain_held_out_loss(run, module, train.evaluation_samples)
+                held_out[step] = held_out_loss(data, module, train.evaluation_samples, device)
         else:
-            trained, total = trained + 1, 0.0
+            trained, total = trained + 1, torch.zeros((), dtype=anchor.dtype, device=device)
             for island, (module, optimizer) in copies.items():
                 for number in numbers[island]:
                     inputs, labels = batch(run, data, trained, number)
-                    of_batch = mean_loss(module(inputs), labels)
+                    of_batch = mean_loss(module(inputs.to(device)), labels.to(device))
                     torch.autograd.backward(of_batch / len(numbers[island]))
-                    total += of_batch.item() / whole
+                    total += of_batch.detach() / whole
                 if train.clip_norm > 0:
                     nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
                 for group in optimizer.param_groups:
                     group["lr"] = scheduled_rate(run, step)
                 optimizer.step()
                 optimizer.zero_grad()
-            loss = total
+            loss = total.item()
         yield loss
 
 
@@ -144,38 +150,57 @@ def adamw_of(run: Run, module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(run.train.beta1, run.train.beta2), eps=run.train.epsilon)
 
 
-class LargestGradients:
-    """An Exchange of two replicas that send each other the largest gradients alone, and the rest in later steps.
+class SparseSums:
+    """Sums of what several parties have, where each sends the largest elements alone, and the rest in later calls.
 
-    Each replica owns one half of every bucket, and sums it. The other sends its gradients of that half, the owner sends back
-    the sum; either sender adds to a message what its earlier messages about the same half have left out.
+    Each party owns an equal part, and sums it. The others send it their addends of that part, and it sends back the sum; every
+    sender adds to a message what its earlier messages about the same part have left out.
     """
+
+    def __init__(self) -> None:
+        self._left_out: dict[tuple[str, int, int | None], torch.Tensor] = {}
+
+    def __call__(self, about: str, addends: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of ``addends`` (flat, one of each party), as every party gets it."""
+        part = -(-len(addends[0]) // (256 * len(addends))) * 256  # the codec's blocks are of 256
+        sums = []
+        for owner, whole in enumerate(addends):
+            here = slice(owner * part, (owner + 1) * part)
+            arrived = [
+                self._send((about, owner, party), addend[here])
+                for party, addend in enumerate(addends)
+                if party != owner
+            ]
+            sums.append(self._send((about, owner, None), torch.stack([whole[here], *arrived]).sum(0)))
+        return torch.cat(sums)
+
+    def _send(self, about: tuple[str, int, int | None], values: torch.Tensor) -> torch.Tensor:
+        """What arrives of ``values``."""
+        whole = values + self._left_out.get(about, 0.0)
+        if not whole.numel():
+            return whole
+        encoded = encode(Codec.TOPK, whole)
+        arrived = decode(encoded.codec, encoded.data, whole.numel(), whole.dtype, whole.device)
+        self._left_out[about] = whole - arrived
+        return arrived
+
+
+class LargestGradients:
+    """An Exchange in which replicas send each other the largest gradients of each bucket alone."""
 
     def __init__(self, run: Run, data: Data) -> None:
         self._buckets = load_model(run.model, data.sample).buckets
-        self._left_out: dict[tuple[int, int, str], torch.Tensor] = {}
+        self._sums = SparseSums()
 
     def __call__(self, shares: Sequence[Gradients]) -> Gradients:
         exchanged: dict[str, torch.Tensor] = {}
         for spec in self._buckets:
             flat = [torch.cat([share[name].reshape(-1) for name, _ in spec.parameters]) for share in shares]
-            middle = -(-len(flat[0]) // 512) * 256  # the codec's blocks are of 256
-            halves = []
-            for owner, half in enumerate((slice(0, middle), slice(middle, None))):
-                arrived = self._send((spec.index, owner, "share"), flat[1 - owner][half])
-                halves.append(self._send((spec.index, owner, "sum"), flat[owner][half] + arrived))
             sizes = [math.prod(shape) for _, shape in spec.parameters]
-            for (name, shape), part in zip(spec.parameters, torch.split(torch.cat(halves), sizes), strict=True):
+            summed = torch.split(self._sums(str(spec.index), flat), sizes)
+            for (name, shape), part in zip(spec.parameters, summed, strict=True):
                 exchanged[name] = part.view(shape)
         return exchanged
-
-    def _send(self, about: tuple[int, int, str], gradients: torch.Tensor) -> torch.Tensor:
-        """What arrives of ``gradients``."""
-        whole = gradients + self._left_out.get(about, 0.0)
-        encoded = encode(Codec.TOPK, whole)
-        arrived = decode(encoded.codec, encoded.data, whole.numel(), whole.dtype, whole.device)
-        self._left_out[about] = whole - arrived
-        return arrived
 
 
 def mean_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
@@ -187,10 +212,14 @@ def mean_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
 
 def plain_held_out_loss(run: Run, module: Any, count: int) -> float:
     """The mean loss of ``module`` over the first ``count`` held-out samples of a run that trains text."""
-    data = load_data(run)
+    return held_out_loss(load_data(run), module, count)
+
+
+def held_out_loss(data: Data, module: Any, count: int, device: torch.device = CPU) -> float:
+    """The mean loss of ``module``, which is on ``device``, over the first ``count`` held-out samples of a text."""
     inputs, labels = data.evaluation_batch(evaluation_samples(0, micro_batch=count, count=data.evaluation_count))
     with torch.no_grad():
-        return float(mean_loss(module(inputs), labels))
+        return float(mean_loss(module(inputs.to(device)), labels.to(device)))
 
 
 def batch(run: Run, data: Data, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
