@@ -23,7 +23,9 @@ NODES = ("a1", "b1", "b2", "c1")
 
 
 def text(steps: int) -> str:
-    made = run_file(model=GPT2, stages=[len(NODES)], steps=steps).replace("[train]\n", f"[train]\nrounds = {ROUNDS}\n")
+    made = run_file(model=GPT2, stages=[len(NODES)], steps=steps).replace(
+        "[train]\n", f"[train]\nrounds = {ROUNDS}\nouter_rate = 0.7\nouter_momentum = 0.9\n"
+    )
     return made.replace(f"stages = [{len(NODES)}]\n", "")
 
 

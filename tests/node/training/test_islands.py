@@ -50,7 +50,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
     text = run_file(model=GPT2, stages=[6], steps=3 * (ROUNDS + 1)).replace("stages = [6]\n", "")
-    (tmp_path / "run.toml").write_text(text.replace("[train]\n", f"[train]\nrounds = {ROUNDS}\n"))
+    (tmp_path / "run.toml").write_text(
+        text.replace("[train]\n", f"[train]\nrounds = {ROUNDS}\nouter_rate = 0.7\nouter_momentum = 0.9\n")
+    )
     return read_run_file(tmp_path / "run.toml").message("test")
 
 
