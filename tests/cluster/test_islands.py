@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ ROUNDS = 3
 NODES = ("a1", "b1", "b2", "c1")
 
 
-def text(steps: int) -> str:
-    made = run_file(model=GPT2, stages=[len(NODES)], steps=steps).replace(
+def text(steps: int, checkpoint_every: int = 0) -> str:
+    made = run_file(model=GPT2, stages=[len(NODES)], steps=steps, checkpoint_every=checkpoint_every).replace(
         "[train]\n", f"[train]\nrounds = {ROUNDS}\nouter_rate = 0.7\nouter_momentum = 0.9\n"
     )
     return made.replace(f"stages = [{len(NODES)}]\n", "")
@@ -56,7 +57,7 @@ def began_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, int]]:
     return found
 
 
-def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8) -> None:
+def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8, rolled_back: int = 0) -> None:
     run = read_run_file(cluster.run_file).message("any")
     run.data.source = str(cluster.folder / run.data.source)
     shares = shares_by_step(cluster)
@@ -69,7 +70,7 @@ def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8) -> None:
     told = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "evaluated"}
     assert told[run.train.steps] == pytest.approx(held_out[run.train.steps], rel=tolerance, abs=0)
     assert cluster.check().findings == ()
-    assert not cluster.of("rolled_back")
+    assert len(cluster.of("rolled_back")) == rolled_back
 
 
 def islands(cluster: Cluster) -> list[list[list[str]]]:
@@ -133,3 +134,21 @@ def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: P
         cluster.start_coordinator()
         assert cluster.finish() == 0
         assert_exact_islands(cluster)
+
+
+@pytest.mark.timeout(120)
+def test_islands_whose_machines_have_all_started_anew_go_on_from_a_snapshot(tmp_path: Path) -> None:
+    fault = fail(COORDINATOR).at(step=30, phase=Phase.COMMIT).by(SIGKILL)
+    run = text(40, checkpoint_every=8)
+    with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
+        assert cluster.coordinator is not None
+        cluster.coordinator.wait(60)
+        for node in cluster.nodes.values():
+            node.send(signal.SIGKILL)
+            node.wait(10)
+        cluster.start_coordinator()
+        for name in NODES:
+            cluster.add(name)
+        assert cluster.finish() == 0
+        assert cluster.of("rolled_back")[0]["step"] in (8, 16, 24)
+        assert_exact_islands(cluster, rolled_back=1)
