@@ -58,15 +58,14 @@ def plain_losses(
         count = train.global_batch // train.micro_batch
         shares: list[Gradients] = []
         for numbers in replicas or [range(count)]:
-            for number in numbers:
-                inputs, labels = batch(run, data, step, number)
-                inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-                positions = data.positions(inputs)
-                # With a cache, transformers would not look for documents.
-                more = {} if positions is None else {"position_ids": positions, "use_cache": False}
-                loss = mean_loss(module(inputs, **more), labels) / count
-                torch.autograd.backward(loss)
-                total += loss.item()
+            inputs, labels = whole_batch(run, data, step, numbers)
+            inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+            positions = data.positions(inputs)
+            # With a cache, transformers would not look for documents.
+            more = {} if positions is None else {"position_ids": positions, "use_cache": False}
+            loss = mean_loss(module(inputs, **more), labels) * (len(numbers) / count)
+            torch.autograd.backward(loss)
+            total += loss.item()
             if exchange is not None:
                 shares.append({name: p.grad.clone() for name, p in module.named_parameters()})
                 optimizer.zero_grad()
@@ -129,11 +128,10 @@ def losses_of_islands(
         else:
             trained, total = trained + 1, torch.zeros((), dtype=anchor.dtype, device=device)
             for island, (module, optimizer) in copies.items():
-                for number in numbers[island]:
-                    inputs, labels = batch(run, data, trained, number)
-                    of_batch = mean_loss(module(inputs.to(device)), labels.to(device))
-                    torch.autograd.backward(of_batch / len(numbers[island]))
-                    total += of_batch.detach() / whole
+                inputs, labels = whole_batch(run, data, trained, numbers[island])
+                of_island = mean_loss(module(inputs.to(device)), labels.to(device))
+                torch.autograd.backward(of_island)
+                total += of_island.detach() * (len(numbers[island]) / whole)
                 if train.clip_norm > 0:
                     nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
                 for group in optimizer.param_groups:
@@ -234,6 +232,12 @@ def batch(run: Run, data: Data, step: int, number: int) -> tuple[torch.Tensor, t
         count=data.training_count,
     )
     return data.training_batch(indices)
+
+
+def whole_batch(run: Run, data: Data, step: int, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inputs and labels of several micro-batches, one after the other."""
+    inputs, labels = zip(*(batch(run, data, step, number) for number in numbers), strict=True)
+    return torch.cat(inputs), torch.cat(labels)
 
 
 def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
