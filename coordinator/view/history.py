@@ -74,12 +74,13 @@ class Curve:
 @dataclass(frozen=True, slots=True)
 class Span:
     """What a node did from event ``first`` on, at time ``began``. ``doing``: "joining" (it reads the run and its data),
-    "measuring" (its links), "switching" (it takes up a plan), "training" (``stage``), "ready" (it is idle, or a standby),
+    "measuring" (its links), "switching" (it takes up a plan), "training" (``stage``, named ``place``), "ready" (idle or a standby),
     "relays" or "quarantined". ``last``: the event with which it ended, 0 while it goes on. ``why``: why the node left then."""
 
     node: str
     doing: str
     stage: int | None
+    place: str
     first: int
     began: float
     last: int = 0
@@ -134,27 +135,27 @@ class History:
         return sorted(known, key=lambda span: (span.first, span.node))
 
     def _move(self, record: Record, ledger: Ledger) -> None:
-        now: dict[str, tuple[str, int | None]] = {}
+        now: dict[str, tuple[str, int | None, str]] = {}
         if ledger.outcome is None:
-            now = {why.node: ("quarantined", None) for why in ledger.trust.quarantined.values()}
+            now = {why.node: ("quarantined", None, "") for why in ledger.trust.quarantined.values()}
             plan = ledger.training.plan
-            stages = {
-                node: number for number, stage in enumerate(plan.stages if plan else ()) for node in stage.replicas
-            }
-            now |= {node: self._doing(node, member, stages.get(node)) for node, member in ledger.members.items()}
+            trains = "training" if self._began else "switching"
+            now |= {node: (self._doing(node, member), None, "") for node, member in ledger.members.items()}
+            if plan is not None:
+                for number, stage in enumerate(plan.stages):
+                    now |= {node: (trains, number, plan.name_of(number)) for node in stage.replicas if node in now}
         for node, span in list(self._open.items()):
-            if now.get(node) == (span.doing, span.stage):
+            if now.get(node) == (span.doing, span.stage, span.place):
                 continue
             why = record.event.reason if isinstance(record.event, ev.NodeLeft) and record.event.node == node else ""
             self._spans.append(replace(span, last=record.sequence, ended=record.time, why=why))
             del self._open[node]
-        for node, (doing, stage) in now.items():
+        for node, does in now.items():
             if node not in self._open:
-                self._open[node] = Span(node, doing, stage, record.sequence, record.time)
+                self._open[node] = Span(node, *does, record.sequence, record.time)
 
-    def _doing(self, node: str, member: Member, stage: int | None) -> tuple[str, int | None]:
-        if stage is not None:
-            return ("training" if self._began else "switching"), stage
+    def _doing(self, node: str, member: Member) -> str:
+        """What a node does that is not in the plan."""
         if member.relay == "only":
-            return "relays", None
-        return "ready" if member.ready else "measuring" if node in self._timed else "joining", None
+            return "relays"
+        return "ready" if member.ready else "measuring" if node in self._timed else "joining"

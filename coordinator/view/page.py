@@ -84,8 +84,9 @@ def head(so_far: SoFar, now: float) -> Document:
 
 
 def plan_document(so_far: SoFar) -> Document | None:
-    """The plan in force, and the seconds of a step: as the planner expects, as no plan can beat, and as the last steps took.
-    ``lost``: the nodes that flows still name, and who computes in their place. None: there is no plan."""
+    """The plan in force, each stage in a column of its island, and the seconds of a step: as the planner expects, as no plan can
+    beat, and as the last steps took. ``lost``: the nodes that flows still name, and who computes in their place. None: there is
+    no plan."""
     ledger, plan = so_far.ledger, so_far.ledger.training.plan
     if plan is None:
         return None
@@ -94,6 +95,8 @@ def plan_document(so_far: SoFar) -> Document | None:
         "reason": so_far.reason,
         "stages": [
             {
+                "name": plan.name_of(number),
+                "column": number - min(n for n, each in enumerate(plan.stages) if each.island == stage.island),
                 "layers": list(stage.layers),
                 "replicas": list(zip(stage.replicas, stage.loads, strict=True)),
                 "lost": [[each.node, each.heirs] for each in plan.takeovers if each.stage == number],
@@ -130,12 +133,14 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
 def _nodes(ledger: Ledger, spans: list[Span]) -> Iterator[Document]:
     """The members by name, and then who is quarantined. ``busy`` and ``waited``: the seconds of the last step."""
     doing = {span.node: span.doing for span in spans if not span.last}
+    places = {span.node: span.place for span in spans if not span.last}
     last, plan = ledger.training.last, ledger.training.plan
     loads = {n: load for s in (plan.stages if plan else ()) for n, load in zip(s.replicas, s.loads, strict=True)}
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
         to = ledger.training.codecs.get(node, {})
         yield member_document(ledger, node) | {
             "doing": doing.get(node, ""),
+            "place": places.get(node, ""),
             "load": loads.get(node, 0),
             "busy": last.compute_seconds.get(node) if last is not None else None,
             "waited": last.wait_seconds.get(node) if last is not None else None,

@@ -102,8 +102,9 @@ def _nodes(ledger: Ledger) -> RenderableType:
     for name in ("node", "does", "GFLOP/s", "GiB", "busy"):
         table.add_column(name, justify="left" if name in ("node", "does") else "right", overflow="fold")
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
-        stage = ledger.training.plan.stage_of(node) if ledger.training.plan else None
-        does = f"stage {stage}" if stage is not None else status(ledger, node)
+        plan = ledger.training.plan
+        stage = plan.stage_of(node) if plan else None
+        does = plan.name_of(stage) if plan is not None and stage is not None else status(ledger, node)
         if (its := earned(ledger, node)).is_earned:
             does += f", {its.standing.word}"
         table.add_row(
@@ -133,13 +134,16 @@ def _grid(ledger: Ledger, expected: str) -> RenderableType:
     table = Table(box=None)
     table.add_column("stages")
     table.add_column(expected or "replicas", overflow="fold")
-    for index, stage in enumerate(ledger.training.plan.stages if ledger.training.plan else ()):
-        names = ", ".join(stage.replicas[:6]) + (f" +{len(stage.replicas) - 6}" if len(stage.replicas) > 6 else "")
-        table.add_row(f"{index}: layers {stage.layers[0]}-{stage.layers[1] - 1}", Text(names, style=_style(index)))
-    if ledger.training.plan is None:
+    plan = ledger.training.plan
+    if plan is None:
         table.add_row("no plan yet", "")
-    elif len(ledger.training.plan.stages) > 1:
-        table.add_row("heaviest routes", Text(describe_routes(ledger.training.plan)))
+        return table
+    for index, stage in enumerate(plan.stages):
+        names = ", ".join(stage.replicas[:6]) + (f" +{len(stage.replicas) - 6}" if len(stage.replicas) > 6 else "")
+        name = f"{plan.name_of(index)}: layers {stage.layers[0]}-{stage.layers[1] - 1}"
+        table.add_row(name, Text(names, style=_style(index)))
+    if len(plan.stages) > len(plan.islands):
+        table.add_row("heaviest routes", Text(describe_routes(plan)))
     return table
 
 

@@ -84,6 +84,12 @@ class Plan:
         numbers = tuple(dict.fromkeys(stage.island for stage in self.stages))
         return (self,) if len(numbers) == 1 else tuple(self._island(number) for number in numbers)
 
+    def name_of(self, stage: int) -> str:
+        """Of the stage with this index: "stage 1", or where there are several islands "island 2, stage 0"."""
+        numbers = [each.island for each in self.stages]
+        island = numbers[stage]
+        return f"stage {stage}" if len({*numbers}) == 1 else f"island {island}, stage {stage - numbers.index(island)}"
+
     def island_of(self, node: str) -> int | None:
         """The number of the island in which the node trains, or None."""
         stage = self.stage_of(node)

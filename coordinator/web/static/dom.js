@@ -40,7 +40,7 @@ export const layers = ([first, past]) => (past - first > 1 ? `layers ${first}–
 export const stageClass = (stage) => `stage${stage % 6}`;
 
 const DOING = { measuring: "measuring its links", switching: "taking up a plan", ready: "standby or idle", relays: "relaying" };
-export const words = ({ doing, stage }) => (doing === "training" ? `stage ${stage}` : DOING[doing] ?? doing);
+export const words = ({ doing, place }) => (doing === "training" ? place : DOING[doing] ?? doing);
 export const kind = ({ doing, stage }) => (doing === "training" ? stageClass(stage) : doing);
 
 // A bar of which a part is filled. Its width is set by script, as the page's policy allows no inline style.

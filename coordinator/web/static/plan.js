@@ -1,4 +1,4 @@
-// The plan: a column for each stage, a card for each replica, and what flows between them.
+// The plan: a column for each stage, a card for each replica, and what flows between them. Islands are one below the other.
 
 import { bar, cut, el, empty, layers, number, rough, stageClass, svg, table, words } from "./dom.js";
 
@@ -6,25 +6,26 @@ const CARD = 46, GAP = 10, HEAD = 40, MOST_CARDS = 16;
 
 export function planGraph(plan, nodes, width, open) {
   const byName = new Map(nodes.map((node) => [node.node, node]));
-  const columns = plan.stages.length, card = Math.max(122, Math.min(250, (width / columns) * 0.72));
+  const columns = 1 + Math.max(...plan.stages.map((stage) => stage.column)), card = Math.max(122, Math.min(250, (width / columns) * 0.72));
   const between = columns > 1 ? Math.max(34, Math.min(400, (width - card * columns - 2) / (columns - 1))) : 0;
   const whole = card * columns + between * (columns - 1) + 2;
   const places = plan.stages.map((stage) => new Map());
   const cards = [];
-  let rows = 0;
+  let rows = 0, top = 0;
   plan.stages.forEach((stage, index) => {
-    const x = 1 + index * (card + between);
+    if (index && stage.column === 0) { top += HEAD + rows * (CARD + GAP) + 16; rows = 0; }
+    const x = 1 + stage.column * (card + between);
     const shown = stage.replicas.slice(0, MOST_CARDS);
-    cards.push(svg("text", { class: "column", x, y: 14 }, `Stage ${index}`), svg("text", { class: "tick", x, y: 29 }, layers(stage.layers)));
+    cards.push(svg("text", { class: "column", x, y: top + 14 }, stage.name[0].toUpperCase() + stage.name.slice(1)), svg("text", { class: "tick", x, y: top + 29 }, layers(stage.layers)));
     const taken = (heirs) => heirs.map(([heir, count]) => `${count} to ${heir}`).join(", ") || "it had nothing to do";
     const seats = [...shown.map(([node, load]) => [node, load, ""]), ...stage.lost.map(([node, heirs]) => [node, 0, taken(heirs)])];
     seats.forEach(([node, load, lost], row) => {
-      const y = HEAD + row * (CARD + GAP);
+      const y = top + HEAD + row * (CARD + GAP);
       places[index].set(node, { x, y: y + CARD / 2 });
       cards.push(seat(node, load, lost, byName.get(node), index, x, y, card, open));
     });
     rows = Math.max(rows, seats.length);
-    if (stage.replicas.length > shown.length) cards.push(svg("text", { class: "tick", x, y: HEAD + seats.length * (CARD + GAP) + 10 }, `and ${stage.replicas.length - shown.length} more`));
+    if (stage.replicas.length > shown.length) cards.push(svg("text", { class: "tick", x, y: top + HEAD + seats.length * (CARD + GAP) + 10 }, `and ${stage.replicas.length - shown.length} more`));
   });
   const most = Math.max(1, ...plan.flows.map((flow) => flow.micro_batches));
   const counts = plan.flows.length <= 12;
@@ -38,8 +39,8 @@ export function planGraph(plan, nodes, width, open) {
       svg("path", { class: `flow ${stageClass(flow.stage)}`, "stroke-width": (1.5 + (7 * flow.micro_batches) / most).toFixed(1), d: path },
         svg("title", {}, `${flow.sender} to ${flow.receiver}: ${flow.micro_batches} micro-batches a step${flow.codec ? `, ${flow.codec}` : ""}`)), label || null);
   });
-  const height = HEAD + rows * (CARD + GAP) + (plan.stages.some((stage) => stage.replicas.length > MOST_CARDS) ? 16 : 0);
-  const said = plan.stages.map((stage, index) => `stage ${index}, ${layers(stage.layers)}: ${stage.replicas.map(([node]) => cut(node, 40)).join(", ")}`).join("; ");
+  const height = top + HEAD + rows * (CARD + GAP) + (plan.stages.some((stage) => stage.replicas.length > MOST_CARDS) ? 16 : 0);
+  const said = plan.stages.map((stage) => `${stage.name}, ${layers(stage.layers)}: ${stage.replicas.map(([node]) => cut(node, 40)).join(", ")}`).join("; ");
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Plan ${plan.generation}` },
     svg("svg", { class: "plan", width: whole, height, viewBox: `0 0 ${whole} ${height}`, role: open ? "group" : "img", "aria-label": `Plan ${plan.generation}: ${said}` }, flows, cards));
 }
@@ -82,7 +83,7 @@ export function planView(doc, width, open) {
 
 // Who is elsewhere under the other plan, in words.
 export function moves(before, after) {
-  const place = (plan) => new Map((plan ? plan.stages : []).flatMap((stage, index) => stage.replicas.map(([node]) => [node, `stage ${index}, ${layers(stage.layers)}`])));
+  const place = (plan) => new Map((plan ? plan.stages : []).flatMap((stage) => stage.replicas.map(([node]) => [node, `${stage.name}, ${layers(stage.layers)}`])));
   const [old, now] = [place(before), place(after)];
   return [...new Set([...old.keys(), ...now.keys()])].filter((node) => old.get(node) !== now.get(node))
     .map((node) => [node, old.get(node) || "not in the plan", now.get(node) || "not in the plan"]);

@@ -45,11 +45,25 @@ def test_the_plan_has_its_flows_with_codec_and_load_and_the_seats_of_those_that_
     )
     plan = page(records, second)["plan"]
     assert plan["stages"][1] == {
-        "layers": [12, 24], "replicas": [["home-4090", 32]], "lost": [["vast-7", [["home-4090", 11]]]]
+        "name": "stage 1", "column": 1, "layers": [12, 24], "replicas": [["home-4090", 32]], "lost": [["vast-7", [["home-4090", 11]]]]
     }  # fmt: skip
     flow = plan["flows"][0]
     assert (flow["sender"], flow["receiver"], flow["codec"]) == ("lab-a100", "home-4090", "activations i8b256")
     assert (flow["micro_batches"], flow["megabytes"], flow["megabits"]) == (16, 256.0, 112.0)
+
+
+def test_each_island_has_a_row_of_stages_and_its_number() -> None:
+    world = training("a", "b")
+    (plan,) = (record.event.plan for record in world.records if isinstance(record.event, ev.PlanAdopted))
+    first, second = (replace(stage, layers=(0, 4)) for stage in plan.stages)
+    islands = replace(plan, generation=2, stages=(first, replace(second, island=3)), flows=((),))
+    world.log.append(ev.PlanAdopted(2, islands, "slow links", 0))
+    seen = page(world.records)
+    assert [(stage["name"], stage["column"]) for stage in seen["plan"]["stages"]] == [
+        ("island 0, stage 0", 0),
+        ("island 3, stage 0", 0),
+    ]
+    assert [node["place"] for node in seen["nodes"]] == ["island 0, stage 0", "island 3, stage 0"]
 
 
 def test_an_earlier_page_has_nothing_of_what_came_later() -> None:
