@@ -473,8 +473,8 @@ class Trainer:
         if commit.evaluate:
             with span(Activity.EVALUATE, commit.step):
                 losses = generation.evaluate(commit.step)
-            evaluated = Evaluated(generation=commit.generation, step=commit.step, losses=losses)
-            if generation.placement.last:
+            if losses:  # by the last stage's nodes that have held-out micro-batches
+                evaluated = Evaluated(generation=commit.generation, step=commit.step, losses=losses)
                 self._report(NodeMessage(evaluated=evaluated))
         if not commit.pause:
             self._train(generation, by_bucket=commit.snapshot)

@@ -87,6 +87,8 @@ def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path)
         assert cluster.finish() == 0
         assert len(islands(cluster)) == 3
         assert_exact_islands(cluster)
+        assert cluster.coordinator is not None
+        assert "ignored" not in cluster.coordinator.errors
 
 
 @pytest.mark.timeout(120)
