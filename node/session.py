@@ -109,7 +109,7 @@ class Session:
         self._lease = DEFAULT_LEASE  # until the first welcome
         self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
-        self._sender = Sender(settings.node, lambda generation, error: self._trainer.failed(error, generation))
+        self._sender = Sender(settings.node, self._sending_failed)
         report = _on_loop(loop, self._send)
         self._snapshots = Snapshots(Disk(settings.snapshots, settings.node), report)
         equipment = Equipment(
@@ -353,6 +353,10 @@ class Session:
                     self._snapshots.run_is_over()
             case _:
                 log.warning("ignored a message from the coordinator that this version does not know")
+
+    def _sending_failed(self, generation: int, error: Exception) -> None:
+        if self._exit is None:  # else the run is over for this node, and its peers leave as well
+            self._trainer.failed(error, generation)
 
     def _become(self, identity: Identity) -> None:
         """Shows this identity to peers from now on."""

@@ -291,7 +291,7 @@ class Sender:
                 call.cancel()
                 pump.cancel()
                 await asyncio.gather(pump, return_exceptions=True)
-            log.warning("the stream %s broke: %s", lane.name, why)
+            log.debug("the stream %s broke: %s", lane.name, why)
             if lane.carried == self._generation:  # else this generation has lost nothing, and its queue is good
                 lane.clear()
                 self._on_failed(lane.carried, Lost(node, why))

@@ -89,6 +89,7 @@ def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path)
         assert_exact_islands(cluster)
         assert cluster.coordinator is not None
         assert "ignored" not in cluster.coordinator.errors
+        assert not any("failed" in node.errors for node in cluster.nodes.values())
 
 
 @pytest.mark.timeout(120)
