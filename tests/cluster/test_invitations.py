@@ -90,19 +90,6 @@ def test_a_stolen_invitation_is_useless_after_its_last_use_and_after_it_has_expi
         assert not any(form in process.errors.encode() for form in forms for _, process in cluster._started)
 
 
-def test_another_key_cannot_take_a_name_and_its_owner_goes_on(tmp_path: Path) -> None:
-    with Cluster(tmp_path, run_file(stages=[1, 1], steps=3)) as cluster:
-        first = join(cluster, "a", cluster.invitation)
-        cluster.wait_for("node_joined")
-        again = join(cluster, "a", cluster.invitation, on="another machine")
-        assert again.wait(60) == 2
-        assert "NAME_TAKEN" in again.errors
-        assert "--id NAME" in again.errors
-        join(cluster, "b", cluster.invitation)
-        assert cluster.finish() == 0
-        assert first.wait(20) == 0
-
-
 async def test_a_revoked_member_is_cut_off_within_a_second_at_its_peers_too(tmp_path: Path) -> None:
     with Cluster(tmp_path, LONG) as cluster:
         for name in ("a", "b"):
