@@ -44,12 +44,13 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine
 	@$(BIN)/dtfm-coordinator demo
 
-# tests/cluster and tests/attacks start many processes, which mostly wait for each other: two tests share the machine well.
-# tests/wan emulates links and measures them: nothing runs beside it.
+# Tests that start many processes, which mostly wait for each other: two share the machine well. In those of tests/wan that are among
+# them links have no speed of their own. The others emulate links and measure them: nothing runs beside them.
+PROCESSES := tests/cluster tests/attacks $(addprefix tests/wan/test_,discovery.py internet.py nat.py shared_nothing.py)
 test: lint  ## Lint, then all tests
 	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/attacks --ignore=tests/wan
-	$(BIN)/python -m pytest -n 2 --durations=15 tests/cluster tests/attacks
-	$(BIN)/python -m pytest --durations=15 tests/wan
+	$(BIN)/python -m pytest -n 2 --durations=15 $(PROCESSES)
+	$(BIN)/python -m pytest --durations=15 $(PROCESSES:%=--ignore=%) tests/wan
 
 docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
