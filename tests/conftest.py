@@ -18,7 +18,7 @@ from dtfm.compiled_code import compile_apart
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes says how busy the machine is. A test that hangs ends by its time-out.
-settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=200)  # for `make soak`
 settings.load_profile("quick")
 
