@@ -35,17 +35,18 @@ def warm_up() -> None:
         return  # autograd would start a thread for each GPU
     for text in (LLAMA, GPT2):
         run = parse_run(tomllib.loads(run_file(model=text, stages=[1], steps=1)), "the tests").message("any")
-        model = load_model(run.model, SAMPLE)
-        workload(model, run)  # remembers what each layer keeps
-        _known[_key(run.model, SAMPLE)] = model
-    vars(preparation)["load_model"] = _load
+        workload(load_once(run.model, SAMPLE), run)  # remembers what each layer keeps
+    vars(preparation)["load_model"] = load_once
 
 
-def _load(
+def load_once(
     spec: Run.Model, sample: Sample, allowed_modules: Sequence[str] = (), tokenizer: Tokenizer | None = None
 ) -> Model:
-    """As `load_model`."""
-    return _known.get(_key(spec, sample)) or load_model(spec, sample, allowed_modules, tokenizer)
+    """As `load_model`, for whoever changes nothing of the model. What is the same is loaded once in a process."""
+    key = _key(spec, sample)
+    if key not in _known:
+        _known[key] = load_model(spec, sample, allowed_modules, tokenizer)
+    return _known[key]
 
 
 def _key(spec: Run.Model, sample: Sample) -> tuple[bytes, Sample]:

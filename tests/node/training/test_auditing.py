@@ -23,6 +23,7 @@ from dtfm.node.transport.sender import Sender
 from dtfm.protos.control_pb2 import Assignment, Audit, Begin, Commit, Device, NodeMessage, Peer, StepReady
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.runs import GPT2, run_file, write_corpus
+from tests.cluster.warm_up import load_once
 from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
 from tests.node.training.auditors import digests
@@ -100,6 +101,7 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     text = run_file(model=GPT2, stages=[2, 2], steps=4, lease=LEASE, storage="coordinator:")
     (tmp_path / "run.toml").write_text(f"{text}[trust]\naudit_rate = 1.0\n")
     message = read_run_file(tmp_path / "run.toml").message("test")
+    monkeypatch.setattr(preparation, "load_model", load_once)
     monkeypatch.setattr(preparation, "layer_flops", lambda *_: 1e9)
     nodes = {name: Node(name, tmp_path / name) for name in NAMES}
     ports = {name: await node.server.start("127.0.0.1:0") for name, node in nodes.items()}

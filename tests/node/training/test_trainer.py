@@ -48,6 +48,7 @@ from dtfm.protos.control_pb2 import (
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.cluster.runs import run_file, write_corpus
+from tests.cluster.warm_up import load_once
 from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
 
@@ -97,6 +98,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     write_corpus(tmp_path)
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
     mark(f"{tmp_path}/checkpoints", "test")
+    monkeypatch.setattr(preparation, "load_model", load_once)
     monkeypatch.setattr(preparation, "layer_flops", lambda *_: 1e9)
     node = Node(tmp_path / "snapshots")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
