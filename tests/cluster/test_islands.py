@@ -95,7 +95,10 @@ def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "fault",
-    [fail("c1").at(step=6, phase=Phase.FORWARD).by(SIGKILL), fail("c1").at(step=8, phase=Phase.REDUCE).by(SIGKILL)],
+    [
+        pytest.param(fail("c1").at(step=6, phase=Phase.FORWARD).by(SIGKILL), marks=pytest.mark.soak),
+        fail("c1").at(step=8, phase=Phase.REDUCE).by(SIGKILL),
+    ],
 )
 def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Path, fault: Fault) -> None:
     with Cluster(tmp_path, text(60), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
@@ -128,7 +131,7 @@ def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_mom
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("step", [6, 8])
+@pytest.mark.parametrize("step", [6, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: Path, step: int) -> None:
     fault = fail(COORDINATOR).at(step=step, phase=Phase.COMMIT).by(SIGKILL)
     with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
