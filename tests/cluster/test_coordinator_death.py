@@ -88,17 +88,3 @@ def test_a_restart_that_names_no_address_listens_where_the_nodes_look_for_it(tmp
         assert not [e for e in cluster.events[before:] if e["event"] == "listens"], "nothing has changed"
     assert first.addresses == ("run.example.org:7400",)
     assert cluster.of("listens")[0]["advertised"] == ["run.example.org:7400"]
-
-
-def test_killed_between_the_last_commit_and_the_checkpoint_it_trains_no_step_again(tmp_path: Path) -> None:
-    death = fail(COORDINATOR).at(step=8, phase=Phase.COMMIT).by(SIGKILL)
-    with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=8), faults=[death], nodes="ab") as cluster:
-        assert cluster.coordinator is not None
-        cluster.coordinator.wait_for_error(announcement(death))
-        cluster.coordinator.wait(10)
-        cluster.start_coordinator()
-        assert cluster.finish() == 0
-    log = cluster.log()
-    assert [e["step"] for e in log if e["event"] == "step_committed"] == list(range(1, 9))
-    assert [e["event"] for e in log if e["event"] in ("rolled_back", "run_finished")] == ["run_finished"]
-    assert [e["step"] for e in log if e["event"] == "checkpoint_written"] == [8]
