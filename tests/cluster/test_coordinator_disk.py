@@ -51,6 +51,9 @@ def test_the_weights_come_to_the_coordinators_disk_and_load_in_transformers(tmp_
         model: Any = AutoModelForCausalLM.from_pretrained(folder)
         loss = held_out_loss(cluster.run_file, model, evaluated["samples"])
         assert loss == pytest.approx(evaluated["loss"], rel=1e-6)
+        assert torch.equal(model.lm_head.weight, model.transformer.wte.weight)
+        tokens = model.generate(torch.tensor([list(b"def ")]), max_new_tokens=8, do_sample=False)
+        assert tokens.shape == (1, 12)
 
 
 @pytest.mark.parametrize("holds", ["weights", pytest.param("state", marks=pytest.mark.soak)])
