@@ -44,13 +44,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine
 	@$(BIN)/dtfm-coordinator demo
 
-# Tests that start many processes, which mostly wait for each other: two share the machine well. In those of tests/wan that are among
-# them links have no speed of their own. The others emulate links and measure them: nothing runs beside them.
-PROCESSES := tests/cluster tests/attacks $(addprefix tests/wan/test_,discovery.py internet.py nat.py shared_nothing.py)
+# Many tests start processes that mostly wait for each other: two tests share the machine well. Those of tests/wan emulate links and
+# measure them, so nothing runs beside them, except where links have no speed of their own.
+ALONE := $(filter-out $(addprefix tests/wan/test_,discovery.py internet.py nat.py shared_nothing.py),$(wildcard tests/wan/test_*.py))
 test: lint  ## Lint, then all tests
-	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/attacks --ignore=tests/wan
-	$(BIN)/python -m pytest -n 2 --durations=15 $(PROCESSES)
-	$(BIN)/python -m pytest --durations=15 $(PROCESSES:%=--ignore=%) tests/wan
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15 $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest --durations=15 $(ALONE)
 
 docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker

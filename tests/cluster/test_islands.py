@@ -81,7 +81,7 @@ def islands(cluster: Cluster) -> list[list[list[str]]]:
     return [*found.values()]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path) -> None:
     with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES) as cluster:
         assert cluster.finish() == 0
@@ -92,7 +92,7 @@ def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path)
         assert not any("failed" in node.errors for node in cluster.nodes.values())
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -114,7 +114,7 @@ def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Pa
         assert "standby: 6 of 6 buckets are taken over" in newcomer.errors
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_moments_of_its_layers(
     tmp_path: Path,
 ) -> None:
@@ -130,7 +130,7 @@ def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_mom
         assert grown["step"] > began  # so that there were moments, which b3 needed
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("step", [6, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: Path, step: int) -> None:
     fault = fail(COORDINATOR).at(step=step, phase=Phase.COMMIT).by(SIGKILL)
@@ -142,7 +142,7 @@ def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: P
         assert_exact_islands(cluster)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_islands_whose_machines_have_all_started_anew_go_on_from_a_snapshot(tmp_path: Path) -> None:
     fault = fail(COORDINATOR).at(step=30, phase=Phase.COMMIT).by(SIGKILL)
     run = text(40, checkpoint_every=8)
