@@ -74,7 +74,7 @@ class Curve:
 @dataclass(frozen=True, slots=True)
 class Span:
     """What a node did from event ``first`` on, at time ``began``. ``doing``: "joining" (it reads the run and its data),
-    "measuring" (its links), "switching" (it takes up a plan), "training" (``stage``, named ``place``), "ready" (idle or a standby),
+    "measuring" (its links), "switching" (it takes up a plan), "training" (``stage``, named ``place``), "ready" (idle or standby),
     "relays" or "quarantined". ``last``: the event with which it ended, 0 while it goes on. ``why``: why the node left then."""
 
     node: str

@@ -45,7 +45,8 @@ def test_the_plan_has_its_flows_with_codec_and_load_and_the_seats_of_those_that_
     )
     plan = page(records, second)["plan"]
     assert plan["stages"][1] == {
-        "name": "stage 1", "column": 1, "layers": [12, 24], "replicas": [["home-4090", 32]], "lost": [["vast-7", [["home-4090", 11]]]]
+        "name": "stage 1", "column": 1, "layers": [12, 24], "replicas": [["home-4090", 32]],
+        "lost": [["vast-7", [["home-4090", 11]]]]
     }  # fmt: skip
     flow = plan["flows"][0]
     assert (flow["sender"], flow["receiver"], flow["codec"]) == ("lab-a100", "home-4090", "activations i8b256")
