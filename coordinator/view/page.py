@@ -96,7 +96,7 @@ def plan_document(so_far: SoFar) -> Document | None:
         "stages": [
             {
                 "name": plan.name_of(number),
-                "column": number - min(n for n, each in enumerate(plan.stages) if each.island == stage.island),
+                "column": plan.place_in_island(number),
                 "layers": list(stage.layers),
                 "replicas": list(zip(stage.replicas, stage.loads, strict=True)),
                 "lost": [[each.node, each.heirs] for each in plan.takeovers if each.stage == number],
@@ -132,15 +132,13 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
 
 def _nodes(ledger: Ledger, spans: list[Span]) -> Iterator[Document]:
     """The members by name, and then who is quarantined. ``busy`` and ``waited``: the seconds of the last step."""
-    doing = {span.node: span.doing for span in spans if not span.last}
-    places = {span.node: span.place for span in spans if not span.last}
+    does = {span.node: {"doing": span.doing, "place": span.place} for span in spans if not span.last}
     last, plan = ledger.training.last, ledger.training.plan
     loads = {n: load for s in (plan.stages if plan else ()) for n, load in zip(s.replicas, s.loads, strict=True)}
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
         to = ledger.training.codecs.get(node, {})
         yield member_document(ledger, node) | {
-            "doing": doing.get(node, ""),
-            "place": places.get(node, ""),
+            **does.get(node, {"doing": "", "place": ""}),
             "load": loads.get(node, 0),
             "busy": last.compute_seconds.get(node) if last is not None else None,
             "waited": last.wait_seconds.get(node) if last is not None else None,

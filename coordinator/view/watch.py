@@ -101,8 +101,8 @@ def _nodes(ledger: Ledger) -> RenderableType:
     table = Table(box=None)
     for name in ("node", "does", "GFLOP/s", "GiB", "busy"):
         table.add_column(name, justify="left" if name in ("node", "does") else "right", overflow="fold")
+    plan = ledger.training.plan
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
-        plan = ledger.training.plan
         stage = plan.stage_of(node) if plan else None
         does = plan.name_of(stage) if plan is not None and stage is not None else status(ledger, node)
         if (its := earned(ledger, node)).is_earned:

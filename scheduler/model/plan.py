@@ -84,11 +84,14 @@ class Plan:
         numbers = tuple(dict.fromkeys(stage.island for stage in self.stages))
         return (self,) if len(numbers) == 1 else tuple(self._island(number) for number in numbers)
 
+    def place_in_island(self, stage: int) -> int:
+        """Index, among the stages of its island, of the stage with this index."""
+        return stage - [each.island for each in self.stages].index(self.stages[stage].island)
+
     def name_of(self, stage: int) -> str:
         """Of the stage with this index: "stage 1", or where there are several islands "island 2, stage 0"."""
-        numbers = [each.island for each in self.stages]
-        island = numbers[stage]
-        return f"stage {stage}" if len({*numbers}) == 1 else f"island {island}, stage {stage - numbers.index(island)}"
+        several = len({each.island for each in self.stages}) > 1
+        return f"island {self.stages[stage].island}, " * several + f"stage {self.place_in_island(stage)}"
 
     def island_of(self, node: str) -> int | None:
         """The number of the island in which the node trains, or None."""

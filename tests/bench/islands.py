@@ -3,9 +3,9 @@
 
 The model is trained once with an exchange after every step, which is what a run without rounds does, and once for each number of
 islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum). The rule is the product's, written again
-in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per
-token; "steps lost" is how many steps earlier the first run had that loss. All islands are in one process, and nothing is sent:
-this says nothing about seconds. Multiply with the tokens per second that `plan` prints.
+in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per token; "steps lost" is how
+many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says nothing about
+seconds. Multiply with the tokens per second that `plan` prints.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Way:
 def held_out(way: Way, run_file: Path | None, seed: int, steps: int, device: torch.device) -> dict[int, float]:
     """By the number of steps trained, the held-out loss after each exchange."""
     run = (read_run_file(run_file) if run_file else parse_run(SMALL, "bench")).message("islands")
-    told(run, way, seed, steps)
+    adapt(run, way, seed, steps)
     numbers = range(run.train.global_batch // run.train.micro_batch)
     shares = {island: numbers[island :: way.islands] for island in range(way.islands)}
     found: dict[int, float] = {}
@@ -61,8 +61,8 @@ def held_out(way: Way, run_file: Path | None, seed: int, steps: int, device: tor
     return {step // (way.every + 1) * way.every: loss for step, loss in found.items()}
 
 
-def told(run: Run, way: Way, seed: int, steps: int) -> None:
-    """Makes ``run`` one of ``steps`` steps of training. Exchanges are steps, too, also of the warm-up."""
+def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
+    """Makes ``run`` train ``steps`` steps in this way. Exchanges are steps, too, also of the warm-up."""
     rounds = (way.every + 1) / way.every
     train = run.train
     train.warmup_steps = min(round(train.warmup_steps * rounds), int(steps * rounds) // 4)
