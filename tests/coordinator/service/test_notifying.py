@@ -149,9 +149,9 @@ async def test_a_failure_is_said_once_and_without_the_url(status: int, caplog: p
                 assert (await next_of(posted))["event"] == "run_started", "a redirection is not followed"
         async with notifying(f"https{url.removeprefix('http')}", lambda: run.ledger, run.on_event):
             run.tell(STARTED)
-    assert caplog.text.count("was lost") == 2
-    assert f"it answered {status}" in caplog.text
-    assert "SSLError" in caplog.text
+    # Not all that was lost: what another test has left behind may still be sending.
+    assert caplog.text.count(f"it answered {status}") == 1
+    assert caplog.text.count("SSLError") == 1
     assert SECRET not in caplog.text
     assert "127.0.0.1" not in caplog.text
 
