@@ -175,18 +175,20 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., candidates: _Optional[_Iterable[str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., port: _Optional[int] = ..., relay: _Optional[_Union[Hello.Relay, str]] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("kind", "name", "memory_bytes", "flops", "host_memory_bytes")
+    __slots__ = ("kind", "name", "memory_bytes", "flops", "host_memory_bytes", "bf16")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BF16_FIELD_NUMBER: _ClassVar[int]
     kind: str
     name: str
     memory_bytes: int
     flops: float
     host_memory_bytes: int
-    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ...) -> None: ...
+    bf16: bool
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ..., bf16: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run", "heartbeat_seconds", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined", "worked_steps", "status", "wait_for_coordinator_seconds")

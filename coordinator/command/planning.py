@@ -68,7 +68,8 @@ def print_plan(
 ) -> None:
     """What `plan` does, with its options."""
     _check_source(network, gpus, links, price)
-    asked = _run_file(run) if run is not None else None
+    all_bf16 = gpus is None or not without_bf16(gpus)
+    asked = _run_file(run).with_precision(bf16=all_bf16) if run is not None else None
     work, tokens, precision = _workload(workload, run, asked)
     cluster = _cluster(network, gpus, links, host_memory, precision)
     rounds = Rounds(asked.train.rounds if asked is not None else 0)

@@ -75,7 +75,7 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     if value == before:
         return f"{request.key} is {value} already"
     transition.emit(changed := ev.RunChanged(by, request.key, value, before))
-    transition.state = replace(transition.state, run=run, message=run.message(state.ledger.run_id))
+    transition.set_run(run)
     if run.checkpoints != state.run.checkpoints:
         checkpoints.moved(transition)
     if state.stopped:  # it was complete

@@ -11,6 +11,7 @@ from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
 from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused, StepTimesSummed
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
@@ -287,6 +288,10 @@ class Transition:
         """What the phase says of itself has changed. Another one begins by `enter`."""
         assert type(phase) is type(self.state.phase)
         self.state = replace(self.state, phase=phase)
+
+    def set_run(self, run: RunFile) -> None:
+        """The run is changed, as an event says."""
+        self.state = replace(self.state, run=run, message=run.message(self.state.ledger.run_id))
 
     def set_members(self, members: Members) -> None:
         self.state = replace(self.state, members=members)

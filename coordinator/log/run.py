@@ -202,7 +202,8 @@ class RunContinued:
 
 @dataclass(frozen=True, slots=True)
 class RunChanged:
-    """``by`` an operator: ``key`` of the run file, like "train.steps", is ``value`` from now on. It was ``before``."""
+    """``by`` an operator, or the first node to join: ``key`` of the run file, like "train.steps", is ``value`` from now on. It
+    was ``before``."""
 
     by: str
     key: str

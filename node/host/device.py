@@ -74,13 +74,15 @@ LEAST_BF16_CAPABILITY = (8, 0)
 """Older GPUs compute in bfloat16 by converting, more slowly than in float32."""
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether it is a GPU with arithmetic in bfloat16."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_BF16_CAPABILITY
+
+
 def check_bf16(device: torch.device) -> None:
-    """Raises ValueError if ``device`` is a GPU without arithmetic in bfloat16; every CPU has it."""
-    if device.type != "cuda":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < LEAST_BF16_CAPABILITY:
-        name = torch.cuda.get_device_name(device)
+    """Raises ValueError if ``device`` is a GPU without arithmetic in bfloat16; every CPU has it, if slowly."""
+    if device.type == "cuda" and not has_bf16(device):
+        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
         raise ValueError(
             f"the run computes in bf16, which {name} (compute capability {'.'.join(map(str, capability))}) cannot: join with a "
             f"GPU of {'.'.join(map(str, LEAST_BF16_CAPABILITY))} or more (A100, RTX 30 and newer), or give the run "
@@ -102,6 +104,7 @@ def measure_device(device: torch.device) -> Device:
             memory_bytes=max(0, free - max(LEAST_RESERVE_BYTES, int(RESERVE_FRACTION * free))),
             flops=measure_flops(device, torch.bfloat16),
             host_memory_bytes=of_host,
+            bf16=has_bf16(device),
         )
     return Device(
         kind=device.type,

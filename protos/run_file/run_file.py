@@ -101,6 +101,13 @@ class RunFile(Table):
         path = self.model.pretrained.removeprefix(f"{COORDINATOR}://")
         return Path(path) if path != self.model.pretrained else None
 
+    def with_precision(self, *, bf16: bool) -> RunFile:
+        """The same run, where "auto" as train.precision is "bf16" or "fp32"."""
+        if self.train.precision != "auto":
+            return self
+        train = self.train.model_copy(update={"precision": "bf16" if bf16 else "fp32"})
+        return self.model_copy(update={"train": train})
+
     def as_nodes_reach(self, place: str) -> str:
         """The URL by which nodes reach a folder of checkpoints. ``place``: its URL for the coordinator."""
         name = f"/dtfm-runs/{self.name}"
@@ -132,7 +139,7 @@ class RunFile(Table):
             ),
             train=plan_pb2.Run.Train(
                 **train,
-                precision=PRECISIONS[self.train.precision],
+                precision=PRECISIONS[self.with_precision(bf16=False).train.precision],
                 schedule=_SCHEDULES[self.train.schedule],
                 activation_checkpointing=CHECKPOINTING[self.train.activation_checkpointing],
                 optimizer_state=OPTIMIZER_STATE[self.train.optimizer_state],

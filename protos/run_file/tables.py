@@ -213,10 +213,10 @@ class Train(Table):
         le=1e9,
         description="Norm to which the whole model's gradient is clipped. 0 disables clipping.",
     )
-    precision: Literal["fp32", "bf16", "fp64"] = Field(
-        default="fp32",
+    precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
+        default="auto",
         description='"bf16" computes in bfloat16, with weights in 32 bits; GPUs that cannot (compute capability below 8.0) are '
-        "refused.",
+        'refused. "auto": the device of the first node to join decides: "bf16" if it is a GPU that can, otherwise "fp32".',
     )
     activation_checkpointing: Literal["auto", "none", "layer"] = Field(
         default="auto",

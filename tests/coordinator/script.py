@@ -55,7 +55,14 @@ LEASE = 10.0
 START = 100.0
 
 RUN: dict[str, Any] = {
-    "train": {"steps": 3, "global_batch": 8, "micro_batch": 2, "evaluate_every": 2, "evaluation_samples": 8},
+    "train": {
+        "steps": 3,
+        "global_batch": 8,
+        "micro_batch": 2,
+        "precision": "fp32",
+        "evaluate_every": 2,
+        "evaluation_samples": 8,
+    },
     "cluster": {"nodes": 2, "stages": 2, "lease": LEASE},
     "checkpoint": {"uri": "memory://checkpoints", "every": 2},
 }

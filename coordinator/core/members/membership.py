@@ -65,6 +65,11 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
         return
     _check_crowd(transition.state, caller, origin)
     only = hello.relay == wire.Hello.ONLY
+    if not only and state.run.train.precision == "auto":
+        run = state.run.with_precision(bf16=hello.device.bf16)
+        by = f"{hello.node}, the first node to join ({device.name}),"
+        transition.emit(ev.RunChanged(by, "train.precision", run.train.precision, "auto"))
+        transition.set_run(run)
     session = Session(
         hello.node,
         stream,
@@ -84,7 +89,7 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
     if session.relay:
         ways.relay_came(transition)
     welcome = wire.Welcome(
-        run=state.message,
+        run=transition.state.message,
         heartbeat_seconds=state.heartbeat,
         revoked=sorted(transition.state.ledger.access.revoked),
         quarantined=transition.state.ledger.quarantined_names,

@@ -113,6 +113,16 @@ def test_plan_says_which_precision_the_speed_is_for(
     assert (document["precision"], document["without_bf16"]) == (precision, ["T4"] if "T4" in gpus else [])
 
 
+@pytest.mark.parametrize(("gpus", "precision"), [("2x RTX 4090", "bf16"), ("RTX 4090, T4", "fp32")])
+def test_a_run_of_any_precision_is_planned_with_what_all_gpus_can(
+    gpus: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "run.toml").write_text('name = "any"')
+    options = "--links", "500Mbit/s,40ms", "--run", str(tmp_path / "run.toml"), "--deadline", "0.1", "--json"
+    assert run(monkeypatch, "plan", "--gpus", gpus, *options) == 0
+    assert json.loads(capsys.readouterr().out)["precision"] == precision
+
+
 @pytest.fixture
 def gpus(tmp_path: Path) -> tuple[str, ...]:
     (tmp_path / "w.json").write_text(dump_workload(llama("7B"), TOKENS))

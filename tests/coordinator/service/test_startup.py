@@ -92,6 +92,25 @@ async def test_what_was_set_stays_at_a_start_unless_the_run_file_is_edited(tmp_p
     assert in_force(train={"steps": 300}, checkpoint={"every": 9}) == (300, 9, warm_up)
 
 
+@pytest.mark.parametrize("from_the_log", [True, False])
+async def test_the_precision_that_the_first_node_decided_stays(tmp_path: Path, from_the_log: bool) -> None:
+    auto = run_in(tmp_path, train={"precision": "auto"})
+    no_vote = no_vote_for(3)
+    async with (
+        serving(tmp_path, auto) as served,
+        served.node("a", twist=no_vote),
+        served.node("b", twist=no_vote),
+    ):
+        await served.until(lambda: bool(served.ledger.copies.checkpoints))
+    if not from_the_log:
+        forget_log(tmp_path)
+    assert [begin(tmp_path, auto).run["train"]["precision"] for _ in range(2)] == ["fp32", "fp32"]
+    with pytest.raises(
+        ValueError, match=r"train.precision is 'bf16' in the run file, and was 'fp32' when the run started"
+    ):
+        begin(tmp_path, run_in(tmp_path, train={"precision": "bf16"}))
+
+
 async def test_a_run_file_with_fewer_steps_than_are_trained_is_refused(tmp_path: Path) -> None:
     await train_to_checkpoint(tmp_path)
     with pytest.raises(ValueError, match=r"train.steps = 2: must be at least 3, as 2 steps are trained"):

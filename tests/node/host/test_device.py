@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtfm.node.host.device import MOST_NAME, check_bf16, cpu_name, measure_device
+from dtfm.node.host.device import MOST_NAME, check_bf16, cpu_name, has_bf16, measure_device
 
 GPU = torch.device("cuda", 0)
 
@@ -19,6 +19,7 @@ def test_a_gpu_without_bfloat16_is_refused_and_told_what_to_do(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    assert has_bf16(GPU) == can
     if can:
         check_bf16(GPU)
         return
@@ -26,8 +27,9 @@ def test_a_gpu_without_bfloat16_is_refused_and_told_what_to_do(
         check_bf16(GPU)
 
 
-def test_every_cpu_computes_in_bfloat16() -> None:
+def test_a_cpu_may_compute_in_bfloat16_but_is_no_reason_to() -> None:
     check_bf16(torch.device("cpu"))
+    assert not has_bf16(torch.device("cpu"))
 
 
 def named(folder: Path, cpuinfo: str) -> str:

@@ -92,7 +92,7 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ),
         ("[train]\nlearning_rate = nan", "train.learning_rate = nan: must be"),
         ("[train]\nsteps = 5\nwarmup_steps = 6", "train.warmup_steps = 6: must be at most train.steps (5)"),
-        ('[train]\nprecision = "fp8"', "train.precision = 'fp8': must be one of 'fp32', 'bf16' or 'fp64'"),
+        ('[train]\nprecision = "fp8"', "train.precision = 'fp8': must be one of 'auto', 'fp32', 'bf16' or 'fp64'"),
         ('[train]\nschedule = "step"', "train.schedule = 'step': must be one of 'constant', 'cosine', 'linear' or"),
         ("[train]\ndecay_steps = 5", 'train.decay_steps = 5: needs train.schedule = "warmup-stable-decay"'),
         (

@@ -12,7 +12,7 @@ from dtfm.protos.run_file import tables
 
 
 def test_every_precision_of_the_run_file_has_one() -> None:
-    assert PRECISIONS.keys() == set(get_args(tables.Train.model_fields["precision"].annotation))
+    assert PRECISIONS.keys() | {"auto"} == set(get_args(tables.Train.model_fields["precision"].annotation))
 
 
 @pytest.mark.parametrize("codec", ["off", "raw16", "i8b256", "i4b64", "i4h64"])
