@@ -34,7 +34,6 @@ from dtfm.coordinator.core.transition import (
     StopAsked,
     StreamClosed,
     TimePassed,
-    TimesSummed,
     Transition,
 )
 from dtfm.coordinator.core.trust import auditing, earning
@@ -77,8 +76,6 @@ def _take_in(transition: Transition, event: Input) -> None:
             adoption.answer(transition, (event.ticket,), False, "the run is over")
         case PlanNow():
             replanning.replan(transition, (event.ticket,))
-        case TimesSummed(event=summed) if summed.after == transition.state.ledger.summed_until:
-            transition.emit(summed)
         case Planned() if not over:
             replanning.planned(transition, event)
         case ManifestDone() if not over:
@@ -86,7 +83,7 @@ def _take_in(transition: Transition, event: Input) -> None:
         case TimePassed() if not over:
             membership.lapse(transition)
             _overdue(transition)
-        case Planned() | ManifestDone() | TimePassed() | TimesSummed():
+        case Planned() | ManifestDone() | TimePassed():
             pass
 
 

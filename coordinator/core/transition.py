@@ -9,7 +9,7 @@ from dtfm.coordinator.core.findings import Finding
 from dtfm.coordinator.core.phases import FOLLOWS, Phase
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Members, PlanChosen, Planner, Safekeeping, Session, State
-from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused, StepTimesSummed
+from dtfm.coordinator.log.events import CheckpointFile, Event, NodeRefused
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.cluster import Cluster
@@ -104,13 +104,6 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class TimesSummed:
-    """The sums of the nodes' times in old steps are ready for the log."""
-
-    event: StepTimesSummed
-
-
-@dataclass(frozen=True, slots=True)
 class TimePassed:
     pass
 
@@ -122,19 +115,7 @@ class StopAsked:
     reason: str
 
 
-Input = (
-    Greeted
-    | Heard
-    | StreamClosed
-    | Rejected
-    | Planned
-    | ManifestDone
-    | PlanNow
-    | Asked
-    | TimesSummed
-    | TimePassed
-    | StopAsked
-)
+Input = Greeted | Heard | StreamClosed | Rejected | Planned | ManifestDone | PlanNow | Asked | TimePassed | StopAsked
 
 # Commands, to be carried out in order.
 

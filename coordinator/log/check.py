@@ -6,9 +6,7 @@ import math
 from array import array
 from dataclasses import dataclass
 
-from blake3 import blake3
-
-from dtfm.coordinator.log import events as ev, step_times
+from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.record import Record
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
@@ -50,10 +48,6 @@ class Checking:
         self._over = False
         self._next = 0  # the sequence number that is expected; 0: any
         self._broken = False  # an event is missing: what follows says nothing
-        self._lines, self._digests = (
-            blake3(),
-            dict[int, str](),
-        )  # of steps since the last interval, and of each by its end
 
     @property
     def result(self) -> Checked:
@@ -96,17 +90,8 @@ class Checking:
                 self._generation = event.generation
             case ev.DigestMismatch():
                 self._find(at, f"replicas of stage {event.stage} held different state at step {event.step}")
-            case ev.StepTimesSummed():
-                if self._digests.get(event.until) != event.digest:
-                    self._find(
-                        at,
-                        f"the steps among events {event.after + 1} to {event.until} are not those that were summed up",
-                    )
             case ev.RunFinished() | ev.RunFailed():
                 self._over = True
-        if at % step_times.EVERY == 0:
-            self._digests[at] = self._lines.hexdigest()
-            self._lines = blake3()
 
     def _committed(self, event: ev.StepCommitted, at: int) -> None:
         if event.step != self._step + 1:
@@ -128,7 +113,6 @@ class Checking:
         self._samples.append(event.samples)
         self._tokens.append(event.tokens)
         self._step = event.step
-        self._lines.update(step_times.line(event))
 
     def _find(self, at: int, sentence: str) -> None:
         if not self._broken and len(self._findings) < MOST_FINDINGS:

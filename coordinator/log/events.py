@@ -67,7 +67,6 @@ from dtfm.coordinator.log.steps import (
     GradientsClipped as GradientsClipped,
     StepAborted as StepAborted,
     StepCommitted as StepCommitted,
-    StepTimesSummed as StepTimesSummed,
 )
 from dtfm.coordinator.log.training import (
     Codecs as Codecs,
@@ -109,7 +108,6 @@ Event = (
     | PlanFailed
     | CodecsChosen
     | StepCommitted
-    | StepTimesSummed
     | GradientsClipped
     | StepAborted
     | DigestMismatch

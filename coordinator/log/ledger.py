@@ -45,8 +45,6 @@ class Ledger:
     """The last held-out loss."""
     hold: RunPaused | None = None
     """Who has paused the run, or stops it; None: steps follow each other."""
-    summed_until: int = 0
-    """Each node's time in steps up to this event is kept in all: StepTimesSummed."""
     outcome: Outcome | None = None
     """None: the run is not over."""
     members: Mapping[str, Member] = field(default_factory=dict)

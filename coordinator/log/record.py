@@ -9,8 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from dtfm.coordinator.log.events import Event, StepCommitted, from_json, from_text, to_json
-from dtfm.coordinator.log.step_times import with_times
+from dtfm.coordinator.log.events import Event, from_json, from_text, to_json
 
 _SQLITE = "sqlite:///"
 
@@ -61,11 +60,7 @@ def read_log(url: str, after: int = 0) -> Iterator[Record]:
         with Store(url, write=False) as store:
             yield from store.read(after)
         return
-    query = (
-        "SELECT events.sequence, time, event, text FROM events LEFT JOIN step_times USING (sequence) "
-        "WHERE events.sequence > ? ORDER BY events.sequence"
-    )
-    for row in _rows(url, query, after):
+    for row in _rows(url, "SELECT sequence, time, event FROM events WHERE sequence > ? ORDER BY sequence", after):
         yield read_row(url, row)
 
 
@@ -96,14 +91,10 @@ def _rows(url: str, query: str, *values: int) -> Iterator[Any]:
 
 
 def read_row(url: str, row: Any) -> Record:
-    """``row``: sequence number, time, the event as text, and of a step each node's time (step_times.py), if it is kept. Raises
-    StoreError."""
-    sequence, at, text, times = row
+    """``row``: sequence number, time, and the event as text. Raises StoreError."""
+    sequence, at, text = row
     try:
-        event = from_text(text)
-        if times and isinstance(event, StepCommitted):
-            event = with_times(event, times)
-        return Record(sequence, at, event)
+        return Record(sequence, at, from_text(text))
     except ValueError as error:
         raise StoreError(f"{url} holds an event that cannot be read: {error}") from None
 

@@ -30,8 +30,8 @@ UNAUDITED = "UNAUDITED"
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
     """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
-    ``wait_seconds`` are by node, and empty once they are summed up (StepTimesSummed). ``resumed``: part of the step was done in
-    an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step.
+    ``wait_seconds`` are by node. ``resumed``: part of the step was done in an earlier generation, and ``seconds`` is the time of
+    the rest. ``learning_rate``: that of the step.
 
     With several islands ``gradient_norm`` is the root mean square of ``island_norms``. In an ``exchange`` nothing is trained: the
     loss is that of the step before, the norm that of what all have changed since the last exchange."""
@@ -74,26 +74,6 @@ class StepCommitted:
         speed = self.tokens_per_second
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimesSummed:
-    """Of the steps among the events ``after`` < sequence <= ``until`` the log keeps no longer what each node computed and waited
-    in each, but in all: by node, in seconds. ``digest``: the BLAKE3 (hex) of these steps' JSON without it, line by line."""
-
-    after: int
-    until: int
-    steps: int
-    compute_seconds: dict[str, float]
-    wait_seconds: dict[str, float]
-    digest: str
-    event: Literal["step_times_summed"] = "step_times_summed"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, summed_until=self.until)
-
-    def narrate(self) -> str:
-        return f"of {self.steps} steps before event {self.until} the log keeps each node's time in all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ import sqlalchemy as sa
 
 from dtfm.coordinator.log import lease
 from dtfm.coordinator.log.database import explained, open_engine, sqlite_file
-from dtfm.coordinator.log.events import Event, StepCommitted, StepTimesSummed, to_text
+from dtfm.coordinator.log.events import Event, to_text
 from dtfm.coordinator.log.record import Record as Record, Snapshot, StoreError as StoreError, read_row
-from dtfm.coordinator.log.step_times import summed, times_to_text, without_times
 from dtfm.protos.file_lock import try_lock
 
 _PAGE = 1000
@@ -29,12 +28,6 @@ _EVENTS = sa.Table(
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("time", sa.Float, nullable=False),
     sa.Column("event", sa.Text, nullable=False),
-)
-_STEP_TIMES = sa.Table(  # of step_committed events: see step_times.py
-    "step_times",
-    lease.METADATA,
-    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("text", sa.Text, nullable=False),
 )
 _SNAPSHOTS = sa.Table(
     "snapshots",
@@ -82,16 +75,7 @@ class Store:
         the same, and the next call has to be with the same events."""
         now = time.time()
         records = [Record(self._last + 1 + i, now, event) for i, event in enumerate(events)]
-        rows, times = [], []
-        old: list[sa.ColumnElement[bool]] = [sa.false()]
-        for record in records:
-            event = record.event
-            if isinstance(event, StepCommitted):
-                times.append({"sequence": record.sequence, "text": times_to_text(event)})
-                event = without_times(event)
-            elif isinstance(event, StepTimesSummed):
-                old.append(_STEP_TIMES.c.sequence.between(event.after + 1, event.until))
-            rows.append({"sequence": record.sequence, "time": record.time, "event": to_text(event)})
+        rows = [{"sequence": each.sequence, "time": each.time, "event": to_text(each.event)} for each in records]
         with self._writing() as connection:
             stored = self._between(connection, self._last, records[-1].sequence) if self._is_uncertain else []
             if [record.event for record in stored] == list(events):
@@ -99,9 +83,6 @@ class Store:
             else:
                 self._is_uncertain = True
                 connection.execute(sa.insert(_EVENTS), rows)
-                if times:
-                    connection.execute(sa.insert(_STEP_TIMES), times)
-                connection.execute(sa.delete(_STEP_TIMES).where(sa.or_(*old)))
         self._is_uncertain = False
         self._last += len(records)
         return records
@@ -118,12 +99,6 @@ class Store:
             return None
         with explained(self.url), self._engine.connect() as connection:
             return lease.reserves(connection)
-
-    def step_times(self, after: int, until: int) -> StepTimesSummed:
-        """What the log is to keep of each node's time in the steps among the events ``after`` < sequence <= ``until``. Raises
-        StoreError."""
-        with explained(self.url), self._engine.connect() as connection:
-            return summed(after, until, (record.event for record in self._between(connection, after, until)))
 
     def read(self, after: int = 0) -> Iterator[Record]:
         """The events with larger sequence numbers than ``after``, in order. Raises StoreError."""
@@ -196,9 +171,7 @@ class Store:
 
     def _between(self, connection: sa.Connection, after: int, until: int) -> list[Record]:
         sequence = _EVENTS.c.sequence
-        rows = sa.outerjoin(_EVENTS, _STEP_TIMES, sequence == _STEP_TIMES.c.sequence)
-        columns = (sequence, _EVENTS.c.time, _EVENTS.c.event, _STEP_TIMES.c.text)
-        query = sa.select(*columns).select_from(rows).where(sequence.between(after + 1, until)).order_by(sequence)
+        query = sa.select(_EVENTS).where(sequence.between(after + 1, until)).order_by(sequence)
         return [read_row(self.url, row) for row in connection.execute(query)]
 
 

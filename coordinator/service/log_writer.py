@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from dtfm.coordinator.log import step_times
-from dtfm.coordinator.log.events import Event, StepTimesSummed
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.events import Event
 from dtfm.coordinator.log.record import AnotherWriter, Record, StoreError
 from dtfm.coordinator.log.store import Store
 
@@ -34,7 +32,6 @@ class LogWriter:
         self._listeners: set[Callable[[Record], None]] = set()
         self._appended = asyncio.Event()
         self._writing: set[asyncio.Future[Any]] = set()
-        self._summing_due = 0
         self._closed = False
         self.is_failing = False  # the last write failed, and is tried again
 
@@ -81,15 +78,6 @@ class LogWriter:
     async def renew(self, seconds: float) -> None:
         """See `Store.renew`. Raises StoreError."""
         await self._write(self._store.renew, seconds)
-
-    def summing_is_due(self, ledger: Ledger) -> bool:
-        """Whether the nodes' times in old steps should be summed up, and that has not begun."""
-        return self._store.last >= self._summing_due and step_times.due(self._store.last, ledger.summed_until)
-
-    async def step_times(self, after: int) -> StepTimesSummed:
-        """See `Store.step_times`. Raises StoreError."""
-        self._summing_due = self._store.last + step_times.EVERY  # if it fails, it is tried again then
-        return await asyncio.to_thread(self._store.step_times, after, after + step_times.EVERY)
 
     async def records(self, after: int, follow: bool) -> AsyncIterator[Record]:
         """The events with larger sequence numbers than ``after``; with ``follow``, later ones too. Raises StoreError."""

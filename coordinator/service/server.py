@@ -274,8 +274,6 @@ class Server:
             self._streams.logged(event, 0 if free else len(ready.entries))
         for command in ready.commands:
             self._carry_out(command)
-        if self._log.summing_is_due(self.ledger):
-            self._start(self._sum_up(self.ledger.summed_until))
 
     def _carry_out(self, command: t.Command) -> None:
         match command:
@@ -316,12 +314,6 @@ class Server:
     def _answer(self, ticket: int, answer: t.Granted | Refused) -> None:
         if (future := self._answers.pop(ticket, None)) is not None and not future.done():
             future.set_result(answer)
-
-    async def _sum_up(self, after: int) -> None:
-        try:
-            self._inputs.put_nowait(t.TimesSummed(await self._log.step_times(after)))
-        except StoreError as error:
-            log.warning("the nodes' times in old steps stay in the log one by one: %s", error)
 
     async def _plan(self, wanted: t.PlanWanted) -> None:
         def dropped() -> bool:

@@ -20,7 +20,6 @@ _DETAILS = (
     # What goes as it should after a step.
     ev.StateAgreed,
     ev.SnapshotWritten,
-    ev.StepTimesSummed,
     # What comes of these is told: a changed standing, a quarantine.
     ev.WorkAudited,
     ev.GradientsClipped,

@@ -61,8 +61,6 @@ class SoFar:
     """How often each node was let in."""
     lent: float = 0.0
     """See ``lent_until``: until ``last``."""
-    untimed: int = 0
-    """The last step's event that came without the nodes' times: a sum of them follows."""
     began: float = 0.0
     """When the run began; 0: it has not."""
     committed: float = 0.0
@@ -95,12 +93,7 @@ class SoFar:
             self.steps.append(event)
             self.losses.append(event.loss)
             self.committed = record.time
-            self.untimed = self.untimed if event.compute_seconds else record.sequence
             self.given |= () if event.exchange else self._given_by(event)
-        elif isinstance(event, ev.StepTimesSummed) and event.until <= self.untimed:  # otherwise each step was counted
-            for node, seconds in event.compute_seconds.items():
-                if (was := self.given.get(node)) is not None:
-                    self.given[node] = replace(was, computed=was.computed + seconds)
         elif is_for_people(event):
             self.recent.append(record)
 

@@ -1,12 +1,13 @@
 """What a month of steps takes in the log: ``python -m tests.bench.month [--nodes 64] [--steps 518400] [--json]``.
 
-Steps, one every five seconds, are written to a store as the coordinator writes them, each node's time in old ones being summed
-up; none is audited. Then ``dtfm-coordinator check`` reads the log, and the run's story is read as the page tells it.
+Steps, one every five seconds, are written to a store as the coordinator writes them; none is audited. Then ``dtfm-coordinator
+check`` reads the log, and the run's story is read as the page tells it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import resource
 import subprocess
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtfm.coordinator.log import events as ev, step_times
+from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.view.story_snapshot import EVERY, story_of, take
@@ -44,28 +45,12 @@ def steps(nodes: int, number: int) -> Iterator[ev.Event]:
         )
 
 
-def write(path: Path, nodes: int, number: int) -> float:
-    """Writes the log. Returns the bytes of a step before its times are summed up."""
-    waiting: list[ev.Event] = []
-    summed_until, bytes_of_one = 0, 0
+def write(path: Path, nodes: int, number: int) -> None:
+    """Writes the log."""
     with Store(f"sqlite:///{path}", write=True) as store:
-
-        def append() -> None:
-            nonlocal summed_until
-            store.append(waiting)
-            waiting.clear()
-            while step_times.due(store.last, summed_until):
-                summed = store.step_times(summed_until, summed_until + step_times.EVERY)
-                store.append([summed])
-                summed_until = summed.until
-
-        for event in steps(nodes, number):
-            bytes_of_one = len(ev.to_text(event))
-            waiting.append(event)
-            if len(waiting) == TOGETHER:
-                append()
-        append()
-    return bytes_of_one
+        events = steps(nodes, number)
+        while together := list(itertools.islice(events, TOGETHER)):
+            store.append(together)
 
 
 def telling(path: Path) -> tuple[float, float]:
@@ -93,7 +78,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dtfm.db"
-        bytes_of_one = write(path, arguments.nodes, arguments.steps)
+        write(path, arguments.nodes, arguments.steps)
         size = sum(each.stat().st_size for each in path.parent.iterdir())
         program = [sys.executable, "-m", "dtfm.coordinator.cli", "check", "--store", str(path)]
         began = time.monotonic()
@@ -104,8 +89,7 @@ def main() -> None:
     show(
         f"{arguments.steps} steps of {arguments.nodes} nodes",
         [
-            Row("a step, before its times are summed up", bytes_of_one, "bytes"),
-            Row("a step in the end, with all that is beside it", size / arguments.steps, "bytes"),
+            Row("a step, with all that is beside it", size / arguments.steps, "bytes"),
             Row("the store", size / 1e6, "MB"),
             Row("check", took, "s"),
             Row("the story, from the whole log", whole, "s"),

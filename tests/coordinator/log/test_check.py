@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-
-from dtfm.coordinator.log import events as ev, step_times
-from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.store import Record
 from tests.coordinator.script import aborted_after_twenty_steps, training
 from tests.coordinator.stores import checked
 
@@ -40,22 +36,3 @@ def test_the_audit_finds_impossible_events() -> None:
     wrong = ev.StepCommitted(21, 1, 0.5, 112, 2.0, 1.0, 7, {}, {})
     last = [*log[:-2], Record(log[-2].sequence, 0.0, wrong)]
     assert [finding.sentence for finding in checked(last).findings] == ["step 21 counts 7 samples, the run says 8"]
-
-
-def test_a_step_that_was_changed_after_its_times_were_summed_up_is_found(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_times, "EVERY", 20)
-    events = [record.event for record in aborted_after_twenty_steps().records][:20]
-    with Store(store_url, write=True) as store:
-        store.append(events)
-        store.append([store.step_times(0, 20)])
-        records = list(store.read())
-    assert checked(records).findings == ()
-    at = next(i for i, record in enumerate(records) if isinstance(record.event, ev.StepCommitted))
-    committed = records[at].event
-    assert isinstance(committed, ev.StepCommitted)
-    records[at] = replace(records[at], event=replace(committed, tokens=1))
-    assert [finding.sentence for finding in checked(records).findings] == [
-        "the steps among events 1 to 20 are not those that were summed up"
-    ]

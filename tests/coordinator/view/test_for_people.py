@@ -28,7 +28,6 @@ def test_what_changes_the_run_is_told_and_its_bookkeeping_is_not() -> None:
         "plan_started",
         "snapshot_written",
         "state_agreed",
-        "step_times_summed",
         "suspected",
         "ways_chosen",
         "work_audited",

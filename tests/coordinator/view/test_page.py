@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.step_times import summed, without_times
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.page import MOST_IN_MAP, MOST_NODES, page_text
 from dtfm.coordinator.view.published import MOST_CHARACTERS
@@ -82,22 +81,6 @@ def test_contributions_count_micro_batches_of_committed_steps_also_of_those_that
     assert sum(each["micro_batches"] for each in given.values()) == 60 * 64 + 30 * 64 + 60 * 96 + 30 * 96
     assert given["vast-7"]["micro_batches"] == 60 * 11
     assert not given["vast-7"]["present"]
-
-
-def test_times_of_steps_count_once_whether_they_are_read_step_by_step_or_summed_up() -> None:
-    records = stored_run()
-    old = records[:100]
-    sums = summed(0, len(old), [each.event for each in old])
-    timed = [*records, Record(len(records) + 1, records[-1].time, sums)]
-    untimed = [
-        replace(each, event=without_times(each.event)) if isinstance(each.event, ev.StepCommitted) else each
-        for each in old
-    ]
-
-    def computed(told: list[Record]) -> dict[str, int]:
-        return {each["node"]: round(each["computed"]) for each in page(told)["contributions"]}
-
-    assert computed(records) == computed(timed) == computed([*untimed, *timed[100:]])
 
 
 def test_no_page_has_addresses_or_more_text_than_fits_and_all_of_it_is_json() -> None:
