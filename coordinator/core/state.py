@@ -14,7 +14,7 @@ from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.phases import Phase, Stepping
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
-from dtfm.coordinator.log.events import CheckpointFile, Link, SnapshotPart, Way
+from dtfm.coordinator.log.events import CheckpointFile, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.run_file.run_file import RunFile
@@ -130,21 +130,10 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedLinks:
-    """The links of a node that left, and those of its ways that were not direct. They are valid ``until`` then, while both ends
-    are on the same ``hosts``."""
-
-    until: float
-    hosts: Mapping[str, str]
-    links: tuple[Link, ...]
-    ways: tuple[Way, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Members:
     """Who is connected, and what is remembered of those who left.
 
-    ``sessions``, ``contenders`` and ``links`` are by node. ``ended``: those that left for good last, the oldest first.
+    ``sessions`` and ``contenders`` are by node. ``ended``: those that left for good last, the oldest first.
     ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
     dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
     last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
@@ -155,7 +144,6 @@ class Members:
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
-    links: Mapping[str, RememberedLinks] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
     looked: float = -math.inf
     hearing: float = -math.inf

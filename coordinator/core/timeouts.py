@@ -48,9 +48,6 @@ first of a plan, which may compile and load, and one beside an evaluation, a sna
 STEP_FACTOR = 20
 """How many times as long as the last one a step may take."""
 
-REMEMBERED_LEASES = 100
-"""How long the links of a node that left stay valid, should it return."""
-
 
 # None may be longer than one that has to outlast it, and the first sign of life has time for two heartbeats.
 assert COMMIT_WAIT_LEASES <= HASTE_LEASES <= TOGETHER_LEASES / 2 <= TOGETHER_LEASES <= HEARTBEAT_LEASES

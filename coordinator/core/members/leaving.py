@@ -10,7 +10,7 @@ from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
 from dtfm.coordinator.core.findings import Gone
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
 from dtfm.coordinator.core.plan.replanning import drop_stale_choice
-from dtfm.coordinator.core.reach import links, ways
+from dtfm.coordinator.core.reach import ways
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Admission, Session
 from dtfm.coordinator.core.step import pause
@@ -23,7 +23,6 @@ from dtfm.protos import control_pb2 as wire
 def leave(transition: Transition, session: Session, reason: str, *, for_good: bool = False) -> None:
     """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost."""
     node, plan, before = session.node, transition.state.ledger.training.plan, transition.state.ledger.reach.ways
-    links.remember(transition, session)
     others = tuple(other for other in transition.state.members.ended if other != node)
     ended = (*others, node)[-MAX_NODES:] if for_good else others
     transition.set_members(replace(transition.state.members.without_session(node), ended=ended))

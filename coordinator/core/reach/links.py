@@ -1,21 +1,18 @@
-"""Links: who measures which, those of nodes that return, and those that broke."""
+"""Links: who measures which, and those that broke."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
 from dtfm.coordinator.core.reach import ways
-from dtfm.coordinator.core.state import Admission, RememberedLinks, Retry, Session
-from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN_OF_LIFE_LEASES
+from dtfm.coordinator.core.state import Admission, Retry, Session
+from dtfm.coordinator.core.timeouts import PROBE_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.core.validation.links import check_connection, check_links
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import MEASURED_TOGETHER, control_pb2 as wire
-from dtfm.protos.connection import read_address
 
 MOST_PROBED = 64
 """The number of nodes that a newcomer measures its links to. That takes about PROBE_LEASES at a lease of 10 seconds. Its other
@@ -27,19 +24,11 @@ _NO_PEERS = (Admission.JOINED, Admission.RELAY)
 
 
 def probe_from(transition: Transition, session: Session) -> bool:
-    """Has a newcomer measure its links to earlier nodes, except links that are remembered. Returns whether to wait for its
-    report."""
+    """Has a newcomer measure its links to earlier nodes. Returns whether to wait for its report."""
     others = sorted(
         (s for s in transition.state.members.sessions.values() if s.admission not in _NO_PEERS),
         key=lambda s: s.node,
     )
-    if known := _remembered(transition, session):
-        transition.emit(ev.LinksMeasured(session.node, known))
-        both = {frozenset((link.source, link.destination)) for link in known}
-        old = transition.state.members.links[session.node].ways
-        ways.remembered(transition, [way for way in old if frozenset((way.source, way.destination)) in both])
-        measured = {node for link in known for node in (link.source, link.destination)}
-        others = [other for other in others if other.node not in measured]
     # Drawn by name, so that every node has links that were measured, and a replay draws the same.
     peers = random.Random(session.node).sample(others, min(len(others), MOST_PROBED))
     lively = [peer for peer in peers if transition.now - peer.heard <= SIGN_OF_LIFE_LEASES * transition.state.lease]
@@ -119,35 +108,3 @@ def measure_broken(transition: Transition) -> None:
             retries[node, peer] = Retry(now + retry.pause, 2 * retry.pause)
     if retries != members.retries:
         transition.set_members(replace(transition.state.members, retries=retries))
-
-
-def remember(transition: Transition, session: Session) -> None:
-    """The links of a node that is about to leave."""
-    node, rows, members = session.node, transition.state.ledger.reach.links, transition.state.members
-    links = (*rows.get(node, {}).values(), *(row[node] for row in rows.values() if node in row))
-    ends = {node}.union(*((link.source, link.destination) for link in links))
-    hosts = {name: _host(other) for name, other in members.sessions.items() if name in ends}
-    table = transition.state.ledger.reach.ways
-    gone = (*table.get(node, {}).values(), *(row[node] for row in table.values() if node in row))
-    kept = {name: old for name, old in members.links.items() if transition.now <= old.until and name != node}
-    for oldest in list(kept)[: max(len(kept) + 1 - MAX_NODES, 0)]:
-        del kept[oldest]
-    until = transition.now + REMEMBERED_LEASES * transition.state.lease
-    transition.set_members(replace(members, links={**kept, node: RememberedLinks(until, hosts, links, gone)}))
-
-
-def _remembered(transition: Transition, session: Session) -> tuple[ev.Link, ...]:
-    """The links, known both ways, between a node that returned and others, if all are on the hosts where they were."""
-    members = transition.state.members
-    old = members.links.get(session.node)
-    if old is None or transition.now > old.until or old.hosts[session.node] != _host(session):
-        return ()
-    others = [other for other in members.sessions.values() if other.admission not in _NO_PEERS]
-    here = {other.node for other in others if old.hosts.get(other.node) == _host(other)}
-    usable = [link for link in old.links if link.bandwidth > 0 and here & {link.source, link.destination}]
-    both = Counter(frozenset((link.source, link.destination)) for link in usable)
-    return tuple(link for link in usable if both[frozenset((link.source, link.destination))] == 2)
-
-
-def _host(session: Session) -> str:
-    return " ".join(sorted(read_address(candidate)[0] for candidate in session.candidates))

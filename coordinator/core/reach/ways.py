@@ -81,19 +81,6 @@ def arrived(transition: Transition, node: str) -> None:
         transition.emit(ev.WaysChosen(tuple(found)))
 
 
-def remembered(transition: Transition, ways: Iterable[ev.Way]) -> None:
-    """A node returned whose links are still known, and with them the ways that are not direct."""
-    sessions = transition.state.members.sessions
-    good = tuple(way for way in ways if not way.relay or way.relay in sessions)
-    before, new = transition.state.ledger.reach.ways, list[Pair]()
-    if good:
-        transition.emit(ev.WaysChosen(good))
-    for way in ways:
-        if way not in good and way.source < way.destination:
-            new += _relay(transition, way.source, way.destination, f"relay {way.relay} is gone")
-    _use(transition, before, new)
-
-
 def left(transition: Transition, node: str, before: Mapping[str, Mapping[str, ev.Way]]) -> None:
     """A node is gone. What it relayed goes over others. ``before``: the ways while it was there."""
     members = transition.state.members

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
-from dtfm.coordinator.core.members import leaving
-from dtfm.coordinator.core.reach import links as core_links
 from dtfm.coordinator.core.reach.links import MOST_PROBED
 from dtfm.coordinator.core.state import Admission
-from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links, reached
@@ -165,45 +160,3 @@ def test_a_report_that_names_a_link_twice_is_refused() -> None:
     world.hear("b", links("b", ["a"] * 1000))
     assert refusal_of(world, stream).reason == wire.MALFORMED
     assert world.events(ev.LinksMeasured) == []
-
-
-def test_a_node_that_returns_to_the_same_address_does_not_measure_its_links_again() -> None:
-    world = training("a", "b", "c")
-    world.lose("c")
-    world.prepare("c", incarnation=2)
-    assert "probe" not in world.kinds_to("c")
-    assert (
-        world.state.ledger.reach.links["a"]["c"].bandwidth == world.state.ledger.reach.links["c"]["a"].bandwidth == 1e9
-    )
-
-
-def test_a_node_that_returns_elsewhere_or_much_later_measures_its_links_again() -> None:
-    world = training("a", "b", "c")
-    world.lose("c")
-    world.prepare("c", incarnation=2, candidates=["10.0.0.2:7000"])
-    assert [peer.node for peer in world.last_to("c", "probe").peers] == ["a", "b"]
-    world.lose("c")
-    world.wait(REMEMBERED_LEASES * LEASE + 1, beating=["a", "b"])
-    world.prepare("c", incarnation=3, candidates=["10.0.0.2:7000"])
-    assert "probe" in world.kinds_to("c")
-
-
-def test_a_returning_node_measures_only_its_links_to_newcomers() -> None:
-    world = training("a", "b", "c")
-    world.lose("c")
-    world.join("d")
-    world.prepare("c", incarnation=2)
-    assert [peer.node for peer in world.last_to("c", "probe").peers] == ["d"]
-
-
-def test_links_of_nodes_that_left_are_forgotten_in_order_when_room_runs_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(core_links, "MAX_NODES", 4)
-    monkeypatch.setattr(leaving, "MAX_NODES", 4)
-    world = training("a", "b")
-    for node in "cdefg":
-        world.join(node)
-        world.lose(node)
-        assert len(world.state.members.links) == min(4, 1 + "cdefg".index(node))
-    assert list(world.state.members.links) == ["d", "e", "f", "g"]

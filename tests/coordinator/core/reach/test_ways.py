@@ -240,16 +240,6 @@ def test_one_that_left_is_lent_nothing_any_more() -> None:
     assert holders_of(world, "b") == []
 
 
-def test_a_node_that_returns_to_remembered_links_is_reached_as_before() -> None:
-    world = world_with("a")
-    comes(world, "b", "a", dials=True, is_dialled=False)
-    world.lose("b")
-    assert ways_of(world, "a") == {}
-    world.prepare("b")
-    assert ways_of(world, "a") == {"b": ""}
-    assert holders_of(world, "b") == ["a"]
-
-
 def test_the_ways_are_those_of_the_log() -> None:
     world = world_with("a", relays=["r"])
     comes(world, "b", "a", dials=False, is_dialled=False)
