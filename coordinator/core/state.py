@@ -102,17 +102,6 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """A second process that claims a member's identity, while the first may be dead. ``since``: when it said hello; ``seen``: the
-    address from which it came."""
-
-    stream: int
-    hello: wire.Hello
-    since: float
-    seen: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Dialled:
     """What came of one node's attempt to dial another: the ``way`` that worked (as in LinkReport), or the ``problem``."""
 
@@ -133,14 +122,13 @@ class Retry:
 class Members:
     """Who is connected, and what is remembered of those who left.
 
-    ``sessions`` and ``contenders`` are by node. ``ended``: those that left for good last, the oldest first.
+    ``sessions`` are by node. ``ended``: those that left for good last, the oldest first.
     ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
     dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
     last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
-    contenders: Mapping[str, Contender] = field(default_factory=dict)
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
@@ -156,9 +144,6 @@ class Members:
 
     def without_session(self, node: str) -> Members:
         return replace(self, sessions={name: s for name, s in self.sessions.items() if name != node})
-
-    def without_contender(self, node: str) -> Members:
-        return replace(self, contenders={name: c for name, c in self.contenders.items() if name != node})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from dtfm.coordinator.core.members.leaving import part_with
 from dtfm.coordinator.core.refusal import Refused, name_some, require, shorten
-from dtfm.coordinator.core.transition import HangUp, Transition
+from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder, Invited
@@ -214,10 +214,6 @@ def _check_role(role: str, request: wire.EnrolRequest) -> None:
 
 def _cut_off(transition: Transition, name: str) -> None:
     """At once. Its peers are told by the caller."""
-    members = transition.state.members
-    if (contender := members.contenders.get(name)) is not None:
-        transition.set_members(members.without_contender(name))
-        transition.commands.append(HangUp(contender.stream))
-    if (session := members.sessions.get(name)) is not None:
+    if (session := transition.state.members.sessions.get(name)) is not None:
         refusal = wire.Refusal(reason=wire.REVOKED, sentence=f"the access of {name!r} was revoked")
         part_with(transition, session, wire.CoordinatorMessage(refusal=refusal), "its access was revoked")

@@ -12,7 +12,7 @@ from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.members.quarantine import refusal_of
 from dtfm.coordinator.core.reach import links, ways
 from dtfm.coordinator.core.refusal import Refused, shorten
-from dtfm.coordinator.core.state import Admission, Contender, Session, State
+from dtfm.coordinator.core.state import Admission, Session, State
 from dtfm.coordinator.core.step import telling
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
@@ -52,12 +52,13 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
         return
     reason = "it has taken part before" if state.ledger.trust.worked.get(hello.node) else "first contact"
     if (old := state.members.sessions.get(hello.node)) is not None:
-        if old.incarnation != hello.incarnation:
-            _contend(transition, stream, hello, old, seen)
-            return
+        is_same = old.incarnation == hello.incarnation
+        if not is_same and transition.now - _heard(state, old) <= SIGN_OF_LIFE_LEASES * state.lease:
+            raise Refused(wire.IDENTITY_IN_USE, _in_use(state, old))
+        newer = "a newer one" if is_same else "that of another process, as it was silent"
         transition.commands.append(HangUp(old.stream))
-        leave(transition, old, "its stream was replaced by a newer one")
-        reason = "reconnected"
+        leave(transition, old, f"its stream was replaced by {newer}")
+        reason = "reconnected" if is_same else reason
     elif len(state.members.sessions) >= MAX_NODES:
         raise Refused(wire.FULL, f"this coordinator has {MAX_NODES} nodes, as many as it takes")
     if transition.state.ledger.outcome is not None:  # the replaced stream may have ended the run
@@ -221,11 +222,8 @@ def reached(transition: Transition, session: Session, report: wire.Reached) -> N
 
 
 def closed(transition: Transition, stream: int, reason: str) -> None:
-    """A stream has ended: a member's, a contender's, or a stranger's."""
-    members = transition.state.members
-    contenders = {node: c for node, c in members.contenders.items() if c.stream != stream}
-    transition.set_members(replace(members, contenders=contenders))
-    if session := members.session_of(stream):
+    """A stream has ended: a member's, or a stranger's."""
+    if session := transition.state.members.session_of(stream):
         leave(transition, session, reason)
 
 
@@ -238,11 +236,10 @@ def rejected(transition: Transition, stream: int, refused: Refused) -> None:
 
 
 def lapse(transition: Transition) -> None:
-    """Ends leases that ran out and link reports that are overdue, decides contested identities, and lets newcomers in that have
-    waited long enough for others to come with them."""
+    """Ends leases that ran out and link reports that are overdue. Lets newcomers in that have waited long enough for others."""
     _look_at_the_clock(transition)
     for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
-        if transition.now - max(session.heard, transition.state.members.hearing) > transition.state.lease:
+        if transition.now - _heard(transition.state, session) > transition.state.lease:
             transition.commands.append(HangUp(session.stream))
             leave(transition, session, f"no sign of life for {transition.state.lease:g} seconds")
         elif session.admission is Admission.PROBING and transition.now > session.probe_until:
@@ -250,7 +247,6 @@ def lapse(transition: Transition) -> None:
             _arrive(transition, session)
         elif session.admission is Admission.PROBING:
             _arrive_if_known(transition, session.node)
-    _decide_contests(transition)
     if transition.state.stopped:
         return
     _renew_certificates(transition)
@@ -262,18 +258,6 @@ def lapse(transition: Transition) -> None:
     ):
         _let_in(transition)
     links.measure_broken(transition)
-
-
-def admit_contenders(transition: Transition) -> None:
-    """A contender takes over the identity of a member that has left."""
-    for node, contender in sorted(transition.state.members.contenders.items()):
-        if node not in transition.state.members.sessions:
-            transition.set_members(transition.state.members.without_contender(node))
-            if transition.state.stopped and transition.state.ledger.outcome is None:
-                transition.commands.append(HangUp(contender.stream))  # it should reconnect to the next process
-                continue
-            hello = wire.NodeMessage(hello=contender.hello)
-            greeted(transition, contender.stream, hello, node, contender.seen)
 
 
 def _look_at_the_clock(transition: Transition) -> None:
@@ -321,35 +305,14 @@ def _let_in(transition: Transition) -> None:
             transition.emit(ev.NodeReady(session.node))
 
 
-def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Session, seen: str) -> None:
-    """Another process claims a member's identity. Whether it is that node, started again, shows in whether the old process still
-    gives signs of life."""
-    members = transition.state.members
-    other = members.contenders.get(hello.node)
-    if other is not None and other.hello.incarnation != hello.incarnation:
-        transition.refuse(stream, hello.node, wire.IDENTITY_IN_USE, _in_use(old))
-        return
-    if other is not None:
-        transition.commands.append(HangUp(other.stream))
-    contenders = {**members.contenders, hello.node: Contender(stream, hello, transition.now, seen)}
-    transition.set_members(replace(members, contenders=contenders))
+def _heard(state: State, session: Session) -> float:
+    """When the node last gave a sign of life, as far as this process has listened."""
+    return max(session.heard, state.members.hearing)
 
 
-def _decide_contests(transition: Transition) -> None:
-    for node, contender in sorted(transition.state.members.contenders.items()):
-        members = transition.state.members
-        old = members.sessions.get(node)
-        if old is None:
-            continue  # it has just left: see admit_contenders
-        if old.heard > contender.since:
-            transition.set_members(members.without_contender(node))
-            transition.refuse(contender.stream, node, wire.IDENTITY_IN_USE, _in_use(old))
-        elif transition.now - max(contender.since, members.hearing) > SIGN_OF_LIFE_LEASES * transition.state.lease:
-            transition.commands.append(HangUp(old.stream))
-            leave(transition, old, "another process has taken over its identity, and it has been silent since")
-
-
-def _in_use(old: Session) -> str:
+def _in_use(state: State, old: Session) -> str:
     where = old.candidates[0] if old.candidates else "an unknown address"
-    alive = f"another process has the identity {old.node!r} and is alive (at {where})"
-    return f"{alive}; give this one its own with --id, or end the other"
+    return (
+        f"another process has the identity {old.node!r} and is alive (at {where}); give this one its own with --id, or end the "
+        f"other, and if that died without a word, start this one again in {SIGN_OF_LIFE_LEASES * state.lease:g} s"
+    )

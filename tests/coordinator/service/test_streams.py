@@ -11,7 +11,6 @@ import grpc.aio
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service.streams import (
     MOST_INPUT_BYTES,
     MOST_INPUTS,
@@ -25,7 +24,6 @@ from dtfm.coordinator.service.streams import (
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
 from dtfm.protos.credentials import to_coordinator
-from tests.coordinator.fake_node import silent
 from tests.coordinator.script import hello
 from tests.coordinator.serving import run_in, serving
 
@@ -208,18 +206,6 @@ async def test_two_nodes_cannot_share_an_identity(tmp_path: Path) -> None:
             assert second.refusal is not None
             assert second.refusal.reason == wire.IDENTITY_IN_USE
         assert "a" in served.server.state.members.sessions
-
-
-async def test_a_node_started_again_takes_the_place_of_its_process_that_fell_silent(tmp_path: Path) -> None:
-    run = run_in(tmp_path, cluster={"lease": 1.0})
-    async with serving(tmp_path, run) as served, served.node("a", incarnation=1, twist=silent) as first:
-        await served.until(lambda: "a" in served.ledger.members)
-        async with served.node("a", incarnation=2) as second:
-            await served.until(lambda: served.ledger.members["a"].incarnation.endswith("2"))
-            await asyncio.wait_for(first.over.wait(), 10)
-            assert second.refusal is None
-        reasons = [event.reason for event in served.events if isinstance(event, ev.NodeLeft)]
-        assert reasons[0] == "another process has taken over its identity, and it has been silent since"
 
 
 async def test_a_silent_stream_is_closed(tmp_path: Path) -> None:

@@ -147,33 +147,14 @@ def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
 
 
 def test_two_live_processes_cannot_share_an_identity() -> None:
-    world = World()
-    world.greet("a", incarnation=1)
-    first = world.streams["a"]
-    second = world.greet("a", incarnation=2)
-    world.wait(LEASE / 4)
-    world.feed(t.Heard(first, wire.NodeMessage(heartbeat=wire.Heartbeat())))
-    world.feed(t.TimePassed())
-    refusal = refusal_of(world, second)
+    world = training("a", "b")
+    old = world.streams["a"]
+    world.wait(LEASE * 0.4, beating=["b"])
+    refusal = refusal_of(world, world.greet("a", incarnation=2))
     assert refusal.reason == wire.IDENTITY_IN_USE
     assert "--id" in refusal.sentence
-    assert world.state.members.sessions["a"].stream == first
-    assert not world.state.members.contenders
-
-
-def test_a_restarted_node_takes_its_place_once_its_old_stream_breaks() -> None:
-    world = World()
-    old = world.greet("a", incarnation=1)
-    new = world.greet("a", incarnation=2)
-    assert new not in world.said
-    world.feed(t.StreamClosed(old, "its connection broke"))
-    assert world.said[new][-1].WhichOneof("message") == "welcome"
-    assert world.state.members.sessions["a"].incarnation == 2
-    assert [(e.event, e.reason) for e in world.log if isinstance(e, ev.NodeJoined | ev.NodeLeft)] == [
-        ("node_joined", "first contact"),
-        ("node_left", "its connection broke"),
-        ("node_joined", "first contact"),
-    ]
+    assert refusal.sentence.endswith("start this one again in 5 s")
+    assert world.state.members.sessions["a"].stream == old
 
 
 def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_life() -> None:
@@ -181,37 +162,13 @@ def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_
     world.feed(t.TimePassed())
     world.step()
     old = world.streams["a"]
+    world.wait(LEASE * 0.6, beating=["b"])
     new = world.greet("a", incarnation=2)
-    world.wait(LEASE * 0.4, beating=["b"])
-    assert new not in world.said
-    world.wait(LEASE * 0.2, beating=["b"])
     assert old in world.hung_up
-    assert world.said[new][-1].WhichOneof("message") == "welcome"
+    assert "welcome" in [message.WhichOneof("message") for message in world.said[new]]
     assert world.state.members.sessions["a"].incarnation == 2
     world.feed(t.StreamClosed(old, "late news of the old stream"))
     assert "a" in world.state.members.sessions
-
-
-def test_a_second_claim_to_an_identity_is_refused_but_a_reconnection_is_not() -> None:
-    world = World()
-    world.feed(t.TimePassed())
-    world.greet("a", incarnation=1)
-    first = world.greet("a", incarnation=2)
-    again = world.greet("a", incarnation=2)
-    assert first in world.hung_up
-    assert refusal_of(world, world.greet("a", incarnation=3)).reason == wire.IDENTITY_IN_USE
-    world.wait(LEASE * 0.6)
-    assert world.said[again][-1].WhichOneof("message") == "welcome"
-
-
-def test_a_process_that_claims_an_identity_and_goes_away_never_becomes_a_member() -> None:
-    world = World()
-    old = world.greet("a", incarnation=1)
-    new = world.greet("a", incarnation=2)
-    world.feed(t.StreamClosed(new, "its connection broke"))
-    world.feed(t.StreamClosed(old, "its connection broke"))
-    assert not world.state.members.sessions
-    assert not world.state.ledger.members
 
 
 def test_the_same_process_replaces_its_old_stream() -> None:

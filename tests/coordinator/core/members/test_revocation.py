@@ -156,19 +156,6 @@ def test_a_member_that_joins_later_learns_who_was_revoked() -> None:
     assert list(world.last_to("c", "welcome").revoked) == ["x"]
 
 
-def test_a_process_that_waits_for_a_revoked_name_does_not_get_it() -> None:
-    world = World()
-    door = Door(world)
-    door.invite()
-    door.enrol()
-    world.greet("a", incarnation=1)
-    second = world.greet("a", incarnation=2)
-    door.revoke("a")
-    assert second in world.hung_up
-    assert not world.state.members.contenders
-    assert not world.state.members.sessions
-
-
 def test_a_call_that_was_made_before_the_revocation_comes_too_late(door: Door) -> None:
     door.invite()
     door.enrol()
