@@ -1,5 +1,5 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
-[--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 topk:0.7:0.9 topk:1:0]``.
+[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 topk:0.7:0.9 topk:1:0]``.
 
 The model is trained once with an exchange after every step, which is what a run without rounds does, and once for each number of
 islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum). The rule is the product's, written again
@@ -48,14 +48,16 @@ class Way:
         )
 
 
-def held_out(way: Way, run_file: Path | None, seed: int, steps: int, device: torch.device) -> dict[int, float]:
-    """By the number of steps trained, the held-out loss after each exchange."""
+def held_out(
+    way: Way, run_file: Path | None, seed: int, after: int, steps: int, device: torch.device
+) -> dict[int, float]:
+    """By the number of steps trained, the held-out loss after each exchange. The first ``after`` steps have one island."""
     run = (read_run_file(run_file) if run_file else parse_run(SMALL, "bench")).message("islands")
-    adapt(run, way, seed, steps)
-    numbers = range(run.train.global_batch // run.train.micro_batch)
+    adapt(run, way, seed, after + steps)
+    numbers, split = range(run.train.global_batch // run.train.micro_batch), after // way.every * (way.every + 1)
     shares = {island: numbers[island :: way.islands] for island in range(way.islands)}
     found: dict[int, float] = {}
-    losses = losses_of_islands(run, lambda _: shares, found, device=device)
+    losses = losses_of_islands(run, lambda step: shares if step > split else {0: numbers}, found, device=device)
     for _ in itertools.islice(losses, run.train.steps):
         pass
     return {step // (way.every + 1) * way.every: loss for step, loss in found.items()}
@@ -84,15 +86,16 @@ def outer(text: str) -> tuple[str, float, float]:
     return codec, float(rate), float(momentum)
 
 
-def rows_of(ways: Sequence[Way], found: Sequence[Sequence[Mapping[int, float]]], steps: int) -> list[Row]:
+def rows_of(ways: Sequence[Way], found: Sequence[Sequence[Mapping[int, float]]], after: int, steps: int) -> list[Row]:
     rows: list[Row] = []
+    whole = after + steps
     for way, of_way in zip(ways, found, strict=True):
-        value = statistics.mean(each[steps] for each in of_way)
+        value = statistics.mean(each[whole] for each in of_way)
         pairs = list(zip(of_way, found[0], strict=True))
-        ratio = statistics.mean(mine[steps] / first[steps] for mine, first in pairs)
+        ratio = statistics.mean(mine[whole] / first[whole] for mine, first in pairs)
         rows.append(Row(str(way), value, "nats/token", *((str(ways[0]), ratio) if rows else ())))
         if way.every > 1:
-            lost = statistics.mean(steps_lost(first, mine[steps]) for mine, first in pairs)
+            lost = statistics.mean(steps_lost(first, mine[whole]) for mine, first in pairs)
             rows.append(Row(f"{way}: steps lost", lost, "steps", "all", lost / steps))
     return rows
 
@@ -101,7 +104,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="the run file; its rounds and steps do not count")
     parser.add_argument("--device", type=torch.device, default=CPU, help="cpu, cuda or cuda:N")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--after", type=int, default=0, help="steps that one island trains before there are several")
+    parser.add_argument("--steps", type=int, default=300, help="steps after those")
     parser.add_argument("--seeds", type=int, default=1, help="the number of runs of each kind, with seeds 1, 2, ...")
     parser.add_argument("--islands", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--every", type=int, nargs="+", default=[10, 30], help="steps between two exchanges")
@@ -110,21 +114,23 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
-    if any(every < 2 or arguments.steps % every for every in arguments.every):
-        parser.error(f"--every {arguments.every}: give 2 or more, and divisors of --steps {arguments.steps}")
+    after, steps, whole = arguments.after, arguments.steps, arguments.after + arguments.steps
+    if any(every < 2 or after % every or steps % every for every in arguments.every):
+        parser.error(f"--every {arguments.every}: give 2 or more, and divisors of --after {after} and --steps {steps}")
     kinds = itertools.product(arguments.islands, arguments.every, arguments.outer)
     ways = [Way(), *(Way(islands, every, *rule) for islands, every, rule in kinds)]
     seeds = range(1, arguments.seeds + 1)
     with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
         running = [
-            [pool.submit(held_out, way, arguments.run, seed, arguments.steps, arguments.device) for seed in seeds]
+            [pool.submit(held_out, way, arguments.run, seed, after, steps, arguments.device) for seed in seeds]
             for way in ways
         ]
         found = []
         for way, futures in zip(ways, running, strict=True):
             found.append([future.result() for future in futures])
-            print(f"{way}: {[round(each[arguments.steps], 4) for each in found[-1]]}", file=sys.stderr, flush=True)
-    show(f"Held-out loss after {arguments.steps} steps", rows_of(ways, found, arguments.steps), arguments.json)
+            print(f"{way}: {[round(each[whole], 4) for each in found[-1]]}", file=sys.stderr, flush=True)
+    title = f"Held-out loss after {steps} steps" + (f", and {after} of one island before" if after else "")
+    show(title, rows_of(ways, found, after, steps), arguments.json)
     return 0
 
 

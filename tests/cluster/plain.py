@@ -117,8 +117,11 @@ def losses_of_islands(
                 (anchor - nn.utils.parameters_to_vector(module.parameters()).detach()) * (len(numbers[island]) / whole)
                 for island, (module, _) in copies.items()
             ]
-            sparse = run.network.exchange == "topk"
-            change = sums("", changes) if sparse else torch.stack(changes).sum(0)
+            if run.network.exchange == "topk":
+                change = sums("", changes)
+            else:
+                sent = [rounded(each, run.network.exchange) for each in changes] if len(changes) > 1 else changes
+                change = rounded(torch.stack(sent).sum(0), run.network.exchange if len(changes) > 1 else "off")
             momentum = train.outer_momentum * momentum + change
             anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
             for module, _ in copies.values():
@@ -146,6 +149,17 @@ def adamw_of(run: Run, module: nn.Module) -> torch.optim.Optimizer:
     matrices, vectors = ([p for p in module.parameters() if (p.ndim >= 2) is wide] for wide in (True, False))
     groups = [{"params": matrices, "weight_decay": run.train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(run.train.beta1, run.train.beta2), eps=run.train.epsilon)
+
+
+def rounded(values: torch.Tensor, codec: str) -> torch.Tensor:
+    """The values as they come out of a codec of blocks, like "i4b64": 4 bits for each of 64, of which the largest counts most."""
+    if codec in ("off", "auto"):
+        return values
+    bits, length = (int(part) for part in codec[1:].split("b"))
+    blocks = nn.functional.pad(values, (0, -len(values) % length)).view(-1, length)
+    step = (blocks.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)).clamp_min(1e-30)
+    sent: torch.Tensor = (blocks / step).round() * step
+    return sent.view(-1)[: len(values)]
 
 
 class SparseSums:
