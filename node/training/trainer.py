@@ -99,6 +99,7 @@ class Trainer:
         self._waiting: Future[Any] | None = None  # for work on the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
         self._committed_in = 0  # the generation whose commit made the held state; 0: none did
+        self._paused: tuple[int, int] | None = None  # the (generation, step) that was not begun, as of the last pause
         self._digests = StateDigests()
         self._stopping = threading.Event()
         self._data = Holding()
@@ -151,9 +152,10 @@ class Trainer:
 
     def failed(self, error: Exception, of: int | None = None) -> None:
         """The present step cannot be finished here, so that it is aborted for all; or, without a step, or a device, this node
-        cannot take part. From any thread. ``of``: the generation that has failed; once that is over, so is the matter."""
+        cannot take part. From any thread. ``of``: the generation whose stream broke; once that is over, or pauses, so is the
+        matter."""
         at = self.at
-        if of is not None and (at is None or at[0] != of):
+        if of is not None and (at is None or at[0] != of or at == self._paused):
             return
         if at is None or is_device_lost(error):
             log.debug("this node cannot take part", exc_info=error)
@@ -476,7 +478,9 @@ class Trainer:
             if losses:  # by the last stage's nodes that have held-out micro-batches
                 evaluated = Evaluated(generation=commit.generation, step=commit.step, losses=losses)
                 self._report(NodeMessage(evaluated=evaluated))
-        if not commit.pause:
+        if commit.pause:
+            self._paused = self.at
+        else:
             self._train(generation, by_bucket=commit.snapshot)
 
     def _apply(self, generation: Generation, commit: Commit) -> None:

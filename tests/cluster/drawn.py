@@ -1,6 +1,7 @@
 """The coordinator's command where the first letter of a node's name says its island: ``python -m tests.cluster.drawn serve ...``.
 
-Otherwise as alike.py: the islands' plans and shares are drawn for nodes and links that are all equal.
+Otherwise as alike.py: the islands' plans and shares are drawn for nodes and links that are all equal. Where all names of an
+island have an r in them, its nodes are replicas of one stage.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dtfm.scheduler.islands import layout
 from dtfm.scheduler.islands.partition import Partition
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision
+from dtfm.scheduler.schedule import schedule
 from tests.cluster.alike import alike
 
 
@@ -27,7 +29,11 @@ def main() -> None:
     def drawn(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
         return lay_out(alike(cluster), *arguments, **options)
 
-    vars(layout).update(lay_out=drawn, partitions=by_letter)
+    def replicated(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
+        stages = 1 if all("r" in name for name in cluster.ids) else None
+        return schedule(cluster, *arguments, **{**options, "stages": stages})
+
+    vars(layout).update(lay_out=drawn, partitions=by_letter, schedule=replicated)
     cli.main()
 
 

@@ -23,11 +23,11 @@ ROUNDS = 3
 NODES = ("a1", "b1", "b2", "c1")
 
 
-def text(steps: int, checkpoint_every: int = 0) -> str:
-    made = run_file(model=GPT2, stages=[len(NODES)], steps=steps, checkpoint_every=checkpoint_every).replace(
+def text(steps: int, checkpoint_every: int = 0, nodes: Sequence[str] = NODES) -> str:
+    made = run_file(model=GPT2, stages=[len(nodes)], steps=steps, checkpoint_every=checkpoint_every).replace(
         "[train]\n", f"[train]\nrounds = {ROUNDS}\nouter_rate = 0.7\nouter_momentum = 0.9\n"
     )
-    return made.replace(f"stages = [{len(NODES)}]\n", "")
+    return made.replace(f"stages = [{len(nodes)}]\n", "")
 
 
 def shares_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, Sequence[int]]]:
@@ -82,10 +82,18 @@ def islands(cluster: Cluster) -> list[list[list[str]]]:
 
 
 @pytest.mark.timeout(240)
-def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path) -> None:
-    with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES) as cluster:
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param(("a1", "a2", "b1"), marks=pytest.mark.soak),
+        NODES,
+        pytest.param(("a1", "br1", "br2", "c1", "d1", "d2", "e1"), marks=pytest.mark.soak),
+    ],
+)
+def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path, nodes: Sequence[str]) -> None:
+    with Cluster(tmp_path, text(12, nodes=nodes), coordinator="tests.cluster.drawn", nodes=nodes) as cluster:
         assert cluster.finish() == 0
-        assert len(islands(cluster)) == 3
+        assert len(islands(cluster)) == len({name[0] for name in nodes})
         assert_exact_islands(cluster)
         assert cluster.coordinator is not None
         assert "ignored" not in cluster.coordinator.errors
@@ -112,6 +120,17 @@ def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Pa
         assert [*began_by_step(cluster)[60].values()] == adopted
         # It had copied all before: nobody waited for its state.
         assert "standby: 6 of 6 buckets are taken over" in newcomer.errors
+
+
+@pytest.mark.timeout(240)
+def test_an_island_goes_on_without_a_replica_that_is_killed_and_learns_from_the_same_step_on(tmp_path: Path) -> None:
+    nodes, fault = ("a1", "br1", "br2"), fail("br1").at(step=6, phase=Phase.BACKWARD).by(SIGKILL)
+    run = text(12, nodes=nodes)
+    with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=nodes, faults=[fault]) as cluster:
+        assert cluster.finish() == 0
+        assert islands(cluster) == [[["a1"]], [["br2"]]]
+        assert_exact_islands(cluster)
+        assert not began_by_step(cluster)[12], "nothing that it had learnt was lost"
 
 
 @pytest.mark.timeout(240)
