@@ -118,7 +118,7 @@ def losses_of_islands(
                 for island, (module, _) in copies.items()
             ]
             if run.network.exchange == "topk":
-                change = sums("", changes)
+                change = sums(f"{len(changes)} islands", changes)  # what others have left out is not theirs to send
             else:
                 sent = [rounded(each, run.network.exchange) for each in changes] if len(changes) > 1 else changes
                 change = rounded(torch.stack(sent).sum(0), run.network.exchange if len(changes) > 1 else "off")
