@@ -19,22 +19,16 @@ constexpr u32 TILE = 256;
 constexpr u32 ABS = 0x7FFFFFFF;
 constexpr u32 INFINITE = 0x7F800000;
 constexpr u32 SMALLEST = 0x0D800000;  // 2^-100
-constexpr u64 SIGNS = 0x9E3779B97F4A7C15;
+constexpr u32 NO_SCALE = 0x7F80;  // bfloat16's infinity
 
 struct I8B256 {
-    static constexpr u32 block = 256, bits = 8, levels = 127, floor = SMALLEST, ceiling = 0x7F80;
-    static constexpr bool rotated = false;
+    static constexpr u32 block = 256, bits = 8, levels = 127;
 };
 struct I4B64 {
-    static constexpr u32 block = 64, bits = 4, levels = 7, floor = SMALLEST, ceiling = 0x7F80;
-    static constexpr bool rotated = false;
-};
-struct I4H64 {
-    static constexpr u32 block = 64, bits = 4, levels = 7, floor = 0x10800000, ceiling = 0x7C00;
-    static constexpr bool rotated = true;
+    static constexpr u32 block = 64, bits = 4, levels = 7;
 };
 struct Topk {
-    static constexpr u32 block = 256, kept = 8, levels = 127, floor = SMALLEST, ceiling = 0x7F80;
+    static constexpr u32 block = 256, kept = 8, levels = 127;
 };
 
 // ---- Elements: float, or bfloat16, which is the upper half of a float.
@@ -131,8 +125,8 @@ struct Work {
 
 // ---- Scales.
 
-// Bits of a block's scale; at least the ceiling when the block can have none.
-__device__ inline u32 scale_of(u32 magnitude, u32 floor) { return magnitude < floor ? 0 : (magnitude + 0xFFFF) >> 16; }
+// Bits of a block's scale; at least NO_SCALE when the block can have none.
+__device__ inline u32 scale_of(u32 magnitude) { return magnitude < SMALLEST ? 0 : (magnitude + 0xFFFF) >> 16; }
 
 __device__ inline float factor_of(u32 scale, u32 levels) {
     return scale ? __fdiv_rn(static_cast<float>(levels), widened(scale)) : 0.0f;
@@ -159,37 +153,6 @@ __device__ inline float restored(u32 word, u32 lowest, u32 bits, float step) {
     return __fmul_rn(__int2float_rn(value), step);
 }
 
-// ---- Rotation.
-
-__device__ inline void butterfly(float& a, float& b) {
-    const float sum = __fadd_rn(a, b);
-    b = __fsub_rn(a, b);
-    a = sum;
-}
-
-// Applies SIGNS to the elements that transform() works on.
-__device__ inline void flip(float (&v)[8], u32 part) {
-    const u32 first = static_cast<u32>(SIGNS >> 4 * part), second = static_cast<u32>(SIGNS >> (32 + 4 * part));
-    for (u32 j = 0; j < 4; ++j) {
-        v[j] = __uint_as_float(__float_as_uint(v[j]) ^ (first << (31 - j) & ~ABS));
-        v[4 + j] = __uint_as_float(__float_as_uint(v[4 + j]) ^ (second << (31 - j) & ~ABS));
-    }
-}
-
-// The Walsh-Hadamard transform of 64 elements: a lane has element 4 part + j in v[j] and 32 + 4 part + j in v[4 + j].
-__device__ inline void transform(float (&v)[8], u32 part) {
-    for (u32 j = 0; j < 4; ++j) butterfly(v[j], v[4 + j]);  // stride 32
-    for (u32 apart = 4; apart; apart /= 2) {                // strides 16, 8, 4: between lanes
-        // Multiplying by 1 or -1 is exact, so this fused operation rounds once, like a plain addition or subtraction.
-        const float sign = part & apart ? -1.0f : 1.0f;
-        for (u32 j = 0; j < 8; ++j) v[j] = __fmaf_rn(v[j], sign, __shfl_xor_sync(ALL, v[j], apart));
-    }
-    for (u32 j = 0; j < 8; j += 4) {
-        butterfly(v[j], v[j + 2]), butterfly(v[j + 1], v[j + 3]);  // stride 2
-        butterfly(v[j], v[j + 1]), butterfly(v[j + 2], v[j + 3]);  // stride 1
-    }
-}
-
 // ---- Kernels. Either all lanes of a warp return or none: the remaining lanes would wait for the others forever.
 
 template <typename C, typename T>
@@ -199,15 +162,10 @@ __device__ inline void encode(const T* x, u64 elements, u8* encoded, u32* refuse
     const Work<C> work(x, elements, tile);
     float v[8];
     read(x, elements, work.lane, v);
-    if (C::rotated) {
-        for (u32 j = 0; j < 8; ++j) v[j] = (__float_as_uint(v[j]) & ABS) < SMALLEST ? 0.0f : v[j];
-        flip(v, work.part);
-        transform(v, work.part);
-    }
     u32 magnitude = 0;
     for (u32 j = 0; j < 8; ++j) magnitude = max(magnitude, __float_as_uint(v[j]) & ABS);
-    const u32 scale = scale_of(largest(magnitude, work.lanes), C::floor);
-    if (scale >= C::ceiling) *refused = 1;
+    const u32 scale = scale_of(largest(magnitude, work.lanes));
+    if (scale >= NO_SCALE) *refused = 1;
     if (work.block >= work.blocks) return;
 
     const float factor = factor_of(scale, C::levels);
@@ -238,11 +196,6 @@ __device__ inline void decode(const u8* encoded, u64 elements, T* x) {
             v[j] = restored(first, 8 * j, C::bits, step);
             v[4 + j] = restored(second, 8 * j, C::bits, step);
         }
-    }
-    if (C::rotated) {
-        transform(v, work.part);
-        for (u32 j = 0; j < 8; ++j) v[j] = __fmul_rn(v[j], 1.0f / C::block);
-        flip(v, work.part);
     }
     write(v, elements, work.lane, x);
 }
@@ -294,8 +247,8 @@ __device__ inline void encode_topk(const T* x, u64 elements, u8* encoded, u32* r
             }
         }
     }
-    const u32 scale = scale_of(magnitude, Topk::floor);
-    if (scale >= Topk::ceiling) *refused = 1;
+    const u32 scale = scale_of(magnitude);
+    if (scale >= NO_SCALE) *refused = 1;
     const float factor = factor_of(scale, Topk::levels);
 
     u64 slot = block * Topk::kept;
@@ -342,7 +295,6 @@ __device__ inline void decode_topk(const u8* encoded, u64 elements, T* x) {
     KERNELS(raw16, type, encode_raw16(x, elements, encoded), decode_raw16(encoded, elements, x))                  \
     KERNELS(i8b256, type, encode<I8B256>(x, elements, encoded, refused), decode<I8B256>(encoded, elements, x))    \
     KERNELS(i4b64, type, encode<I4B64>(x, elements, encoded, refused), decode<I4B64>(encoded, elements, x))       \
-    KERNELS(i4h64, type, encode<I4H64>(x, elements, encoded, refused), decode<I4H64>(encoded, elements, x))       \
     KERNELS(topk, type, encode_topk(x, elements, encoded, refused), decode_topk(encoded, elements, x))
 
 FOR_TYPE(float)

@@ -16,7 +16,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from dtfm.compiled_code import find_room
-from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Codec, check
+from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SMALLEST, Codec, check
 
 find_room()
 
@@ -39,12 +39,9 @@ def compiled(signature: Any = None) -> Callable[[_F], _F]:
 _ABS = np.uint32(0x7FFFFFFF)
 _HALF = np.uint32(16)
 _ZERO = np.float32(0)
-_CEILING, _CEILING_ROTATED = np.uint32(BF16_INFINITY), np.uint32(BLOCKS[Codec.I4H64].ceiling)
+_CEILING = np.uint32(BF16_INFINITY)
 _LEVELS_8, _LEVELS_4 = np.float32(BLOCKS[Codec.I8B256].levels), np.float32(BLOCKS[Codec.I4B64].levels)
-_FLOOR, _FLOOR_ROTATED = np.uint32(SMALLEST), np.uint32(BLOCKS[Codec.I4H64].floor)
-_SMALLEST = _FLOOR.view(np.float32)
-_SIGNS = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(64)], np.float32)
-_UNSCALE = np.float32(1 / 64)
+_FLOOR = np.uint32(SMALLEST)
 # Adding and subtracting 1.5 * 2^23 rounds small numbers to integers, halves to even, and unlike rint it vectorises.
 _ROUND = np.float32(12582912)
 _Index = np.uintp
@@ -133,13 +130,13 @@ def _decode_raw16(halves: U16, out: F32) -> None:
 
 
 @compiled()
-def _scale(x: F32, at: int, size: int, floor: np.uint32) -> np.uint32:
-    """Bits of a block's scale; at least the ceiling when the block can have none."""
+def _scale(x: F32, at: int, size: int) -> np.uint32:
+    """Bits of a block's scale; at least _CEILING when the block can have none."""
     bits = x.view(np.uint32)
     magnitude = np.uint32(0)
     for k in range(size):
         magnitude = max(magnitude, np.uint32(bits[_Index(at) + _Index(k)] & _ABS))
-    return np.uint32(0) if magnitude < floor else np.uint32((magnitude + np.uint32(0xFFFF)) >> _HALF)
+    return np.uint32(0) if magnitude < _FLOOR else np.uint32((magnitude + np.uint32(0xFFFF)) >> _HALF)
 
 
 @compiled()
@@ -171,7 +168,7 @@ def _restore_i4(values: U8, values_at: int, half: int, step: np.float32, x: F32,
 def _encode_i8(x: F32, values: U8, scales: U16) -> bool:
     wide = np.empty(1, np.uint32)
     for b in range(scales.size):
-        scale = _scale(x, 256 * b, 256, _FLOOR)
+        scale = _scale(x, 256 * b, 256)
         if scale >= _CEILING:
             return False
         scales[b] = scale
@@ -197,7 +194,7 @@ def _encode_i4(x: F32, values: U8, scales: U16) -> bool:
     wide = np.empty(1, np.uint32)
     half = min(32, x.size)
     for b in range(scales.size):
-        scale = _scale(x, 64 * b, 2 * half, _FLOOR)
+        scale = _scale(x, 64 * b, 2 * half)
         if scale >= _CEILING:
             return False
         scales[b] = scale
@@ -214,58 +211,6 @@ def _decode_i4(values: U8, scales: U16, x: F32) -> None:
     for b in range(scales.size):
         wide[0] = np.uint32(scales[b]) << _HALF
         _restore_i4(values, 32 * b, half, wide.view(np.float32)[0] / _LEVELS_4, x, 64 * b)
-
-
-@compiled()
-def _butterfly(x: F32, at: int, out: F32, out_at: int, half: int) -> None:
-    """Sums and differences of a block's two halves, interleaved. Six passes are the whole transform, in order."""
-    for k in range(half):
-        i, o = _Index(at) + _Index(k), _Index(out_at) + _Index(2 * k)
-        a, b = x[i], x[i + _Index(half)]
-        out[o], out[o + _Index(1)] = a + b, a - b
-
-
-@compiled()
-def _transform(x: F32, at: int, spare: F32, half: int) -> None:
-    """The Walsh-Hadamard transform of the 64 elements of ``x`` from ``at`` on, in place, without normalisation."""
-    for _ in range(3):
-        _butterfly(x, at, spare, 0, half)
-        _butterfly(spare, 0, x, at, half)
-
-
-@compiled(types.boolean(_f32_in, _u8, _u16))
-def _encode_i4h(x: F32, values: U8, scales: U16) -> bool:
-    wide = np.empty(1, np.uint32)
-    y, spare = np.empty(64, np.float32), np.empty(64, np.float32)
-    half = min(32, x.size)
-    for b in range(scales.size):
-        for k in range(2 * half):
-            i = _Index(k)
-            element = x[_Index(64 * b) + i]
-            y[i] = _ZERO if abs(element) < _SMALLEST else element * _SIGNS[i]
-        _transform(y, 0, spare, half)
-        scale = _scale(y, 0, 2 * half, _FLOOR_ROTATED)
-        if scale >= _CEILING_ROTATED:
-            return False
-        scales[b] = scale
-        wide[0] = scale << _HALF
-        factor = _LEVELS_4 / wide.view(np.float32)[0] if scale else _ZERO
-        _quantise_i4(y, 0, half, factor, values, 32 * b)
-    return True
-
-
-@compiled(types.void(_u8_in, _u16_in, _f32))
-def _decode_i4h(values: U8, scales: U16, x: F32) -> None:
-    wide = np.empty(1, np.uint32)
-    spare = np.empty(64, np.float32)
-    half = min(32, x.size)
-    for b in range(scales.size):
-        wide[0] = np.uint32(scales[b]) << _HALF
-        _restore_i4(values, 32 * b, half, wide.view(np.float32)[0] / _LEVELS_4, x, 64 * b)
-        _transform(x, 64 * b, spare, half)
-        for k in range(2 * half):
-            i = _Index(64 * b) + _Index(k)
-            x[i] = x[i] * _UNSCALE * _SIGNS[_Index(k)]
 
 
 @compiled()
@@ -326,5 +271,5 @@ def _decode_topk(values: NDArray[np.int8], places: U8, scales: U16, block: int, 
                 x[i] = np.float32(values[b, k]) * step
 
 
-_ENCODE = {Codec.I8B256: _encode_i8, Codec.I4B64: _encode_i4, Codec.I4H64: _encode_i4h}
-_DECODE = {Codec.I8B256: _decode_i8, Codec.I4B64: _decode_i4, Codec.I4H64: _decode_i4h}
+_ENCODE = {Codec.I8B256: _encode_i8, Codec.I4B64: _encode_i4}
+_DECODE = {Codec.I8B256: _decode_i8, Codec.I4B64: _decode_i4}

@@ -4,18 +4,12 @@ A quantising codec divides a tensor's float32 elements (row-major, the last bloc
 encoded bytes are all blocks' values, then all blocks' scales:
 
 - A scale is the block's largest magnitude as a bfloat16, rounded up so that no value exceeds it. A block whose
-  largest magnitude is below the codec's ``floor`` has scale 0 and values 0: smaller numbers could lead to denormals,
-  which GPUs flush to zero and CPUs do not. A block that would need a scale of the codec's ``ceiling`` or more (an
-  infinite one, for example) makes the codec refuse the tensor.
+  largest magnitude is below 2^-100 has scale 0 and values 0: smaller numbers could lead to denormals, which GPUs flush
+  to zero and CPUs do not. A block that would need an infinite scale makes the codec refuse the tensor.
 - A value is ``rint(element * (levels / scale))``, halves to even, and decodes to ``value * (scale / levels)``. Every
   operation is rounded to float32 separately, and divisions are true divisions.
 - Values have 8 or 4 bits, in two's complement. With 4 bits, byte i of a block of B elements has element i in its low
   half and element i + B/2 in its high half.
-
-``rotated`` codecs quantise y = H(s * x) instead of x. H is the Walsh-Hadamard transform of a block without
-normalisation, in place, with strides from B/2 down to 1, each pair (a, b) becoming (a + b, a - b). s flips the sign
-of the elements whose bit in SIGNS is 1. Elements of magnitude below 2^-100 count as zero. Decoding applies H again,
-then s / B. This spreads a single large element over its block instead of letting it decide the scale alone.
 
 ``kept`` codecs keep only that number of elements of each block: those with the largest magnitudes, the first among
 equals, in their original order. After all blocks' values come the kept elements' places in their blocks (one byte
@@ -33,12 +27,9 @@ from numpy.typing import NDArray
 BF16_INFINITY = 0x7F80
 """Bits of bfloat16's +inf. Those of NaNs and of negative numbers are larger."""
 
-SIGNS = 0x9E3779B97F4A7C15
-"""Bit j (0 is the lowest) is 1 if element j of a rotated block changes its sign: the first 64 bits of the golden ratio."""
-
 
 class Codec(enum.IntEnum):
-    """How a tensor's elements become bytes. The numbers are sent in frames: never reuse one."""
+    """How a tensor's elements become bytes. The numbers are sent in frames: never reuse one (4 was one)."""
 
     OFF = 0
     """The elements unchanged, little-endian."""
@@ -48,8 +39,6 @@ class Codec(enum.IntEnum):
     """8 bits in blocks of 256: 8.06 bits per element."""
     I4B64 = 3
     """4 bits in blocks of 64: 4.25 bits per element."""
-    I4H64 = 4
-    """Like I4B64, rotated."""
     TOPK = 5
     """The 8 largest elements of each block of 256, in 8 bits: 0.56 bits per element. See ``sparse``."""
 
@@ -68,17 +57,12 @@ class Blocks:
     """The parameters of a quantising codec.
 
     ``block`` is the number of elements per block, ``bits`` the bits per value, ``levels`` the largest value.
-    ``floor`` is the bits of the smallest float32 magnitude that is quantised; its upper half is the smallest scale
-    except 0. ``ceiling`` is the bits of the smallest bfloat16 that is too large for a scale. ``kept`` is the number
-    of elements of a block that have a value, None for all.
+    ``kept`` is the number of elements of a block that have a value, None for all.
     """
 
     block: int
     bits: int
     levels: int
-    floor: int
-    ceiling: int = BF16_INFINITY
-    rotated: bool = False
     kept: int | None = None
 
     @property
@@ -91,20 +75,12 @@ class Blocks:
         return -(-elements // self.block)
 
 
-def _power_of_two(exponent: int) -> int:
-    """Bits of 2^exponent as a float32."""
-    return (127 + exponent) << 23
-
-
-SMALLEST = _power_of_two(-100)
-"""Bits of the smallest float32 magnitude that does not count as zero."""
+SMALLEST = (127 - 100) << 23
+"""Bits of the smallest float32 magnitude that is quantised, 2^-100; its upper half is the smallest scale except 0."""
 BLOCKS = {
-    Codec.I8B256: Blocks(256, bits=8, levels=127, floor=SMALLEST),
-    Codec.I4B64: Blocks(64, bits=4, levels=7, floor=SMALLEST),
-    # Rotating back adds 64 values that the scale bounds, which must not overflow, then multiplies by 1/64, which must not
-    # yield a denormal.
-    Codec.I4H64: Blocks(64, bits=4, levels=7, floor=_power_of_two(-94), ceiling=_power_of_two(121) >> 16, rotated=True),
-    Codec.TOPK: Blocks(256, bits=8, levels=127, floor=SMALLEST, kept=8),
+    Codec.I8B256: Blocks(256, bits=8, levels=127),
+    Codec.I4B64: Blocks(64, bits=4, levels=7),
+    Codec.TOPK: Blocks(256, bits=8, levels=127, kept=8),
 }
 
 
@@ -120,7 +96,7 @@ def check(codec: Codec, encoded: NDArray[np.uint8], elements: int) -> None:
     values, last = np.split(encoded, [count * blocks.value_bytes])
     scales = last.view(np.uint16)
     # A NaN, negative, too large, or so small that devices would differ.
-    wrong = scales[(scales >= blocks.ceiling) | ((scales != 0) & (scales < blocks.floor >> 16))]
+    wrong = scales[(scales >= BF16_INFINITY) | ((scales != 0) & (scales < SMALLEST >> 16))]
     if wrong.size:
         raise ValueError(
             f"{wrong.size} of {scales.size} blocks have a scale that no encoder writes, the first with bits "

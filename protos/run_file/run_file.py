@@ -76,7 +76,7 @@ class RunFile(Table):
         if trust.mode == "open" and network is not None and network.reduction == "topk":
             raise ValueError(
                 'mode = "open" compares the sizes of what replicas add up, which say nothing under network.reduction = "topk"; '
-                'set another codec, like "i4h64"'
+                'set another codec, like "i4b64"'
             )
         return trust
 

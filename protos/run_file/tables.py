@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from dtfm.installed import install_line
 from dtfm.protos.places import COORDINATOR, KNOWN, check_url, expanded
 
-Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
-ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64", "topk"]
+Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64"]
+ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "topk"]
 
 MOST_HELD_OUT = 1 << 18
 """Held-out micro-batches in an evaluation: a node reports the loss of each in one message."""
@@ -326,7 +326,6 @@ class Network(Table):
     - `"raw16"` rounds to bfloat16.
     - `"i8b256"` quantizes to 8 bits in blocks of 256.
     - `"i4b64"` quantizes to 4 bits in blocks of 64.
-    - `"i4h64"` does the same after a rotation that spreads outliers over their block.
     - `"topk"` (for `reduction` alone) sends the largest thirtieth of the elements, and the rest in later steps.
     """
 

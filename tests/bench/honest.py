@@ -74,7 +74,7 @@ LEGS = [
         _codecs("auto", "auto", "auto"),
         _codecs("off", "off", "off"),
         _codecs("i8b256", "raw16", "i4b64"),
-        _codecs("raw16", "i4h64", "i8b256"),
+        _codecs("raw16", "i4b64", "i8b256"),
     )
     for precision in ("fp32", "bf16")
 ]

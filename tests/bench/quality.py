@@ -33,9 +33,9 @@ from dtfm.protos.run_file.run_file import parse_run
 from tests.node.in_process import InProcess, even_plan
 
 DIRECTIONS = {
-    "activations": ("raw16", "i8b256", "i4b64", "i4h64"),
-    "gradients": ("raw16", "i8b256", "i4b64", "i4h64"),
-    "reduction": ("raw16", "i8b256", "i4b64", "i4h64", "topk"),
+    "activations": ("raw16", "i8b256", "i4b64"),
+    "gradients": ("raw16", "i8b256", "i4b64"),
+    "reduction": ("raw16", "i8b256", "i4b64", "topk"),
 }
 BANDWIDTH = 100e6 / 8
 FLOPS = 50e12

@@ -11,7 +11,7 @@ FINITE = (
     *(0.0, -0.0, 1.0, -1.0, 0.5, 127.0, -63.5),
     *(1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38),  # denormals, and the smallest normal number
     *(2.0**-100, -(2.0**-100), float(np.nextafter(np.float32(2.0**-100), np.float32(0))), 2.0**-94, 2.0**-95),
-    *(LARGEST_BF16, -LARGEST_BF16, 1e30, 2.0**121, 2.0**115),  # the last two: where rotating overflows
+    *(LARGEST_BF16, -LARGEST_BF16, 1e30, 2.0**121, 2.0**115),
 )
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38)
 """Values that no scale can represent. The last is finite, but rounds up to infinity as a bfloat16."""

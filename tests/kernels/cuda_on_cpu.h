@@ -118,11 +118,8 @@ inline float __uint_as_float(unsigned bits) {
     return x;
 }
 
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline int __float2int_rn(float x) {
     if (std::isnan(x)) return 0;

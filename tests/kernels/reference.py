@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.kernels.layout import BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check
+from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SMALLEST, Blocks, Codec, check
 
 Floats = NDArray[np.float32]
 
@@ -23,19 +23,17 @@ def encode(codec: Codec, elements: Floats) -> bytes | None:
     layout = BLOCKS[codec]
     x = np.zeros((layout.count(elements.size), layout.block), np.float32)
     x.reshape(-1)[: elements.size] = elements
-    with np.errstate(over="ignore", invalid="ignore"):
-        y = _transform(_signed(np.where(np.abs(x) < _float(SMALLEST), np.float32(0), x))) if layout.rotated else x
-    magnitude = np.max(y.view(np.uint32) & 0x7FFFFFFF, axis=1)
-    places = None if layout.kept is None else _largest(y, layout.kept)
+    magnitude = np.max(x.view(np.uint32) & 0x7FFFFFFF, axis=1)
+    places = None if layout.kept is None else _largest(x, layout.kept)
     if places is not None:
-        y = np.take_along_axis(y, places.astype(np.intp), axis=1)
-    zero = magnitude < layout.floor
+        x = np.take_along_axis(x, places.astype(np.intp), axis=1)
+    zero = magnitude < SMALLEST
     scales = np.where(zero, 0, (magnitude + 0xFFFF) >> 16)
-    if np.any(scales >= layout.ceiling):
+    if np.any(scales >= BF16_INFINITY):
         return None
-    values = np.zeros(y.shape, np.int8)
+    values = np.zeros(x.shape, np.int8)
     factor = np.float32(layout.levels) / _from_bf16(scales[~zero])
-    values[~zero] = np.rint(y[~zero] * factor[:, None])
+    values[~zero] = np.rint(x[~zero] * factor[:, None])
     return (
         _pack(values, layout).tobytes() + (b"" if places is None else places.tobytes()) + scales.astype("<u2").tobytes()
     )
@@ -59,16 +57,10 @@ def decode(codec: Codec, encoded: bytes, elements: int) -> Floats:
     if layout.kept is not None:
         packed, places = packed.reshape(2, count, layout.kept)
     step = _from_bf16(scales) / np.float32(layout.levels)
-    with np.errstate(over="ignore", invalid="ignore"):
-        y = _unpack(packed, layout).astype(np.float32) * step[:, None]
-        if places is not None:
-            y = _spread(y, places, layout.block)
-        x = _signed(_transform(y) * np.float32(1 / layout.block)) if layout.rotated else y
+    x = _unpack(packed, layout).astype(np.float32) * step[:, None]
+    if places is not None:
+        x = _spread(x, places, layout.block)
     return x.reshape(-1)[:elements]
-
-
-def _float(bits: int) -> np.float32:
-    return np.uint32(bits).view(np.float32)
 
 
 def _bf16(x: Floats) -> NDArray[np.uint16]:
@@ -107,21 +99,3 @@ def _spread(values: Floats, places: NDArray[np.uint8], block: int) -> Floats:
     x = np.zeros((len(values), block), np.float32)
     np.put_along_axis(x, places.astype(np.intp), values, axis=1)
     return x
-
-
-def _signed(x: Floats) -> Floats:
-    """``x`` [blocks, block] with the signs of SIGNS applied."""
-    return x * np.array([-1 if SIGNS >> j & 1 else 1 for j in range(x.shape[1])], np.float32)
-
-
-def _transform(x: Floats) -> Floats:
-    """The Walsh-Hadamard transform of each row of ``x`` [blocks, block], without normalisation."""
-    y = x.copy()
-    blocks, block = x.shape
-    stride = block // 2
-    while stride:
-        pairs = y.reshape(blocks, block // (2 * stride), 2, stride)
-        a, b = pairs[:, :, 0].copy(), pairs[:, :, 1].copy()
-        pairs[:, :, 0], pairs[:, :, 1] = a + b, a - b
-        stride //= 2
-    return y

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dtfm.kernels import cpu
 from dtfm.kernels.codec import encoded_bytes
-from dtfm.kernels.layout import BLOCKS, SIGNS, Codec
+from dtfm.kernels.layout import BLOCKS, Codec
 from tests.kernels import reference
 from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
 
@@ -42,8 +42,7 @@ def test_encodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
 @pytest.mark.parametrize("elements", [1, 64])
 @pytest.mark.parametrize("value", FINITE + NOT_FINITE)
 def test_encodes_as_the_reference_at_the_borders(codec: Codec, value: float, elements: int) -> None:
-    signs = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(elements)], np.float32)
-    x = np.full(elements, value, np.float32) * signs  # rotated, 64 of them make one coefficient, 64 times as large
+    x = np.full(elements, value, np.float32)
     assert encoded(codec, x) == reference.encode(codec, x)
 
 
@@ -51,8 +50,7 @@ def test_encodes_as_the_reference_at_the_borders(codec: Codec, value: float, ele
 @given(x=float32())
 def test_decodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
     data = reference.encode(codec, x)
-    if data is None:  # a rotation may overflow
-        return
+    assert data is not None
     out = decoded(codec, data, x.size)
     assert isinstance(out, np.ndarray)
     assert out.tobytes() == reference.decode(codec, data, x.size).tobytes()

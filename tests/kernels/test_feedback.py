@@ -13,7 +13,7 @@ from dtfm.kernels.feedback import encode_with_feedback
 from tests.kernels.arrays import float32
 
 CPU = torch.device("cpu")
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64, Codec.TOPK]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK]
 
 
 @pytest.mark.parametrize("codec", QUANTISING)

@@ -26,7 +26,7 @@ pytestmark = [
 GPU = torch.device("cuda", 0)
 MANY = 10_000_019  # a prime: no block, tile or thread block is full at its end
 CYCLES = 500_000_000  # a few tenths of a second
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64, Codec.TOPK]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.TOPK]
 each_codec = pytest.mark.parametrize("codec", list(Codec))
 each_quantising = pytest.mark.parametrize("codec", QUANTISING)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -62,8 +62,7 @@ def test_encodes_as_the_reference_or_falls_back_to_raw16(codec: Codec, x: NDArra
 @given(x=float32())
 def test_decodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
     data = reference.encode(codec, x)
-    if data is None:  # a rotation may overflow
-        return
+    assert data is not None
     decoded = decode(codec, memoryview(data), x.size, torch.float32, GPU)
     assert decoded.device == GPU
     assert decoded.cpu().numpy().tobytes() == reference.decode(codec, data, x.size).tobytes()

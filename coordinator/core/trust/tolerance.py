@@ -22,7 +22,7 @@ from dtfm.protos import control_pb2 as wire
 PRECISIONS = {"fp64": 1e-6, "fp32": 1e-3, "bf16": 5e-2}
 """By train.precision, the largest relative error ||a - b|| / ||b|| of tensors that were not compressed."""
 
-_STEPS = {"off": 0.0, "raw16": 2.0**-8, "i8b256": 4 / 127, "i4b64": 4 / 7, "i4h64": 4 / 7}
+_STEPS = {"off": 0.0, "raw16": 2.0**-8, "i8b256": 4 / 127, "i4b64": 4 / 7}
 
 
 def tolerance(precision: str, codec: str = "off") -> float:

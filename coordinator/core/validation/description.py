@@ -166,7 +166,7 @@ def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
     )
 
 
-BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "i4h64": 4.25, "topk": 0.5625}
+BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625}
 """By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
 
 

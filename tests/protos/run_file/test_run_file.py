@@ -110,7 +110,7 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ("[cluster]\nstages = [2, 2]\nnodes = 3", "cluster.nodes = 3: must be at least 4"),
         (
             '[network]\nactivations = "zip"',
-            "network.activations = 'zip': must be one of 'auto', 'off', 'raw16', 'i8b256', 'i4b64' or 'i4h64'",
+            "network.activations = 'zip': must be one of 'auto', 'off', 'raw16', 'i8b256' or 'i4b64'",
         ),
         *(
             (
