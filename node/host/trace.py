@@ -35,15 +35,6 @@ class Activity(enum.Enum):
     EVALUATE = "evaluate"
 
 
-class ExtraMemory(enum.Enum):
-    """What is kept in memory beside what computing needs, each kind within its own bounds."""
-
-    RETRY = "kept for another attempt at the step"  # progress.py
-    EARLY = "gradients that came from replicas"  # receiver.py
-    STANDBY = "copies of a standby"  # standby.py
-    UPDATES = "state and steps on their way to standbys"  # state_store.py
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """``began`` and ``ended`` are in seconds of time.perf_counter; ``ended`` is None at the span's beginning. ``index`` is the
@@ -60,13 +51,7 @@ class Span:
 #: Called at a span's beginning and at its end, in its thread.
 Listener = Callable[[Span], None]
 
-#: Called with the bytes of one kind when they change, in the thread that changes them.
-MemoryListener = Callable[[ExtraMemory, int], None]
-
 _listeners: list[Listener] = []
-_memory_listeners: list[MemoryListener] = []
-_extra_memory: dict[ExtraMemory, dict[object, int]] = {kind: {} for kind in ExtraMemory}
-_memory_lock = threading.Lock()
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -92,31 +77,9 @@ def note_span(activity: Activity, step: int, index: int, track: str, began: floa
         _notify(Span(activity, step, index, track, began, time.perf_counter()))
 
 
-def listen_to_memory(listener: MemoryListener) -> None:
-    """Calls ``listener`` for every change of extra memory from now on."""
-    _memory_listeners.append(listener)
-
-
-def forget_memory(listener: MemoryListener) -> None:
-    _memory_listeners.remove(listener)
-
-
-def note_memory(kind: ExtraMemory, size: int, owner: object = None) -> None:
-    """``owner`` (hashable) now keeps ``size`` bytes of this kind."""
-    with _memory_lock:
-        if size:
-            _extra_memory[kind][owner] = size
-        else:
-            _extra_memory[kind].pop(owner, None)
-        if _memory_listeners:
-            total = sum(_extra_memory[kind].values())
-            for listener in tuple(_memory_listeners):
-                listener(kind, total)
-
-
 @contextmanager
 def write_trace(path: Path, node: str) -> Iterator[None]:
-    """Writes the spans of the block to ``path`` as they end, and extra memory as counters, as a Chrome trace of process ``node``.
+    """Writes the spans of the block to ``path`` as they end, as a Chrome trace of process ``node``.
 
     The file can be read at any time, also if the process was killed: the format allows a missing closing bracket. Raises
     ValueError if ``path`` cannot be written.
@@ -152,21 +115,13 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
             )
             file.write(event.encode())
 
-    def write_memory(kind: ExtraMemory, size: int) -> None:
-        now = (wall + time.perf_counter()) * 1e6
-        event = f',\n{{"ph":"C","name":"{kind.value}","pid":{process},"ts":{now:.1f},"args":{{"bytes":{size}}}}}'
-        with lock:
-            file.write(event.encode())
-
     with file:
         file.write(f'[{{"ph":"M","name":"process_name","pid":{process},"args":{{"name":{process}}}}}'.encode())
         listen(write_span)
-        listen_to_memory(write_memory)
         try:
             yield
         finally:
             forget(write_span)
-            forget_memory(write_memory)
             with lock:
                 file.write(b"\n]\n")
 

@@ -17,8 +17,7 @@ import grpc
 import grpc.aio
 import torch
 
-from dtfm.node.host.trace import ExtraMemory, note_memory
-from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.optimizer import adamw, outer_step
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
@@ -107,7 +106,6 @@ class StandbyCopies:
         self._tell = tell
         self._told: StandbyStatus | None = None
         self._copies = {bucket.spec.index: _Copy(bucket, list(donors)) for bucket, donors in copied}
-        self._note_memory()
         self._problem = ""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,14 +158,6 @@ class StandbyCopies:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._updates()
-        note_memory(ExtraMemory.STANDBY, 0)
-
-    def _note_memory(self) -> None:
-        size = 0
-        for copy in self._copies.values():
-            size += bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype)
-            size += len(copy.received) + (copy.voted[1].nbytes if copy.voted is not None else 0)
-        note_memory(ExtraMemory.STANDBY, size)
 
     def _ask(self, indices: Iterable[int]) -> None:
         """Asks for each bucket at the donor that gives least so far."""
@@ -238,7 +228,6 @@ class StandbyCopies:
             await copy.arriving.add(payload)
         else:
             copy.received += payload
-            self._note_memory()
         copy.have += len(payload)
         if copy.have < header.total:
             return

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.images import Images
 from dtfm.node.state.update import pack
@@ -67,7 +66,6 @@ class Subscription:
         """Adds ``change`` to the bytes that wait or are being sent. From any thread."""
         with self._counting:
             self._waiting_bytes = 0 if self.ended else self._waiting_bytes + change
-            note_memory(ExtraMemory.UPDATES, self._waiting_bytes, self)
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Queues tensors, whose bytes were counted before. From any thread."""
@@ -111,13 +109,11 @@ class Subscription:
         self._newest = max(self._newest, header.step)
         try:
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                note_memory(ExtraMemory.UPDATES, len(piece), (self, "state"))
                 for frame in frames(header, piece):
                     yield frame
                 header = replace(header, offset=header.offset + len(piece))
         except OSError as error:  # it could not be kept
             raise LookupError(f"NOT_HELD: {error}") from error
-        note_memory(ExtraMemory.UPDATES, 0, (self, "state"))
 
     def close(self) -> None:
         """From any thread."""
@@ -141,7 +137,6 @@ class Subscription:
         for waiting in self._waiting.values():
             waiting.clear()  # nobody may ever read it
         self.count(0)
-        note_memory(ExtraMemory.UPDATES, 0, (self, "state"))
         self._news.set()
 
 

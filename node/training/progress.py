@@ -18,7 +18,6 @@ from torch.autograd.graph import GradientEdge
 
 from dtfm.kernels.codec import Encoded
 from dtfm.kernels.transfer import to_host
-from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.placement import Placement
 from dtfm.node.transport.receiver import Arrival
 from dtfm.protos import control_pb2
@@ -53,9 +52,6 @@ class Progress:
     _spoilt: bool = False
     _kept: dict[tuple[Kind, int] | int, int] = field(default_factory=dict)  # bytes of what is in sent and unreduced
     _lock: RLock = field(default_factory=RLock)
-
-    def __post_init__(self) -> None:
-        note_memory(ExtraMemory.RETRY, 0)
 
     @property
     def reports_nothing(self) -> bool:
@@ -106,7 +102,6 @@ class Progress:
             self._spoilt = True
             for mine in (self.sent, self.unreduced, self._kept):
                 mine.clear()
-            note_memory(ExtraMemory.RETRY, 0)
 
     def discard(self) -> None:
         """Frees all that it holds, since no other attempt will build on it."""
@@ -144,14 +139,11 @@ class Progress:
             if self._spoilt:
                 return False
             self._kept[key] = size
-            kept = sum(self._kept.values())
-            if kept > self.room:
+            if sum(self._kept.values()) > self.room:
                 self.spoil()
                 return False
-            note_memory(ExtraMemory.RETRY, kept)
             return True
 
     def _give_back(self, keys: Iterable[tuple[Kind, int] | int]) -> None:
         for key in keys:
             self._kept.pop(key, None)
-        note_memory(ExtraMemory.RETRY, sum(self._kept.values()))

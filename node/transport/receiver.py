@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtfm.kernels.memory import MEMORY
-from dtfm.node.host.trace import Activity, ExtraMemory, note_memory, note_span
+from dtfm.node.host.trace import Activity, note_span
 from dtfm.node.transport.frame_validation import Expectations, validate
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.control_pb2 import StepReady
@@ -125,7 +125,6 @@ class Receiver:
             self._done.add(key)
             if header.kind in _BETWEEN_REPLICAS:
                 self._held[source, header.step] += header.total
-                self._note_memory()
             if (unpaced := self._unpaced.get(source, 0)) > 0:
                 self._unpaced[source] = unpaced - header.total
             elif (after_first := header.total - CHUNK_BYTES) > 0:
@@ -136,11 +135,7 @@ class Receiver:
         self._deliver(Arrival(source, assembly.header, assembly.encoded))
         return header.kind
 
-    def _note_memory(self) -> None:
-        note_memory(ExtraMemory.EARLY, 0 if self._closed else sum(self._held.values()))
-
     def _wake(self) -> None:
-        self._note_memory()
         for waiting in self._waiting:
             waiting.get_loop().call_soon_threadsafe(_wake, waiting)
         self._waiting.clear()

@@ -3,19 +3,14 @@
 A coordinator and two nodes on this machine train a Llama of 227 million parameters, first as two stages, then as two replicas.
 A node needs the weights, gradients and AdamW's moments of its layers, and what autograd keeps of the micro-batches in flight
 (counted here, with the same stage, storage by storage). This is compared with the peak of the node's process, minus the size that
-the process had before it had a stage (the interpreter, its libraries, the data). With free memory a node keeps data for its
-own and others' safety, within bounds. It says how much (trace.ExtraMemory); such data has separate rows, and "the rest" is the
-most that the node ever took besides. The same is measured with ``--memory`` 15 % above what is needed.
+the process had before it had a stage (the interpreter, its libraries, the data). With free memory a node also keeps data for its
+own and others' safety, within bounds. So the same is measured with ``--memory`` 15 % above what is needed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
-import threading
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +18,6 @@ import torch
 
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.rows import Row, show
-from dtfm.node.host.trace import ExtraMemory
 from dtfm.node.model.load import load_model
 from dtfm.node.model.stage import build_stage
 from dtfm.protos.plan_pb2 import Run
@@ -34,7 +28,6 @@ from tests.cluster.leaks import peak_bytes, resident_bytes
 from tests.cluster.runs import write_corpus
 
 LIMIT = 1.15
-EVERY_SECONDS = 0.02
 STATE_TENSORS = 4
 """For each parameter: itself, its gradient and two moments."""
 MODEL = """[model]
@@ -100,72 +93,19 @@ def needed_bytes(run: Run, first: int, past_last: int, in_flight: int) -> tuple[
     return state, state + in_flight * kept_bytes(run, first, past_last)
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Bytes of one node, minus its size before it had a stage. ``peak``: the most ever. ``kept``: the most of each kind of data
-    that it keeps for safety. ``rest``: the most without the data that it kept at that moment."""
-
-    peak: int
-    kept: dict[str, int]
-    rest: int
-
-
-class Sizes:
-    """The size of a process over time, read from outside: (seconds of the wall clock, resident bytes)."""
-
-    def __init__(self, pid: int) -> None:
-        self.read: list[tuple[float, int]] = []
-        self._pid = pid
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(EVERY_SECONDS):
-            self.read.append((time.time(), resident_bytes(self._pid)))
-
-
-def taken_by(sizes: list[tuple[float, int]], trace: Path, idle: int, peak: int) -> Taken:
-    """Combines a node's sizes with the trace that it wrote meanwhile."""
-    lines = trace.read_text().splitlines()
-    events = [json.loads(line.rstrip(",")) for line in lines if line.startswith("{")]
-    changes = [(e["ts"] / 1e6, e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "C"]
-    now, most = (
-        dict.fromkeys((kind.value for kind in ExtraMemory), 0),
-        dict.fromkeys((kind.value for kind in ExtraMemory), 0),
-    )
-    rest, change = 0, 0
-    for at, size in sizes:
-        while change < len(changes) and changes[change][0] <= at:
-            _, name, kept = changes[change]
-            now[name], most[name] = kept, max(most[name], kept)
-            change += 1
-        rest = max(rest, size - idle - sum(now.values()))
-    return Taken(peak - idle, most, rest)
-
-
-def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tuple[dict[str, Taken], Event]:
-    """What each node took, and the plan."""
+def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tuple[dict[str, int], Event]:
+    """By node, the bytes that it took at most, minus its size before it had a stage; and the plan."""
     options = [] if memory is None else ["--memory", str(memory)]
     with Cluster(folder, run_text(stages, steps), fresh=True) as cluster:
-        cluster.add("a", *options, "--trace", "a.json")
+        cluster.add("a", *options)
         cluster.wait_for("node_ready")
         idle = resident_bytes(cluster.nodes["a"].running.pid)
-        cluster.add("b", *options, "--trace", "b.json")
-        sizes = {node: Sizes(process.running.pid) for node, process in cluster.nodes.items()}
-        try:
-            cluster.wait_for("step_committed", where=lambda e: e["step"] == steps - 1, timeout=600)
-        finally:
-            for watched in sizes.values():
-                watched.end()
-        peak = {node: peak_bytes(process.running.pid) for node, process in cluster.nodes.items()}
+        cluster.add("b", *options)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == steps - 1, timeout=600)
+        taken = {node: peak_bytes(process.running.pid) - idle for node, process in cluster.nodes.items()}
         plan = cluster.of("plan_adopted")[-1]["plan"]
         cluster.finish()
-    return {n: taken_by(sizes[n].read, folder / f"{n}.json", idle, peak[n]) for n in sizes}, plan
+    return taken, plan
 
 
 def measure(stages: list[int], steps: int) -> list[Row]:
@@ -190,15 +130,8 @@ def measure(stages: list[int], steps: int) -> list[Row]:
                     rows.append(Row(f"{what}: state", state / 2**20, "MiB"))
                     rows.append(Row(f"{what}: state and {flying} in flight", needed / 2**20, "MiB"))
                 for node in stage["replicas"]:
-                    node_took = taken[node]
-                    peak, rest = node_took.peak, node_took.rest
+                    peak = taken[node]
                     rows.append(Row(f"{what}: peak, memory {attempt}", peak / 2**20, "MiB", "needed", peak / needed))
-                    for kept, size in node_took.kept.items():
-                        if size:
-                            rows.append(Row(f"{what}: {kept}", size / 2**20, "MiB", "needed", size / needed))
-                    rows.append(
-                        Row(f"{what}: the rest, memory {attempt}", rest / 2**20, "MiB", "needed", rest / needed)
-                    )
             memory = int(LIMIT * most)
     return rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.host.trace import Activity, ExtraMemory, Span, forget, listen, note_memory, note_span, span, write_trace
+from dtfm.node.host.trace import Activity, Span, forget, listen, note_span, span, write_trace
 
 
 def test_a_listener_is_called_at_beginning_and_end_in_the_spans_thread() -> None:
@@ -64,20 +64,6 @@ def test_a_trace_names_node_and_tracks_and_has_a_complete_event_per_span(tmp_pat
 def test_a_trace_that_cannot_be_written_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--trace another file"), write_trace(tmp_path / "none" / "trace.json", "n1"):
         pass
-
-
-def test_extra_memory_is_a_counter_over_all_owners(tmp_path: Path) -> None:
-    with write_trace(tmp_path / "trace.json", "a"):
-        note_memory(ExtraMemory.UPDATES, 5, "one")
-        note_memory(ExtraMemory.UPDATES, 7, "other")
-        note_memory(ExtraMemory.RETRY, 3)
-        note_memory(ExtraMemory.UPDATES, 0, "one")
-        note_memory(ExtraMemory.UPDATES, 0, "other")
-        note_memory(ExtraMemory.RETRY, 0)
-    events = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "C"]
-    told = [(event["name"], event["args"]["bytes"]) for event in events]
-    updates, retry = ExtraMemory.UPDATES.value, ExtraMemory.RETRY.value
-    assert told == [(updates, 5), (updates, 12), (retry, 3), (updates, 7), (updates, 0), (retry, 0)]
 
 
 def test_the_trace_can_be_read_while_it_is_written(tmp_path: Path) -> None:
