@@ -102,9 +102,6 @@ def serve(
             "come back are told, until Ctrl-C.",
         ),
     ] = False,
-    announce: Annotated[
-        bool, typer.Option(help="Tell the local network of this run (zeroconf), unless it listens on loopback alone.")
-    ] = True,
     json: Json = False,  # so that the environment has it as DTFM_JSON
     verbose: Verbose = False,
 ) -> None:
@@ -128,7 +125,5 @@ def serve(
         )
     page, stays = None if no_page else web, not exit_when_over
     files = authority, invitation_file, health
-    options = Serving(
-        listen, page, read_page_url(page_url), metrics, advertise or [], *files, announce, json, verbose, stays
-    )
+    options = Serving(listen, page, read_page_url(page_url), metrics, advertise or [], *files, json, verbose, stays)
     raise typer.Exit(serve_run(store, run_file, new, reserve, options))

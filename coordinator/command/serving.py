@@ -7,7 +7,6 @@ import json
 import socket
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarte
 from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addresses
-from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
@@ -51,7 +49,6 @@ class Serving:
     authority: Path | None
     invitation: Path | None
     health: Path | None
-    announce: bool
     json_lines: bool
     verbose: bool
     stays: bool
@@ -147,14 +144,13 @@ async def _serve(
             print(f"To see it, with a link: {server.page} (dtfm-coordinator invite --role viewer)", flush=True)
         elif page is not None:
             print(f"To see it: {link_to(page)}", flush=True)
-    announced = announcing(state.run.name, server.pin, host, port) if options.announce else nullcontext()
     healthy = answering(options.health, "coordinator", lambda: _health(server))
     telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.on_event)
     asks = (lambda: server.ledger) if server.page else None
     app = make_app(server.follower, asks, secure=server.page.startswith("https:"))
     page_up = page_served(page, app, from_anywhere=bool(server.page and not options.page_url))
     metrics_up = page_served(metrics, make_metrics_app(server.follower), from_anywhere=True)
-    async with healthy, announced, telling, page_up, metrics_up:
+    async with healthy, telling, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step

@@ -15,7 +15,7 @@ import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
-from dtfm.node.command.taking_part import place_of, take_part
+from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
 from dtfm.node.data.allowed import read_allowed
 from dtfm.node.data.problems import told_together
 from dtfm.node.host.cache_folder import cache
@@ -25,7 +25,6 @@ from dtfm.node.host.named_devices import devices_named, slots
 from dtfm.node.host.packages import require_extra
 from dtfm.node.host.trace import write_trace
 from dtfm.node.network.place_on_the_net import resolved
-from dtfm.node.network.way_in import way_in
 from dtfm.node.settings import Settings
 from dtfm.node.supervisor import supervise
 from dtfm.programs import START_AGAIN
@@ -171,7 +170,7 @@ def join(
         )
         devices, most_memory = devices_named(device), _read_size(memory)
         several = device == "all" or len(devices) > 1
-        invitation = invitation or asyncio.run(way_in("dtfm-node join"))
+        invitation = invitation or invitation_needed("dtfm-node join")
         raise typer.Exit(supervise(slots(devices), member) if len(devices) > 1 else member(0))
 
 

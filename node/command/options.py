@@ -17,8 +17,7 @@ InvitationArgument = Annotated[
         metavar="INVITATION|ADDRESS",
         envvar="DTFM_INVITATION",
         help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
-        "nothing, for the coordinator that was used or started last on this machine. Without any, runs on the local network are "
-        "listed.",
+        "nothing, for the coordinator that was used or started last on this machine.",
         show_envvar=True,
     ),
 ]

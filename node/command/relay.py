@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
-from dtfm.node.command.taking_part import place_of, take_part
+from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.packages import require_extra
-from dtfm.node.network.way_in import way_in
 from dtfm.node.settings import Settings
 from dtfm.programs import ended_by_ctrl_c
 from dtfm.protos.access import Role
@@ -38,7 +37,7 @@ def relay(
             import torch
 
         node = id or take_name()
-        entry = Entry(invitation or asyncio.run(way_in("dtfm-node relay")), [Role.NODE], node)
+        entry = Entry(invitation or invitation_needed("dtfm-node relay"), [Role.NODE], node)
         listens, advertised, facing, _ = place_of(entry, listen, advertise)
         settings = Settings(entry, node, listens, advertised, facing, Hello.ONLY, give_up_after, health=health)
         hardware = Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0)

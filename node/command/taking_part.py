@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import signal
 import sys
@@ -12,15 +13,37 @@ from typing import TYPE_CHECKING
 from dtfm.node.command.status_line import status_line
 from dtfm.node.network.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
 from dtfm.node.settings import Settings
+from dtfm.protos.access import Role, kept
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.enrolment import Entry
+from dtfm.protos.invitation import read_invitation
 
 if TYPE_CHECKING:  # PyTorch takes seconds to load
     import torch
 
 SAME_SIGNAL_SECONDS = 0.5
 """A signal comes twice if the supervisor of several nodes gets it, and the nodes too, as from systemd."""
+MOST_TRIES = 3
+"""To type an invitation."""
+
+
+def invitation_needed(command: str) -> str:
+    """Returns what an Entry takes where the user has named no coordinator: empty for the one that was used last, or an invitation
+    that the user types now. ``command`` is what the user typed. Raises ValueError if one is needed and none is given."""
+    if any(access.enrolled for access in kept([Role.NODE, Role.OPERATOR])):
+        return ""
+    for _ in range(MOST_TRIES if sys.stdin.isatty() else 0):
+        try:
+            return str(read_invitation(getpass.getpass("The invitation (not shown): ", sys.stderr)))
+        except ValueError as mistake:
+            print(mistake, file=sys.stderr, flush=True)
+        except EOFError:
+            break
+    raise ValueError(
+        f"an invitation is needed; ask whoever runs the coordinator for one (dtfm-coordinator invite), then:\n"
+        f"    {command} dtfm1...."
+    )
 
 
 def place_of(

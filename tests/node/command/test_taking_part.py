@@ -1,0 +1,42 @@
+"""A user who names no coordinator goes to the last one, or is asked for an invitation."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtfm.node.command.taking_part import invitation_needed
+from dtfm.protos.access import Access, Role, keep
+from dtfm.protos.credentials import make_key
+from dtfm.protos.invitation import Invitation
+
+PIN = bytes(range(32))
+INVITATION = str(Invitation(("192.168.1.2:7400",), PIN, "00" * 6, bytes(32)))
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("enrolled", [True, False])
+def test_whoever_was_enrolled_anywhere_needs_no_invitation(enrolled: bool) -> None:
+    keep(Access(("192.168.1.9:7400",), PIN, "a", Role.NODE, make_key(), enrolled=enrolled))
+    if enrolled:
+        assert invitation_needed("dtfm-node join") == ""
+    else:
+        with pytest.raises(ValueError, match=r"invitation is needed; .*\n    dtfm-node join dtfm1\.\.\.\."):
+            invitation_needed("dtfm-node join")
+
+
+def test_on_a_terminal_the_invitation_is_asked_for_until_it_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter(["nonsense", INVITATION[:50], f" {INVITATION}\n"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(getpass, "getpass", lambda *_: next(typed))
+    assert invitation_needed("dtfm-node join") == INVITATION
+    assert "truncated" in capsys.readouterr().err
