@@ -20,7 +20,7 @@ def bench(
     snapshots: Annotated[Path | None, typer.Option(help="The folder whose disk is measured.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for scripts.")] = False,
 ) -> None:
-    """Measures what this machine can do for a run: the device, the codecs, streams on loopback, the disk."""
+    """Measures what this machine can do for a run: the device, the codecs, the optimizer, the disk."""
     with mistakes():
         require_extra()
         with ended_by_ctrl_c():

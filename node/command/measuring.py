@@ -1,16 +1,11 @@
-"""What this machine can do for a run: its device, the codecs, streams to another process, its disk."""
+"""What this machine can do for a run: its device, the codecs, its disk."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import json
 import statistics
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +19,6 @@ from dtfm.node.host.disk_speed import measure_disk
 from dtfm.node.host.rows import Row
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
 from dtfm.node.model.optimizer import adamw
-from dtfm.node.network.dialling import Dialler
-from dtfm.node.network.links import measure_links
-from dtfm.node.state.state_store import StateStore
-from dtfm.node.transport.peer_server import PeerServer
-from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.control_pb2 import Peer
-from dtfm.protos.credentials import Identity, issue, make_authority, make_key, public_key, read_public_key
 from dtfm.protos.plan_pb2 import Run
 
 DEVICE_SECONDS = 1.0
@@ -39,7 +27,6 @@ CODEC_ELEMENTS = 4 << 20
 CODEC_ROUNDS = 5
 UPDATED, UPDATES = 16 << 20, 3
 DISK_BYTES = 256 << 20
-HERE, THERE = "here", "there"
 
 
 def bench_device(device: torch.device) -> list[Row]:
@@ -108,22 +95,6 @@ def bench_update(device: torch.device) -> list[Row]:
     return rows
 
 
-async def bench_loopback() -> list[Row]:
-    """Streams to another process of this machine and back, as links between nodes are measured."""
-    authority = make_authority(make_key(), datetime.now(UTC))
-    async with _other_process(_member(authority, THERE)) as address:
-        peer = Peer(node=THERE, candidates=[address])
-        report = await measure_links(HERE, [peer], Dialler(_member(authority, HERE)), DEFAULT_LEASE)
-    there, back = report.links
-    if there.problem:
-        raise ValueError(f"this machine cannot reach itself: {there.problem}")
-    return [
-        Row("loopback, one way", there.latency_seconds * 1e6, "µs"),
-        Row("loopback stream, there", there.bandwidth / 1e6, "MB/s"),
-        Row("loopback stream, back", back.bandwidth / 1e6, "MB/s"),
-    ]
-
-
 def bench_disk(folder: Path) -> list[Row]:
     """Raises ValueError if ``folder`` cannot be written."""
     try:
@@ -142,44 +113,4 @@ def measures(device: torch.device, folder: Path) -> Iterator[tuple[str, Callable
     yield f"matrix products on {device}", lambda: bench_device(device)
     yield "codecs, compiled first where that was not done before", lambda: bench_codecs(device)
     yield "the optimizer", lambda: bench_update(device)
-    yield "streams on loopback", lambda: asyncio.run(bench_loopback())
     yield f"the disk in {folder}", lambda: bench_disk(folder)
-
-
-def _member(authority: Identity, node: str) -> Identity:
-    key = make_key()
-    certificate = issue(authority, read_public_key(public_key(key)), node, datetime.now(UTC))
-    return Identity(authority.certificate, certificate, key)
-
-
-@asynccontextmanager
-async def _other_process(identity: Identity) -> AsyncIterator[str]:
-    """A process that serves as ``identity``; gives its address."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "dtfm.node.command.measuring"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        shown = {name: getattr(identity, name).decode() for name in ("authority", "certificate", "key")}
-        process.stdin.write(json.dumps(shown).encode() + b"\n")
-        yield f"127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        process.stdin.close()
-        await process.wait()
-
-
-async def _serve() -> None:
-    """The other process: prints its port, and serves until its input ends."""
-    shown = json.loads(sys.stdin.readline())
-    server = PeerServer(StateStore(), lambda seconds: asyncio.sleep(0))
-    server.become(Identity(**{name: pem.encode() for name, pem in shown.items()}))
-    print(await server.start("127.0.0.1:0"), flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-    await server.stop()
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve())
