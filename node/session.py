@@ -243,7 +243,6 @@ class Session:
                 hello=Hello(
                     protocol_version=PROTOCOL_VERSION,
                     package_version=dtfm.__version__,
-                    run=self._settings.run,
                     node=self._settings.node,
                     incarnation=self._incarnation,
                     candidates=self._candidates(),

@@ -31,7 +31,6 @@ class Settings:
     facing: str
     relay: Hello.Relay
     give_up_after: float
-    run: str = ""
     open_port: bool = False
     allowed_modules: tuple[str, ...] = ()
     allowed_data: tuple[str, ...] = ()

@@ -12,7 +12,6 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REFUSAL_REASON_UNSPECIFIED: _ClassVar[RefusalReason]
     PROTOCOL_VERSION: _ClassVar[RefusalReason]
-    WRONG_RUN: _ClassVar[RefusalReason]
     MALFORMED: _ClassVar[RefusalReason]
     IDENTITY_IN_USE: _ClassVar[RefusalReason]
     WORKLOAD_DIFFERS: _ClassVar[RefusalReason]
@@ -39,7 +38,6 @@ class StepProblem(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INTERNAL: _ClassVar[StepProblem]
 REFUSAL_REASON_UNSPECIFIED: RefusalReason
 PROTOCOL_VERSION: RefusalReason
-WRONG_RUN: RefusalReason
 MALFORMED: RefusalReason
 IDENTITY_IN_USE: RefusalReason
 WORKLOAD_DIFFERS: RefusalReason
@@ -145,7 +143,7 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "candidates", "device", "port", "relay")
+    __slots__ = ("protocol_version", "package_version", "node", "incarnation", "candidates", "device", "port", "relay")
     class Relay(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NO: _ClassVar[Hello.Relay]
@@ -156,7 +154,6 @@ class Hello(_message.Message):
     ONLY: Hello.Relay
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PACKAGE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    RUN_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
@@ -165,14 +162,13 @@ class Hello(_message.Message):
     RELAY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     package_version: str
-    run: str
     node: str
     incarnation: int
     candidates: _containers.RepeatedScalarFieldContainer[str]
     device: Device
     port: int
     relay: Hello.Relay
-    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., candidates: _Optional[_Iterable[str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., port: _Optional[int] = ..., relay: _Optional[_Union[Hello.Relay, str]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., candidates: _Optional[_Iterable[str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., port: _Optional[int] = ..., relay: _Optional[_Union[Hello.Relay, str]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes", "flops", "host_memory_bytes", "bf16")

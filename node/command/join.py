@@ -49,7 +49,6 @@ def join(
             "this machine gets one of its own."
         ),
     ] = "",
-    run_name: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
     listen: Annotated[
         str,
         _network(help="HOST:PORT to listen on for peers. Port 0 takes a free one; behind NAT give a forwarded one."),
@@ -143,7 +142,6 @@ def join(
             facing=facing,
             relay=Hello.ALSO if relay else Hello.NO,
             give_up_after=give_up_after,
-            run=run_name,
             open_port=open_port and behind_nat,
             allowed_modules=tuple(allow_module or ()),
             allowed_data=read_allowed(allow_data or ()),

@@ -38,7 +38,7 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
     hello, state, origin = message.hello, transition.state, _origin(seen)
     if message.WhichOneof("message") != "hello":
         raise Refused(wire.MALFORMED, "the first message is not Hello; update dtfm on the node")
-    device = check_hello(hello, state.run, state.ledger.run_id)
+    device = check_hello(hello)
     candidates = check_candidates(hello, seen)
     if hello.node != caller:
         sentence = f"the key belongs to the name {caller!r}, and not to {hello.node!r}; join with --id {caller}"

@@ -10,7 +10,6 @@ from dtfm.coordinator.log.events import DeviceSeen
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
 from dtfm.protos.access import NAME
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
-from dtfm.protos.run_file.run_file import RunFile
 
 MAX_NODES = 1000
 MOST_FLOPS = 1e21
@@ -31,16 +30,10 @@ def check_name(name: str, field: str = "name") -> None:
     require(NAME.fullmatch(name) is not None, field, name, "1 to 64 letters, digits, dots, dashes and underscores")
 
 
-def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
+def check_hello(hello: wire.Hello) -> DeviceSeen:
     """The node's device. Raises Refused if the node cannot join; whether its identity is taken is not checked here."""
     check_version(hello.protocol_version)
     check_name(hello.node, "node")
-    if hello.run and hello.run not in (run.name, run_id):
-        raise Refused(
-            wire.WRONG_RUN,
-            f"the node asks for run {shorten(repr(hello.run), 80)}, this coordinator has {run.name!r}; give the address of "
-            f"the other's coordinator, or leave the run out",
-        )
     require(hello.relay in wire.Hello.Relay.values(), "relay", hello.relay, "one that this version knows")
     version, device = hello.package_version, hello.device
     require(len(version) <= 64, "package_version", version, "at most 64 characters")

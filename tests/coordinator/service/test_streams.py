@@ -32,7 +32,6 @@ from tests.coordinator.serving import run_in, serving
     ("changes", "reason"),
     [
         ({"protocol_version": 99}, wire.PROTOCOL_VERSION),
-        ({"run": "other"}, wire.WRONG_RUN),
         ({"candidates": ["nowhere"]}, wire.MALFORMED),
     ],
 )

@@ -71,7 +71,6 @@ def test_an_operator_decides_the_precision_first() -> None:
             f"version {PROTOCOL_VERSION + 1}, this coordinator {PROTOCOL_VERSION}; update dtfm on the coordinator",
         ),
         ({"protocol_version": 0}, wire.PROTOCOL_VERSION, "update dtfm on the node"),
-        ({"run": "other"}, wire.WRONG_RUN, "asks for run 'other', this coordinator has 'demo'"),
         ({"node": ""}, wire.MALFORMED, "node is ''; it must be 1 to 64 letters"),
         ({"node": "a" * 65}, wire.MALFORMED, "1 to 64 letters"),
         ({"node": "a\n"}, wire.MALFORMED, "1 to 64 letters"),
@@ -99,13 +98,6 @@ def test_a_wrong_hello_is_refused_with_its_reason(
     assert not world.state.members.sessions
 
 
-def test_a_run_may_be_asked_for_by_name_or_id() -> None:
-    world = World()
-    world.greet("a", run="demo")
-    world.greet("b", run="run-id")
-    assert set(world.state.members.sessions) == {"a", "b"}
-
-
 def test_a_name_needs_its_own_key_and_a_false_claim_is_not_logged() -> None:
     world = World()
     refusal = refusal_of(world, world.greet("a", caller="b"))
@@ -129,12 +121,11 @@ def test_a_stranger_that_claims_a_members_name_cannot_fill_the_log() -> None:
     wrong: tuple[dict[str, Any], ...] = (
         {"caller": "b"},
         {"candidates": ["nowhere"]},
-        {"run": "x"},
         {"protocol_version": 9},
     )
     refused = [world.greet("a", **changes) for changes in wrong]
     reasons = [refusal_of(world, stream).reason for stream in refused]
-    assert reasons == [wire.NAME_TAKEN, wire.MALFORMED, wire.WRONG_RUN, wire.PROTOCOL_VERSION]
+    assert reasons == [wire.NAME_TAKEN, wire.MALFORMED, wire.PROTOCOL_VERSION]
     assert len(world.log) == entries
     world.streams.update(streams)
     world.step()
