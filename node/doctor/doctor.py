@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import secrets
 import shutil
 import socket
@@ -18,7 +17,7 @@ from dtfm.node.doctor.findings import Candidate, Finding
 from dtfm.node.host.disk_speed import measure_disk
 from dtfm.node.host.driver import has_nvidia_gpu, judge, nvidia_driver
 from dtfm.node.host.packages import EXTRA, missing_packages
-from dtfm.node.network.addresses import candidates, host_of, interfaces
+from dtfm.node.network.addresses import candidates, host_of
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.protos.connection import read_address
@@ -30,8 +29,6 @@ from dtfm.protos.open_files import raise_limit
 ANSWER_SECONDS = 5.0
 """Most seconds to wait for the coordinator."""
 DISK_BYTES = 64 << 20
-_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
-_IP_MTU = 14  # ip(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +54,7 @@ async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
     found = [findings.on_packages(missing, versions)]
     if "torch" not in missing:
         found += await asyncio.to_thread(look_at_device, place.device)
-    found += [findings.on_clock(_synchronised()), await asyncio.to_thread(look_at_disk, place.snapshots)]
-    found.append(findings.on_open_files(raise_limit()))
+    found += [await asyncio.to_thread(look_at_disk, place.snapshots), findings.on_open_files(raise_limit())]
     if coordinator is not None:
         found += await look_at_coordinator(coordinator)
         if any(finding.good is False and finding.check in ("coordinator", "clock") for finding in found):
@@ -117,7 +113,7 @@ def look_at_tcp(folder: Path = Path("/proc/sys/net/ipv4")) -> list[Finding]:
 
 
 async def look_at_coordinator(entry: Entry) -> list[Finding]:
-    """Whether the coordinator answers, and as who it should be; and the way there."""
+    """Whether the coordinator answers, and as who it should be."""
     addresses, pin = entry.leads_to
     try:
         address, _, _ = await entry.answering(ANSWER_SECONDS)
@@ -133,22 +129,7 @@ async def look_at_coordinator(entry: Entry) -> list[Finding]:
             return [Finding("clock", False, refused.sentence, "timedatectl set-ntp true")]
         return [Finding("coordinator", False, refused.sentence, "ask for a new invitation")]
     named = ", and is the one that was named" if pin is not None else ""
-    found = [Finding("coordinator", True, f"{address} answers{named}")]
-    mtu = await asyncio.to_thread(look_at_mtu, address)
-    return [*found, mtu] if mtu is not None else found
-
-
-def look_at_mtu(address: str) -> Finding | None:
-    """Of the interface that leads to HOST:PORT, and of the way there; None where the system does not say."""
-    try:
-        with socket.create_connection(read_address(address), ANSWER_SECONDS) as connection:
-            here, there = str(connection.getsockname()[0]), str(connection.getpeername()[0])
-            path = connection.getsockopt(socket.IPPROTO_IP, _IP_MTU) if connection.family == socket.AF_INET else None
-        name = next(each.name for each in interfaces() if each.address == here)
-        mtu = int((Path("/sys/class/net") / name / "mtu").read_text())
-    except (OSError, StopIteration, ValueError):
-        return None
-    return findings.on_mtu(name, mtu, path, there.partition("%")[0])
+    return [Finding("coordinator", True, f"{address} answers{named}")]
 
 
 async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[Finding]:
@@ -228,11 +209,3 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(address[:2], family=family)
-
-
-def _synchronised() -> bool | None:
-    """Whether a time server keeps this machine's clock right, as the kernel says."""
-    with suppress(OSError, AttributeError):
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only reads
-        return None if state < 0 else bool(state != _TIME_ERROR)
-    return None

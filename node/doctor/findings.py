@@ -18,8 +18,6 @@ LEAST_TCP_BUFFER_BYTES = 16 << 20
 """A stream fills 1 Gbit/s over 100 ms only with about this many bytes in flight."""
 LEAST_OPEN_FILES, ENOUGH_OPEN_FILES = 256, 4096
 """A node has some connections to each peer, and some libraries' files; hundreds of peers need thousands."""
-LEAST_MTU, USUAL_MTU = 1280, 1500
-"""Bytes: what IPv6 asks of every link (RFC 8200, section 5), and Ethernet's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +40,6 @@ def on_device(kind: str, sentence: str) -> Finding:
     if kind == "cpu":
         return Finding("device", None, sentence, "a GPU computes far faster: nvidia-smi shows whether there is one")
     return Finding("device", True, sentence)
-
-
-def on_clock(synchronised: bool | None) -> Finding:
-    if synchronised is None:
-        return Finding("clock", True, "whether it is kept right is not known here")
-    if synchronised:
-        return Finding("clock", True, "it is kept right by a time server")
-    return Finding(
-        "clock",
-        None,
-        "no time server keeps it right: a node is refused once it is five minutes off",
-        "timedatectl set-ntp true (in a virtual machine or container, on its host)",
-    )
 
 
 def on_disk(folder: str, free: int, written: float | None, problem: str = "") -> Finding:
@@ -83,23 +68,6 @@ def on_open_files(most: int) -> Finding:
     )
     good = None if most >= LEAST_OPEN_FILES else False
     return Finding("open files", good, f"at most {most}: too few beside hundreds of peers", fix)
-
-
-def on_mtu(interface: str, mtu: int, path: int | None, to: str) -> Finding:
-    """``mtu``: the interface's; ``path``: what the way ``to`` an address carries, as far as the system knows. Bytes."""
-    state = f"{mtu} bytes on {interface}"
-    if path is not None and path < mtu:
-        state += f", {path} on the way to {to}"
-    least = min(mtu, path or mtu)
-    usual = f"ip link set dev {interface} mtu {USUAL_MTU}"
-    if least < LEAST_MTU:
-        return Finding("mtu", None, f"{state}: small packets cost speed", usual)
-    if mtu > USUAL_MTU and way_to(ip_address(to)) == "public":
-        return Finding("mtu", None, f"{state}: the internet carries {USUAL_MTU}, and transfers may stall", usual)
-    if mtu < USUAL_MTU:
-        fix = "if transfers stall, something on the way drops large packets: sysctl -w net.ipv4.tcp_mtu_probing=1"
-        return Finding("mtu", True, f"{state}, as over a tunnel", fix)
-    return Finding("mtu", True, state)
 
 
 def on_tcp_buffers(most: Mapping[str, int] | None) -> Finding:

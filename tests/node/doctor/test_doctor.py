@@ -171,12 +171,10 @@ async def test_all_of_it_is_looked_at(served: Served, tmp_path: Path) -> None:
         "packages",
         "driver",
         "device",
-        "clock",
         "disk",
         "open files",
         "coordinator",
         "invitation",
-        "mtu",
         "listen",
     }
     wanted |= {"reach", "tcp buffers", "congestion control", "tcp pauses"}

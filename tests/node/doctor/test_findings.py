@@ -49,11 +49,6 @@ def test_what_is_not_installed_is_named() -> None:
     assert f.on_packages([], {"torch": "2.9", "transformers": "5"}).finding == "torch 2.9, transformers 5"
 
 
-def test_a_clock_that_nobody_keeps_right_is_named() -> None:
-    assert [f.on_clock(kept).good for kept in (True, None, False)] == [True, True, None]
-    assert "set-ntp" in f.on_clock(False).fix
-
-
 def test_a_disk_is_full_or_slow_or_cannot_be_written() -> None:
     assert f.on_disk("/data", 10 << 30, 500e6).good
     full = f.on_disk("/data", 1 << 20, 500e6)
@@ -71,25 +66,6 @@ def test_open_files_are_limited(most: int, good: bool | None, fix: str) -> None:
     found = f.on_open_files(most)
     assert found.good is good
     assert fix in found.fix
-
-
-@pytest.mark.parametrize(
-    ("mtu", "path", "to", "good", "words"),
-    [
-        (1500, 1500, "203.0.113.5", True, ["1500 bytes on eth0"]),
-        (1500, None, "203.0.113.5", True, []),
-        (1420, 1420, "203.0.113.5", True, ["as over a tunnel", "tcp_mtu_probing=1"]),
-        (1500, 1200, "203.0.113.5", None, ["1200 on the way to 203.0.113.5", "ip link set dev eth0 mtu 1500"]),
-        (9000, 9000, "203.0.113.5", None, ["may stall", "ip link set dev eth0 mtu 1500"]),
-        (9000, 9000, "192.168.1.5", True, []),
-    ],
-)
-def test_packets_are_too_small_or_too_large(
-    mtu: int, path: int | None, to: str, good: bool | None, words: list[str]
-) -> None:
-    found = f.on_mtu("eth0", mtu, path, to)
-    assert found.good is good
-    assert all(word in found.finding + found.fix for word in words)
 
 
 def test_small_buffers_bound_a_far_stream() -> None:
