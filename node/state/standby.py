@@ -17,13 +17,14 @@ import grpc
 import grpc.aio
 import torch
 
+from dtfm.node.data.problems import MOST_CHARACTERS
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.optimizer import adamw, outer_step
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import TERMS
 from dtfm.node.state.update import unpack
-from dtfm.protos.control_pb2 import Commit, Peer
+from dtfm.protos.control_pb2 import Commit, Peer, StandbyProgress
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import StandbyRequest
 from dtfm.protos.plan_pb2 import Run
@@ -32,16 +33,8 @@ from dtfm.protos.streams import method
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StandbyStatus:
-    """How far the copies are, as in control.proto's StandbyProgress."""
-
-    step: int
-    voted: int = 0
-    problem: str = ""
-
-
-Tell = Callable[[StandbyStatus], None]
+#: Called with how far the copies are, without the number of the request.
+Tell = Callable[[StandbyProgress], None]
 
 
 @dataclass(slots=True)
@@ -104,7 +97,7 @@ class StandbyCopies:
         self._run = run
         self._dialler = dialler
         self._tell = tell
-        self._told: StandbyStatus | None = None
+        self._told: StandbyProgress | None = None
         self._copies = {bucket.spec.index: _Copy(bucket, list(donors)) for bucket, donors in copied}
         self._problem = ""
         self._changed = asyncio.Condition()
@@ -277,7 +270,7 @@ class StandbyCopies:
         step, voted = self._common_step()
         if not problem and (step is None or any(copy.newest - step > copy.stride for copy in copies)):
             return
-        status = StandbyStatus(step or 0, voted, problem)
+        status = StandbyProgress(step=step or 0, voted=voted, problem=problem[:MOST_CHARACTERS])
         if status != self._told:
             if self._told is None and not problem:
                 log.info("standby: %d buckets are copied as of step %d and kept up", len(self), status.step)
@@ -286,7 +279,7 @@ class StandbyCopies:
             self._tell(status)
 
     def _common_step(self) -> tuple[int | None, int]:
-        """``step`` and ``voted`` as in StandbyStatus; None while parts differ."""
+        """``step`` and ``voted`` as in StandbyProgress; None while parts differ."""
         steps = [copy.step for copy in self._copies.values() if copy.step is not None]
         if len(steps) < len(self._copies):
             return None, 0

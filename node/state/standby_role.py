@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from dtfm.node.data.problems import sentence_of
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
-from dtfm.node.state.standby import StandbyCopies, StandbyStatus
+from dtfm.node.state.standby import StandbyCopies
 from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Standby, StandbyProgress
 
 log = logging.getLogger(__name__)
@@ -27,11 +28,10 @@ class StandbyRole:
     async def assume(self, loaded: LoadedRun, wanted: Standby, trained: Collection[int]) -> None:
         """Starts to copy the wanted layers, except the buckets ``trained`` here, and reports every step caught up with."""
 
-        def tell(status: StandbyStatus) -> None:
-            progress = StandbyProgress(
-                number=wanted.number, step=status.step, voted=status.voted, problem=status.problem[:1000]
-            )
-            self._report(NodeMessage(standby_progress=progress))
+        def tell(status: StandbyProgress) -> None:
+            message = NodeMessage(standby_progress=status)
+            message.standby_progress.number = wanted.number
+            self._report(message)
 
         donors = donors_of(wanted, loaded.model.buckets, self._node)
         for index in trained:
@@ -42,7 +42,7 @@ class StandbyRole:
                 return
             await self._end()
             if not donors:
-                tell(StandbyStatus(0))  # everything wanted is trained here
+                tell(StandbyProgress())  # everything wanted is trained here
                 return
             try:
                 # In a thread, because so much memory takes a while to allocate.
@@ -50,7 +50,7 @@ class StandbyRole:
                 self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
-                tell(StandbyStatus(0, problem=f"{type(error).__name__}: {error}"))
+                tell(StandbyProgress(problem=sentence_of(error)))
 
     async def take(self, commit: Commit, patience: float) -> Mapping[int, Bucket]:
         """The copies that include the last ``commit``; see `StandbyCopies.as_of`. Ends the role, unless cancelled."""

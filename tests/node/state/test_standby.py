@@ -18,10 +18,10 @@ from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw, outer_step
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
-from dtfm.node.state.standby import StandbyCopies, StandbyStatus
+from dtfm.node.state.standby import StandbyCopies
 from dtfm.node.state.state_store import MAX_BEHIND, TERMS, Donation, HeldState, StateStore, Subscription
 from dtfm.node.transport.peer_server import PeerServer
-from dtfm.protos.control_pb2 import Commit, Peer
+from dtfm.protos.control_pb2 import Commit, Peer, StandbyProgress
 from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind, parse
 from dtfm.protos.plan_pb2 import Run
@@ -118,19 +118,19 @@ class Standby:
     """Copies of these buckets from these donors, and what they tell."""
 
     def __init__(self, donors: Sequence[Donor], specs: Sequence[BucketSpec] = SPECS) -> None:
-        self._told: asyncio.Queue[StandbyStatus] = asyncio.Queue()
-        self.statuses: list[StandbyStatus] = []
+        self._told: asyncio.Queue[StandbyProgress] = asyncio.Queue()
+        self.statuses: list[StandbyProgress] = []
         copied = [(Bucket(spec, CPU, torch.float32), [donor.peer for donor in donors]) for spec in specs]
         self.dialler = dialler("me")
         self.copies = StandbyCopies(RUN, copied, self.dialler, self._told.put_nowait)
 
-    async def tells(self) -> StandbyStatus:
+    async def tells(self) -> StandbyProgress:
         """The next status."""
         self.statuses.append(await asyncio.wait_for(self._told.get(), 30))
         return self.statuses[-1]
 
     async def until(self, step: int, voted: int = 0) -> None:
-        while await self.tells() != StandbyStatus(step, voted):
+        while await self.tells() != StandbyProgress(step=step, voted=voted):
             pass
 
 
@@ -237,16 +237,16 @@ async def test_steps_that_are_applied_while_the_state_is_on_its_way_are_not_miss
 
 
 async def test_every_step_that_it_has_caught_up_with_is_told(donors: list[Donor]) -> None:
-    told: asyncio.Queue[StandbyStatus] = asyncio.Queue()
+    told: asyncio.Queue[StandbyProgress] = asyncio.Queue()
     standby = Standby(donors[:1])
     await standby.until(4)
     standby.copies.tell_instead(told.put_nowait)
     for step in (4, 5):
-        assert await told.get() == StandbyStatus(step)
+        assert await told.get() == StandbyProgress(step=step)
         donors[0].train(commit=False)
-        assert await told.get() == StandbyStatus(step, GENERATION)
+        assert await told.get() == StandbyProgress(step=step, voted=GENERATION)
         donors[0].commit()
-    assert await told.get() == StandbyStatus(6)
+    assert await told.get() == StandbyProgress(step=6)
     await standby.copies.close()
 
 
@@ -265,13 +265,13 @@ async def test_a_donor_that_is_lost_between_commit_and_update_is_survived(donors
 
 
 async def test_a_donor_that_is_lost_while_others_tell_of_a_commit_is_survived(donors: list[Donor]) -> None:
-    told: asyncio.Queue[StandbyStatus] = asyncio.Queue()
+    told: asyncio.Queue[StandbyProgress] = asyncio.Queue()
     copied = [(Bucket(spec, CPU, torch.float32), [donor.peer]) for spec, donor in zip(SPECS, donors, strict=True)]
     copies = StandbyCopies(RUN, copied, dialler("me"), told.put_nowait)
-    assert await told.get() == StandbyStatus(4)
+    assert await told.get() == StandbyProgress(step=4)
     for donor in donors:
         donor.train(commit=False)
-    assert await told.get() == StandbyStatus(4, GENERATION)
+    assert await told.get() == StandbyProgress(step=4, voted=GENERATION)
     donors[0].commit()  # the first bucket goes on, the second hears no more
     while (await copies.as_of(committed(5, generation=GENERATION + 1), 0.02)).keys() != {0}:
         pass
