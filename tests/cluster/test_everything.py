@@ -12,7 +12,7 @@ from tests.cluster.faults import COORDINATOR, HOLD, SIGKILL, Phase, announcement
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, run_file
 
-STEPS = 40
+STEPS = 60
 NODES = ("a", "b", "c", "d", "e", "f")
 FIRST_DEATH = fail("b").at(step=8, phase=Phase.BACKWARD).by(SIGKILL)
 UNTIL_THE_RETURN = fail("a").at(step=14, phase=Phase.VOTE).by(HOLD)
