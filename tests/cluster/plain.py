@@ -120,8 +120,8 @@ def losses_of_islands(
             if run.network.exchange == "topk":
                 change = sums(f"{len(changes)} islands", changes)  # what others have left out is not theirs to send
             else:
-                sent = [rounded(each, run.network.exchange) for each in changes] if len(changes) > 1 else changes
-                change = rounded(torch.stack(sent).sum(0), run.network.exchange if len(changes) > 1 else "off")
+                codec = run.network.exchange if len(changes) > 1 else "off"  # one island sends nothing
+                change = rounded(torch.stack([rounded(each, codec) for each in changes]).sum(0), codec)
             momentum = train.outer_momentum * momentum + change
             anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
             for module, _ in copies.values():
