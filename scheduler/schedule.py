@@ -11,21 +11,16 @@ from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
 from dtfm.scheduler.bound.work import AS_GOOD, work_bound
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
+from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.problem import Groups, Problem
-from dtfm.scheduler.model.request import Shape, requested_shape
+from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import requested_shape
 from dtfm.scheduler.model.workload import Workload
-from dtfm.scheduler.paper.bound import paper_bound
-from dtfm.scheduler.paper.search import search_paper
 from dtfm.scheduler.replan.replan import Incumbent, decide
 from dtfm.scheduler.replan.warm_start import repaired
 from dtfm.scheduler.search.proven import proven_alone, without_marks
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
-from dtfm.scheduler.search.seeds import Start, dealt, seed_groups
 
-PAPER_EVALUATIONS = 60_000
-"""Default budget with the paper's objective. An evaluation takes about 0.05 ms."""
 ALL_EQUAL = " Proven nodes are too few, or have too little memory, for one in each stage: all nodes count as equal."
 HORIZON_SECONDS = 1800.0
 """Default seconds that a plan is expected to last before a node joins or leaves."""
@@ -37,7 +32,6 @@ def schedule(
     incumbent: Plan | None = None,
     *,
     stages: int | tuple[int, ...] | None = None,
-    objective: Objective = Objective.ITERATION,
     seed: int = 0,
     evaluations: int | None = None,
     time_used: TimeUsed | None = None,
@@ -51,7 +45,7 @@ def schedule(
     """Assigns layers and micro-batches to nodes, and says why.
 
     ``stages`` None lets the scheduler choose the number of stages; a number fixes it; a tuple fixes the replicas of each stage
-    in pipeline order, and all other nodes stay idle. The paper objective takes both from ``workload.paper``.
+    in pipeline order, and all other nodes stay idle.
 
     ``time_used`` returns the fraction of the time for planning that is used up. The search paces itself by it and ends at 1;
     a plan is made even when it is 1 from the start. ``evaluations`` bounds the plans that are tried. With neither, the search
@@ -66,16 +60,14 @@ def schedule(
 
     Where some nodes are proven and others are not, each stage gets a proven one, if proven nodes alone could train, and an
     incumbent in which a stage has none is replaced, if proven nodes are as many as its stages. If they could not, the sentence
-    says that all count as equal. The paper objective looks at speed alone.
+    says that all count as equal.
 
     Raises Infeasible when no plan fits, and ValueError when ``stages`` or ``horizon`` is impossible.
     """
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon is {horizon}; it must be a finite number of seconds above 0")
-    if objective is Objective.PAPER:
-        cluster = without_marks(cluster)
     problem = Problem(cluster, workload)
-    shape = requested_shape(problem, stages, objective)
+    shape = requested_shape(problem, stages)
     starts = [] if incumbent is None else list(repaired(incumbent, problem))
     note = ""
     if problem.is_mixed:
@@ -86,40 +78,16 @@ def schedule(
             starts.append(witnesses)
     evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None, improved=improved)
     standing = None if incumbent is None else Incumbent.of(problem, incumbent, shape)
-    rng = Random(seed)
-    spent = 0
-    if objective is Objective.PAPER:
-        bound = paper_bound(problem)
-        seeds = _paper_starts(problem, shape, starts, rng)
-        most = PAPER_EVALUATIONS if evaluations is None else evaluations
-        expired = Budget(time_used, stopped=stopped).over
-        groups, spent = search_paper(problem, seeds, rng, most, lambda: expired(0), bound, improved)
-        best = Evaluator(problem, keep_idle_hands=True).simulated(groups)
-    else:
-        fetching = None
-        if standing is not None:
-            weight = (standing.seconds_per_step(problem) + overhead) / horizon
-            fetching = standing.holdings.fetching(standing.plan, weight)
-            evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
-        least = work_bound(problem)
-        budget = Budget(time_used, evaluations, lambda: stopped() or evaluator.told <= AS_GOOD * least)
-        best, bound = search(evaluator, shape, starts, fetching, rng, budget, threads)
-        bound = max(bound, least) + overhead
+    fetching = None
+    if standing is not None:
+        weight = (standing.seconds_per_step(problem) + overhead) / horizon
+        fetching = standing.holdings.fetching(standing.plan, weight)
+        evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
+    least = work_bound(problem)
+    budget = Budget(time_used, evaluations, lambda: stopped() or evaluator.told <= AS_GOOD * least)
+    best, bound = search(evaluator, shape, starts, fetching, Random(seed), budget, threads)
+    bound = max(bound, least) + overhead
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
-    decision = decide(
-        problem, standing, best.draft, generation, objective, bound, spent + evaluator.spent, horizon, overhead
-    )
+    decision = decide(problem, standing, best.draft, generation, bound, evaluator.spent, horizon, overhead)
     return replace(decision, sentence=decision.sentence + note) if note else decision
-
-
-def _paper_starts(problem: Problem, shape: Shape, starts: list[Start], rng: Random) -> list[Groups]:
-    assert shape.sizes is not None
-    made = [
-        groups for groups in (*(groups for groups, _ in starts), *seed_groups(problem, shape)) if shape.admits(groups)
-    ]
-    order = list(range(len(problem.flops)))
-    for _ in range(4):
-        rng.shuffle(order)
-        made.append(dealt(order, shape.sizes))
-    return made

@@ -12,7 +12,6 @@ import typer
 from dtfm.coordinator.command.background import announced
 from dtfm.coordinator.command.gpus import HOST_MEMORY, RESERVED, RESERVED_GIB, SUSTAINED
 from dtfm.coordinator.command.options import Json, Where
-from dtfm.scheduler.model.decision import Objective
 
 if TYPE_CHECKING:  # the commands that read a log start faster without it
     from dtfm.protos import control_pb2 as wire
@@ -61,9 +60,6 @@ def plan(
     host_memory: Annotated[
         str, typer.Option(help="With --gpus: the memory of each machine beside its GPU, for optimizer state.")
     ] = HOST_MEMORY,
-    objective: Annotated[
-        Objective, typer.Option(help="What to minimize: the seconds per step, or the paper's cost model.")
-    ] = Objective.ITERATION,
     incumbent: Annotated[
         Path | None,
         typer.Option(help="PLAN.json of the plan in force, which is kept unless another is clearly better."),
@@ -112,7 +108,6 @@ def plan(
         price=price,
         run=run,
         host_memory=host_memory,
-        objective=objective,
         incumbent=incumbent,
         stages=stages,
         deadline=deadline,

@@ -35,7 +35,7 @@ from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
 from dtfm.scheduler.formats.workload import parse_workload
 from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
+from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.rounds import Rounds
@@ -58,7 +58,6 @@ def print_plan(
     price: list[str] | None,
     run: Path | None,
     host_memory: str,
-    objective: Objective,
     incumbent: Path | None,
     stages: int | None,
     deadline: float | None,
@@ -92,7 +91,6 @@ def print_plan(
                 search = partial(
                     schedule,
                     stages=asked.cluster.pinned if stages is None and asked is not None else stages,
-                    objective=objective,
                     time_used=None if limit is None else used,
                     improved=improved,
                 )
@@ -110,7 +108,7 @@ def print_plan(
     elapsed = time.monotonic() - began
     idle = [number for number, name in enumerate(cluster.ids) if name in decision.plan.idle]
     found = list[Advice]()
-    if gpus is not None and idle and objective is Objective.ITERATION and not stop.is_set():
+    if gpus is not None and idle and not stop.is_set():
         limit = max(LEAST_QUESTION, min(MOST_QUESTION, elapsed)) if deadline is None else min(MOST_QUESTION, deadline)
 
         def ask_again(words: str, cluster: Cluster, work: Workload) -> Decision:
@@ -131,7 +129,7 @@ def print_plan(
             more |= {"advice": [asdict(each) for each in found]}
         if costs is not None:
             more |= {"bill": asdict(costs)}
-        print(json.dumps(decision_document(decision, elapsed, objective) | more))
+        print(json.dumps(decision_document(decision, elapsed) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
         print(describe_holdings(problem, decision, tokens, rounds))
@@ -142,7 +140,7 @@ def print_plan(
             print(costs)
         if found:
             print(describe_advice(found, len(idle), len(cluster.nodes)))
-        if (times := gap(decision, objective)) is not None:
+        if (times := gap(decision)) is not None:
             print(describe_gap(decision.lower_bound_seconds, times))
 
 

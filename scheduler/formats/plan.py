@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from dtfm.scheduler.formats.fields import read_document
-from dtfm.scheduler.model.decision import Decision, Objective
+from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.plan import Plan
 
 _ADAPTER = TypeAdapter(Plan)
@@ -30,34 +30,28 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return document
 
 
-def gap(decision: Decision, objective: Objective) -> float | None:
+def gap(decision: Decision) -> float | None:
     """How many times as long as its lower bound the decision's plan takes; None where there is no bound."""
-    predicted, bound = decision.predicted, decision.lower_bound_seconds
-    paper = predicted.paper if objective is Objective.PAPER else None
-    return (predicted.iteration_seconds if paper is None else paper.total) / bound if bound > 0 else None
+    bound = decision.lower_bound_seconds
+    return decision.predicted.iteration_seconds / bound if bound > 0 else None
 
 
-def decision_document(
-    decision: Decision, elapsed_seconds: float, objective: Objective = Objective.ITERATION
-) -> dict[str, Any]:
+def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, Any]:
     """The object that ``dtfm-coordinator plan --json`` prints.
 
-    By the objective, no plan can take less than ``lower_bound_seconds``; the plan takes ``gap`` times as long, or null where
+    No plan can take less than ``lower_bound_seconds``; the plan takes ``gap`` times as long, or null where
     there is no bound. ``reason`` is the sentence, ``reason_code`` the value of Reason, and ``moves`` are the state transfers.
     """
     predicted = decision.predicted
-    paper = predicted.paper
     return {
         "plan": plan_document(decision.plan),
         "predicted": {
             "iteration_seconds": predicted.iteration_seconds,
-            "paper_seconds": paper
-            and {"total": paper.total, "data_parallel": paper.data_parallel, "pipeline": paper.pipeline},
             "migration_seconds": predicted.migration_seconds,
             "exchange_seconds": predicted.exchange_seconds,
         },
         "lower_bound_seconds": decision.lower_bound_seconds,
-        "gap": gap(decision, objective),
+        "gap": gap(decision),
         "evaluations": decision.evaluations,
         "moves": [
             {

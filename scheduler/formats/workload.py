@@ -8,7 +8,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from dtfm.scheduler.formats.fields import Whole, read_document
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
-from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
+from dtfm.scheduler.model.workload import Layer, Workload
 
 
 class _Workload(BaseModel, extra="forbid"):
@@ -19,7 +19,6 @@ class _Workload(BaseModel, extra="forbid"):
     copy_bytes_per_parameter_byte: float = 0.0
     checkpointing: Literal["auto", "none", "layer"] = "none"
     optimizer_state: Literal["auto", "device", "host"] = "device"
-    paper: PaperCosts | None = None
     tokens_per_micro_batch: Whole | None = None
     precision: Literal["fp32", "bf16", "fp64"] | None = None
 
@@ -33,7 +32,7 @@ def parse_workload(text: str) -> tuple[Workload, int | None, str]:
 
     Optional, of a layer: ``kept_bytes`` and ``working_bytes``. Of the workload: ``optimizer_bytes_per_parameter_byte`` (default
     2), ``own_bytes_per_parameter_byte`` and ``copy_bytes_per_parameter_byte`` (default 0); ``checkpointing``, "auto",
-    "none" (the default) or "layer"; ``optimizer_state``, "auto", "device" (the default) or "host"; ``paper``; and what no plan
+    "none" (the default) or "layer"; ``optimizer_state``, "auto", "device" (the default) or "host"; and what no plan
     depends on, which is returned beside the workload: ``tokens_per_micro_batch`` (None where it does not say), and
     ``precision``, "fp32", "bf16" or "fp64" (without it, bf16 if there are copies of weights to compute with, otherwise fp32).
     """
@@ -42,7 +41,6 @@ def parse_workload(text: str) -> tuple[Workload, int | None, str]:
         layers=read.layers,
         micro_batches=read.micro_batches,
         optimizer_bytes_per_parameter_byte=read.optimizer_bytes_per_parameter_byte,
-        paper=read.paper,
         own_bytes_per_parameter_byte=read.own_bytes_per_parameter_byte,
         copy_bytes_per_parameter_byte=read.copy_bytes_per_parameter_byte,
         checkpointing=None if read.checkpointing == "auto" else Checkpointing(read.checkpointing),

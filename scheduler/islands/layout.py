@@ -101,7 +101,7 @@ def lay_out(
     if (count := len(plan.islands)) > 1:
         share = exchange / (rounds.length * step + exchange)
         sentence += f" {count} islands exchange every {rounds.length} steps: {exchange:.3g} s, {share:.0%} of a round."
-    return Decision(plan, Predicted(step, None, 0.0, exchange), 0.0, reason, sentence, search.tried)
+    return Decision(plan, Predicted(step, 0.0, exchange), 0.0, reason, sentence, search.tried)
 
 
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:

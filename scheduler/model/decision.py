@@ -8,13 +8,6 @@ from enum import StrEnum
 from dtfm.scheduler.model.plan import Plan
 
 
-class Objective(StrEnum):
-    ITERATION = "iteration"
-    """Minimizes the seconds per step of what nodes really do."""
-    PAPER = "paper"
-    """Minimizes the cost model of arXiv 2206.01288, on the workload's ``paper`` costs."""
-
-
 class Reason(StrEnum):
     """Why this plan and no other."""
 
@@ -32,18 +25,6 @@ class Reason(StrEnum):
     """The new plan saves more time than the transfer of state costs."""
     KEPT = "kept"
     """No other plan is better by enough: the incumbent stays, with its generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class PaperSeconds:
-    """The paper's prediction for one step, in seconds."""
-
-    data_parallel: float
-    pipeline: float
-
-    @property
-    def total(self) -> float:
-        return self.data_parallel + self.pipeline
 
 
 class Why(StrEnum):
@@ -69,11 +50,9 @@ class StateTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Predicted costs in seconds. ``paper`` is None unless the workload has ``paper`` costs for the plan's shape.
-    ``exchange_seconds``: of an exchange between islands."""
+    """Predicted costs in seconds. ``exchange_seconds``: of an exchange between islands."""
 
     iteration_seconds: float
-    paper: PaperSeconds | None
     migration_seconds: float
     exchange_seconds: float = 0.0
 
@@ -82,7 +61,7 @@ class Predicted:
 class Decision:
     """A plan and why it was chosen.
 
-    ``lower_bound_seconds`` is a certified lower bound on the objective over all plans. ``sentence`` is the reason for
+    ``lower_bound_seconds`` is a certified lower bound on the seconds per step, over all plans. ``sentence`` is the reason for
     people. ``transfers`` names the nodes that must fetch state which they did not hold under the incumbent.
     """
 

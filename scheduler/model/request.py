@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtfm.scheduler.model.decision import Infeasible, Objective
+from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Groups, Problem
 
 MOST_STAGES = 128
@@ -29,23 +29,13 @@ class Shape:
         return self.stages is None or len(groups) == self.stages
 
 
-def requested_shape(problem: Problem, stages: int | tuple[int, ...] | None, objective: Objective) -> Shape:
+def requested_shape(problem: Problem, stages: int | tuple[int, ...] | None) -> Shape:
     """The shape that plans must have.
 
     Raises ValueError when no plan can have it, and Infeasible when the cluster has too few nodes.
     """
     nodes, layers = len(problem.flops), len(problem.workload.layers)
     most = min(nodes, layers, MOST_STAGES)
-    if objective is Objective.PAPER:
-        costs = problem.workload.paper
-        if costs is None:
-            raise ValueError("objective paper: the workload has no `paper` costs; add them or use objective iteration")
-        sizes = (costs.replicas,) * costs.stages
-        if stages is not None and stages not in (costs.stages, sizes):
-            raise ValueError(
-                f"stages is {stages}; the workload's `paper` names {costs.stages} stages of {costs.replicas}"
-            )
-        stages = sizes
     if stages is None:
         return Shape(most_stages=most)
     count = stages if isinstance(stages, int) else len(stages)

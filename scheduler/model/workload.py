@@ -36,30 +36,6 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class PaperCosts:
-    """The workload of the paper's cost model (arXiv 2206.01288, section 3).
-
-    ``gradient_gigabytes`` is per stage. ``activation_gigabytes`` is per pipeline: the activations of all
-    micro-batches of a step that cross one stage boundary on one route. A gigabyte is 1e9 bytes.
-    """
-
-    stages: int
-    replicas: int
-    gradient_gigabytes: float
-    activation_gigabytes: float
-
-    def __post_init__(self) -> None:
-        for field in ("stages", "replicas"):
-            value = getattr(self, field)
-            if value < 1:
-                raise ValueError(f"paper: {field} is {value}; it must be 1 or more")
-        for field in ("gradient_gigabytes", "activation_gigabytes"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"paper: {field} is {value}; it must be a finite number, 0 or above")
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
     """Layers in model order. A stage's output is the activation of its last layer.
 
@@ -77,7 +53,6 @@ class Workload:
     layers: tuple[Layer, ...]
     micro_batches: int
     optimizer_bytes_per_parameter_byte: float = 2.0
-    paper: PaperCosts | None = None
     own_bytes_per_parameter_byte: float = 0.0
     copy_bytes_per_parameter_byte: float = 0.0
     sent_per_activation_byte: float = 1.0

@@ -13,12 +13,11 @@ from dtfm.scheduler.bound.work import work_bound
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
-from dtfm.scheduler.model.decision import Decision, Objective, PaperSeconds, Predicted, Reason
+from dtfm.scheduler.model.decision import Decision, Predicted, Reason
 from dtfm.scheduler.model.keeping import has_room, keepings
 from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Draft, Problem, draft_of
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.paper.cost import paper_seconds
 from dtfm.scheduler.replan.switch import short_of_memory
 from dtfm.scheduler.replan.warm_start import survivors
 
@@ -82,7 +81,6 @@ def decide(
     incumbent: Incumbent | None,
     draft: Draft,
     generation: int,
-    objective: Objective,
     bound: float,
     spent: int,
     horizon: float,
@@ -113,7 +111,7 @@ def decide(
         reason, sentence = incumbent.obstacle, _OBSTACLES[incumbent.obstacle]
     else:
         current = _predict(problem, draft_of(incumbent.plan, problem.cluster), 0.0, overhead)
-        old, new = _seconds(current, objective), _seconds(predicted, objective)
+        old, new = current.iteration_seconds, predicted.iteration_seconds
         gain = 1 - new / old - transfer_seconds / horizon
         short = short_of_memory(problem, incumbent.plan, draft) if gain > MARGIN else None
         if gain <= MARGIN or short is not None:
@@ -154,15 +152,4 @@ def _idle(plan: Plan) -> str:
 
 
 def _predict(problem: Problem, draft: Draft, transfer_seconds: float, overhead: float) -> Predicted:
-    paper: PaperSeconds | None = None
-    costs = problem.workload.paper
-    if costs is not None and [len(group) for group in draft.groups] == [costs.replicas] * costs.stages:
-        paper = paper_seconds(problem, draft.groups)
-    return Predicted(simulate(problem, draft) + overhead, paper, transfer_seconds)
-
-
-def _seconds(predicted: Predicted, objective: Objective) -> float:
-    if objective is Objective.PAPER:
-        assert predicted.paper is not None
-        return predicted.paper.total
-    return predicted.iteration_seconds
+    return Predicted(simulate(problem, draft) + overhead, transfer_seconds)

@@ -1,9 +1,8 @@
 """The quality of the scheduler's plans, and how fast it finds them.
 
-    python -m tests.bench.scheduler [--json] [--quick] [--exhaustive] [--replays N] [--plot FILE.svg]
+    python -m tests.bench.scheduler [--json] [--quick] [--exhaustive] [--replays N]
 
-One row per measure; ``ratio`` is the value over that of ``against``. One core; nodes are shuffled before planning. The plot
-shows the best cost so far over time, for one search per network of the paper.
+One row per measure; ``ratio`` is the value over that of ``against``. One core; nodes are shuffled before planning.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -22,16 +20,12 @@ from scipy.stats import spearmanr
 
 from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.assemble.stage_order import best_order
 from dtfm.scheduler.bound.work import work_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.decision import Objective
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.problem import Groups, Problem, draft_of
+from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.workload import Layer, Workload
-from dtfm.scheduler.paper.cost import paper_seconds
-from dtfm.scheduler.paper.search import PaperEvaluator
 from dtfm.scheduler.schedule import schedule
 from tests.bench.clusters import (
     part_of,
@@ -39,77 +33,9 @@ from tests.bench.clusters import (
     random_groups,
     random_workload,
     regional_cluster,
-    shuffled,
 )
 from tests.bench.optimum import branched_seconds, enumerated_seconds
-from tests.bench.plot import svg
 from tests.bench.replay import MORE_WAYS, WAYS, Answer, follow
-from tests.scheduler.paper_networks import PAPER_COSTS, Network, paper_network, paper_workload
-
-Points = list[tuple[float, float]]
-
-BEST_KNOWN = {
-    Network.DATA_CENTER: 3.4398,
-    Network.SPOT: 31.6342,
-    Network.UNIVERSITIES: 16.0868,
-    Network.REGIONAL: 34.8020,
-    Network.WORLDWIDE: 49.2184,
-}
-
-
-def paper_networks(seeds: int, progress: dict[str, Points]) -> Iterator[Row]:
-    """``progress`` gets, by network, (seconds, cost over the best known) for each improvement and the end of the last search."""
-    for network in Network:
-        cluster, workload = paper_network(network), paper_workload()
-        best = BEST_KNOWN[network]
-        problem = Problem(cluster, workload)
-        for name, value in (
-            ("random groups, best order", random_baseline(problem)),
-            ("region order, in blocks", ordered(problem, blocks=True)),
-            ("region order, dealt out", ordered(problem, blocks=False)),
-        ):
-            yield Row(f"{network}: {name}", value, "s", "best known", value / best)
-        costs, seconds = [], []
-        for seed in range(seeds):
-            began = time.process_time()
-            points: Points = []
-
-            def improved(_: int, cost: float, since: float = began, to: Points = points) -> None:
-                to.append((time.process_time() - since, cost))
-
-            nodes = shuffled(cluster, seed)
-            decision = schedule(nodes, workload, objective=Objective.PAPER, seed=seed, improved=improved)
-            seconds.append(time.process_time() - began)
-            progress[network] = [(at, cost / best) for at, cost in (*points, (seconds[-1], points[-1][1]))]
-            assert decision.predicted.paper is not None
-            costs.append(decision.predicted.paper.total)
-        yield Row(f"{network}: found, worst of {seeds} seeds", max(costs), "s", "best known", max(costs) / best)
-        bound = decision.lower_bound_seconds
-        yield Row(f"{network}: certified lower bound", bound, "s", "found", bound / min(costs))
-        yield Row(f"{network}: time to plan on one core, longest", max(seconds), "s", "limit 10 s", max(seconds) / 10)
-
-
-def random_baseline(problem: Problem) -> float:
-    costs = []
-    for seed in range(10):
-        order = np.random.default_rng(seed).permutation(64).tolist()
-        costs.append(best_ordered(problem, tuple(tuple(order[8 * i : 8 * i + 8]) for i in range(8))))
-    return statistics.mean(costs)
-
-
-def ordered(problem: Problem, blocks: bool) -> float:
-    starts = range(PAPER_COSTS.stages)
-    return best_ordered(
-        problem, tuple(tuple(range(8 * i, 8 * i + 8)) if blocks else tuple(range(i, 64, 8)) for i in starts)
-    )
-
-
-def best_ordered(problem: Problem, groups: Groups) -> float:
-    evaluator = PaperEvaluator.of(problem)
-    class_of = {node: index for index, nodes in enumerate(evaluator.members) for node in nodes}
-    keys = [tuple(sorted(class_of[node] for node in group)) for group in groups]
-    cost = np.array([[evaluator.boundary(a, b)[0] for b in keys] for a in keys])
-    return paper_seconds(problem, tuple(groups[stage] for stage in best_order(cost))).total
 
 
 def small_clusters(sizes: dict[int, int], layers: int, exhaustive: bool) -> Iterator[Row]:
@@ -225,8 +151,7 @@ def since(began: float, seconds: float) -> Callable[[], float]:
     return lambda: (time.process_time() - began) / seconds
 
 
-def rows(quick: bool, exhaustive: bool, replays: int, progress: dict[str, Points]) -> Iterator[Row]:
-    yield from paper_networks(2 if quick else 10, progress)
+def rows(quick: bool, exhaustive: bool, replays: int) -> Iterator[Row]:
     yield from estimate_against_simulation(4 if quick else 20)
     sizes = dict.fromkeys((4, 8), 2) if quick else dict.fromkeys(range(4, 9), 20)
     yield from small_clusters(sizes, 3 if exhaustive else 5, exhaustive)
@@ -247,20 +172,12 @@ def main() -> None:
     parser.add_argument(
         "--replays", type=int, default=1, metavar="N", help="seeds of the replay; 1 takes some 4 minutes"
     )
-    parser.add_argument(
-        "--plot", type=Path, default=Path("build/scheduler.svg"), metavar="FILE.svg", help="where it goes"
-    )
     options = parser.parse_args()
     made = []
-    progress: dict[str, Points] = {}
-    for row in rows(options.quick, options.exhaustive, options.replays, progress):
+    for row in rows(options.quick, options.exhaustive, options.replays):
         print(f"{row.measure}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
         made.append(row)
     show("The scheduler", made, options.json)
-    across, up = "seconds on one core", "best so far / best known"
-    options.plot.parent.mkdir(parents=True, exist_ok=True)
-    options.plot.write_text(svg("One search per network, the paper's objective", across, up, progress))
-    print(f"The plot is in {options.plot}.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,6 @@ def dump_network(cluster: Cluster) -> str:
 def dump_workload(workload: Workload, tokens: int | None = None) -> str:
     """The text that parse_workload reads back, with ``tokens``, those of a micro-batch."""
     sizes = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
-    shape = ("stages", "replicas", "gradient_gigabytes", "activation_gigabytes")
     document: dict[str, Any] = {
         "layers": [
             {key: getattr(layer, key) for key in sizes}
@@ -63,6 +62,4 @@ def dump_workload(workload: Workload, tokens: int | None = None) -> str:
     document |= {ratio: getattr(workload, ratio) for ratio in ratios}
     if tokens is not None:
         document["tokens_per_micro_batch"] = tokens
-    if workload.paper is not None:
-        document["paper"] = {key: getattr(workload.paper, key) for key in shape}
     return json.dumps(document)

@@ -1,9 +1,8 @@
 """The paper's five networks of 64 nodes, as its code simulates them.
 
 Source: DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/config.py (commit 69f05e5): one-way delays in ms and
-bandwidths in Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Costs are those
-of its GPT3-XL job on 8 stages with 8 replicas. Nodes are in region order, which is a good plan already in four of the
-five networks: shuffle them before planning.
+bandwidths in Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Nodes are in
+region order, which is a good plan already in four of the five networks: shuffle them before planning.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
-
-PAPER_COSTS = PaperCosts(stages=8, replicas=8, gradient_gigabytes=0.65, activation_gigabytes=0.47124922275543213)
+from dtfm.scheduler.model.workload import Layer, Workload
 
 
 class Network(StrEnum):
@@ -90,12 +87,12 @@ def paper_network(network: Network) -> Cluster:
 
 
 def paper_workload() -> Workload:
-    """The paper's costs, with 24 equal layers of GPT3-XL (hidden size 2,048, sequences of 2,048 tokens, fp16 tensors)."""
+    """24 equal layers of GPT3-XL (hidden size 2,048, sequences of 2,048 tokens, fp16 tensors)."""
     parameters = 12 * 2048**2
     layer = Layer(
         "block", forward_flops=2 * parameters * 2048, parameter_bytes=2 * parameters, activation_bytes=2 * 2048**2
     )
-    return Workload(layers=(layer,) * 24, micro_batches=64, optimizer_bytes_per_parameter_byte=4.0, paper=PAPER_COSTS)
+    return Workload(layers=(layer,) * 24, micro_batches=64, optimizer_bytes_per_parameter_byte=4.0)
 
 
 def _cluster(

@@ -13,10 +13,9 @@ import pytest
 
 from dtfm.scheduler.bound.branch_and_bound import Plans
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Infeasible, Objective
+from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.tables import Tables
-from dtfm.scheduler.model.workload import PaperCosts
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search import exact
 from dtfm.scheduler.warm_up import compiled_functions, is_compiled, warm_up
@@ -24,7 +23,6 @@ from tests.scheduler.clusters import even_workload, random_cluster, uniform_clus
 
 WORKLOAD = even_workload()
 ANY_WAY = replace(WORKLOAD, checkpointing=None, optimizer_state=None, copy_bytes_per_parameter_byte=0.5)
-PAPER = replace(WORKLOAD, paper=PaperCosts(2, 3, 1.0, 0.1))
 
 
 def limited() -> Cluster:
@@ -71,7 +69,6 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "memory in whole bytes": lambda: schedule(whole_numbers(), WORKLOAD, evaluations=300),
     "few nodes": lambda: schedule(random_cluster(5, 4), WORKLOAD, evaluations=3000),
     "a node left": without_a_node,
-    "the paper's objective": lambda: schedule(random_cluster(5, 6), PAPER, objective=Objective.PAPER, evaluations=300),
     "a large group": lambda: schedule(uniform_cluster(60), even_workload(12, 64), stages=1, time_used=lambda: 1.0),
 }
 

@@ -55,9 +55,7 @@ def decision(cluster: Cluster, workload: Workload, given: Given, generation: int
     if not found.feasible:
         raise Infeasible(shortfall(problem, found))
     plan = found.draft.plan(cluster, depths(problem, found.draft), keepings(problem, found.draft), generation)
-    return Decision(
-        plan, Predicted(found.seconds + overhead, None, 0.0), 0.0, Reason.REQUESTED, "This plan was given.", 1
-    )
+    return Decision(plan, Predicted(found.seconds + overhead, 0.0), 0.0, Reason.REQUESTED, "This plan was given.", 1)
 
 
 def main() -> None:

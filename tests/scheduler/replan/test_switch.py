@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.decision import Objective, Reason
+from dtfm.scheduler.model.decision import Reason
 from dtfm.scheduler.model.memory import LADDER, Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from dtfm.scheduler.model.problem import Draft, Problem
@@ -115,7 +115,7 @@ def test_a_better_plan_is_left_alone_if_a_node_has_no_memory_to_change_to_it() -
         problem = Problem(cluster(memory, flops=5e9), Workload(LAYERS, 4))
         incumbent = Incumbent.of(problem, plan(3), Shape(most_stages=2))
         better = draft(5, ((1,), (0,)))
-        made = decide(problem, incumbent, better, 2, Objective.ITERATION, 0.0, 1, horizon=1e6)
+        made = decide(problem, incumbent, better, 2, 0.0, 1, horizon=1e6)
         reasons[made.reason] = made.sentence
     assert list(reasons) == [Reason.FASTER, Reason.KEPT]
     assert "but b lacks 0.0 MiB of memory to hold its old stage and its new one" in reasons[Reason.KEPT]
@@ -124,5 +124,5 @@ def test_a_better_plan_is_left_alone_if_a_node_has_no_memory_to_change_to_it() -
 def test_a_plan_that_cannot_stay_is_replaced_even_so() -> None:
     problem = Problem(cluster(5 * 400.0 + 50, flops=5e9), Workload(LAYERS, 4))
     incumbent = Incumbent(plan(3), Reason.INFEASIBLE, Holdings.of(problem, plan(3)))
-    made = decide(problem, incumbent, draft(5, ((1,), (0,))), 2, Objective.ITERATION, 0.0, 1, horizon=1e6)
+    made = decide(problem, incumbent, draft(5, ((1,), (0,))), 2, 0.0, 1, horizon=1e6)
     assert made.reason is Reason.INFEASIBLE
