@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dtfm.kernels.codec import Codec, codec_named, encoded_bytes
-from dtfm.node.model.placement import Group, Placement
+from dtfm.node.model.placement import Placement
 from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.control_pb2 import LinkCodec
 from dtfm.protos.frame import Kind
@@ -16,9 +16,6 @@ from dtfm.protos.plan_pb2 import Run
 
 GENTLEST_FIRST = (Codec.OFF, Codec.RAW16, Codec.I8B256)
 """The codecs that "auto" chooses from. Nothing below 8 bits is used unless the run file names it."""
-
-EXCHANGE_FRACTION = 0.1
-"""The fraction of a round's computing time that its exchange may take, before bits are given up for it. Nothing hides it."""
 
 EXPOSED = 0.02
 """The fraction of a step's computing time that a reduction may take beside what hides it, before bits are given up for it."""
@@ -120,24 +117,12 @@ def choose_codecs(
 
     # A member sends each other member that one's shard of its gradients, and later the sum of its own shard. No gradient is
     # final before the last backward, so only that can hide the transfer.
-    def sent_in(groups: Mapping[int, Group]) -> tuple[int, float, set[str]]:
-        """The elements that this node sends, its slowest link, and to whom."""
-        sent = sum(
-            2 * size * (len(groups[i].members) - 1) // len(groups[i].members) for i, size in sizes.buckets.items()
-        )
-        members = {m for group in groups.values() for m in group.members} - {placement.node}
-        return sent, min((bandwidth.get(member, float("inf")) for member in members), default=float("inf")), members
-
-    sent, slowest, members = sent_in(placement.groups)
+    groups = placement.groups
+    sent = sum(2 * size * (len(groups[i].members) - 1) // len(groups[i].members) for i, size in sizes.buckets.items())
+    members = {m for group in groups.values() for m in group.members} - {placement.node}
+    slowest = min((bandwidth.get(member, float("inf")) for member in members), default=float("inf"))
     last_backward, all_computing = micro_batch_seconds * 2 / 3, micro_batch_seconds * len(placement.micro_batches)
     hidden = last_backward + EXPOSED * all_computing
-    exchange = Codec.OFF
-    if placement.exchange_groups:
-        in_exchange, line, _ = sent_in(placement.exchange_groups)
-        seconds = EXCHANGE_FRACTION * placement.rounds.length * all_computing
-        exchange = choose_codec(
-            network.exchange, in_exchange, sizes.reduced, line, seconds, previous.exchange if previous else None
-        )
     return Codecs(
         activations=for_peers(
             network.activations,
@@ -152,5 +137,5 @@ def choose_codecs(
             network.reduction, sent, sizes.reduced, slowest, hidden, previous.reduction if previous else None
         ),
         replicas=frozenset(members),
-        exchange=exchange,
+        exchange=codec_named(network.exchange) if placement.exchange_groups else Codec.OFF,
     )

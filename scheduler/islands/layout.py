@@ -26,8 +26,8 @@ from dtfm.scheduler.search.search import TimeUsed
 
 TOKENS_PER_DOUBLING = 0.04
 """By how much more tokens a run is taken to need for the same loss each time the number of islands doubles. A guess: losses that
-were published for 1 to 8 copies (arXiv 2503.09799) rise by less than 1 % a doubling from a billion parameters on. A young model
-of ten million needed far more (docs/measurements.md)."""
+were published for 1 to 8 copies (arXiv 2503.09799) rise by less than 1 % a doubling from a billion parameters on. A model of ten
+million parameters needed far more in its first 300 steps, and none after 900 (docs/measurements.md)."""
 
 MARGIN = 0.03
 """Fraction of its seconds per step by which a layout must beat the incumbent."""
