@@ -32,9 +32,6 @@ million parameters needed far more in its first 300 steps, and none after 900 (d
 MARGIN = 0.03
 """Fraction of its seconds per step by which a layout must beat the incumbent."""
 
-OUTER_BYTES_PER_PARAMETER_BYTE = 2.0
-"""Of the anchor and the momentum, which are part of the state that nodes get (node/model/bucket.py)."""
-
 LOOKING_FRACTION = 0.5
 """The fraction of the time in which partitions are looked at. The rest is for the plans of the islands of the best."""
 
@@ -245,7 +242,7 @@ def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workloa
             donors = [n for n, name in enumerate(cluster.ids) if name in held and n != number]
             others = [float(cluster.bandwidth[n, number]) for n in donors]
             line = min(max(others, default=0.0), cluster.nodes[number].down or math.inf)
-            moved = lacks * (workload.bytes_moved_per_parameter_byte + OUTER_BYTES_PER_PARAMETER_BYTE)
+            moved = lacks * workload.bytes_moved_per_parameter_byte
             seconds = max(seconds, moved / line if lacks and line else 0.0)
     return seconds
 

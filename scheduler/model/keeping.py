@@ -15,6 +15,8 @@ And the state, per byte of parameters, by where it is (memory.OptimizerState):
   the device computes in the host's own memory, both are there. Otherwise gradients pass the bus at the end of each step, and
   weights to compute with come back: `update_seconds`.
 
+In a run with rounds, what exchanges need is in the host's memory both times.
+
 Nothing is reserved for snapshots: a node writes and reads them a few MiB at a time, and copies what training is about to change
 to memory only where the host has some to spare, else to its disk (node/state/images.py).
 
@@ -68,7 +70,7 @@ def need(t: Tables, way: int, first: int, past_last: int) -> Need:
         state = end.beside_host_before - begin.beside_host_before
         host = end.host_before - begin.host_before
     else:
-        state, host = end.state_before - begin.state_before, 0.0
+        state, host = end.state_before - begin.state_before, end.outer_before - begin.outer_before
     return Need(state + working, each, host, 3.0 + checkpointed, way)
 
 
@@ -92,7 +94,7 @@ def room(wanted: Need, memory: float, host_memory: float) -> float:
 def update_seconds(t: Tables, wanted: Need, host_memory: float) -> float:
     """Seconds of each step for which the bus of such a node is busy with gradients and weights; 0 where the device keeps all, or
     computes in the host's own memory."""
-    return 0.0 if host_memory == 0.0 else wanted.host * t.update_seconds_per_byte
+    return 0.0 if host_memory == 0.0 or not wanted.way & 2 else wanted.host * t.update_seconds_per_byte
 
 
 @compiled

@@ -34,8 +34,8 @@ class Tables(NamedTuple):
     sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links. In
     both, a relayed link has at most an even share of its relay's connection, as if all whom that serves used it at once.
     ``layer[k]`` has the sums over layers [0, k) of flops, gradients, kept and input bytes per micro-batch in flight, and of what
-    state needs: all of it on the device, or beside the host and in the host's memory; and the activation and working bytes of
-    layer k. There is a row more than layers.
+    state needs: all of it on the device but what exchanges need (outer), or beside the host and in the host's memory; and the
+    activation and working bytes of layer k. There is a row more than layers.
     ``working[level, k, checkpointed]`` is the most working bytes among layers [k, k + 2 ** level): keeping.need.
     ``ways`` are those that the workload allows, a bit for each of memory.LADDER, and ``first_way`` is the first of them.
     ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s. ``update_seconds_per_byte`` are those of
@@ -97,6 +97,7 @@ def tables(problem: Problem) -> Tables:
         layer=_records(
             flops_before=problem.flops_before,
             state_before=problem.parameters_before * workload.bytes_kept_per_parameter_byte,
+            outer_before=problem.parameters_before * workload.outer_bytes_per_parameter_byte,
             beside_host_before=problem.parameters_before * workload.bytes_beside_host_per_parameter_byte,
             host_before=problem.parameters_before * workload.host_bytes_per_parameter_byte,
             kept_before=problem.kept_before,

@@ -42,6 +42,8 @@ class Workload:
     A node that holds a layer keeps its weights, gradients and optimizer state, and ``own_bytes_per_parameter_byte``
     more bytes of its own, which need memory and are never transferred. ``copy_bytes_per_parameter_byte`` is the size of a second
     copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters.
+    ``outer_bytes_per_parameter_byte`` is what a run with rounds keeps besides, in the host's memory wherever the state is: the
+    anchor and the momentum of exchanges, which nodes get with the state.
 
     ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
     gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what
@@ -55,6 +57,7 @@ class Workload:
     optimizer_bytes_per_parameter_byte: float = 2.0
     own_bytes_per_parameter_byte: float = 0.0
     copy_bytes_per_parameter_byte: float = 0.0
+    outer_bytes_per_parameter_byte: float = 0.0
     sent_per_activation_byte: float = 1.0
     sent_per_reduced_byte: float = 1.0
     sent_per_exchanged_byte: float = 1.0
@@ -114,8 +117,8 @@ class Workload:
 
     @property
     def host_bytes_per_parameter_byte(self) -> float:
-        """The host's memory that the state then needs: weights in full precision, and optimizer state."""
-        return 1.0 + self.optimizer_bytes_per_parameter_byte
+        """The host's memory that the state then needs: weights in full precision, optimizer state, and what exchanges need."""
+        return 1.0 + self.optimizer_bytes_per_parameter_byte + self.outer_bytes_per_parameter_byte
 
     @property
     def bytes_over_bus_per_parameter_byte(self) -> float:
@@ -124,5 +127,5 @@ class Workload:
 
     @property
     def bytes_moved_per_parameter_byte(self) -> float:
-        """Bytes transferred to a node that takes over a layer: weights and optimizer state."""
-        return 1.0 + self.optimizer_bytes_per_parameter_byte
+        """Bytes transferred to a node that takes over a layer: weights, optimizer state, and what exchanges need."""
+        return 1.0 + self.optimizer_bytes_per_parameter_byte + self.outer_bytes_per_parameter_byte

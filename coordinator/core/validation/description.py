@@ -166,6 +166,8 @@ def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
     )
 
 
+OUTER_BYTES_PER_PARAMETER_BYTE = 2.0
+"""Of the anchor and the momentum (node/model/bucket.py)."""
 BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625}
 """By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
 
@@ -179,6 +181,7 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
         workload,
         checkpointing=None if checkpointing == "auto" else Checkpointing(checkpointing),
         optimizer_state=None if optimizer_state == "auto" else OptimizerState(optimizer_state),
+        outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE if run.train.rounds else 0.0,
         sent_per_activation_byte=max(_sent(network.activations, bits), _sent(network.gradients, bits)),
         sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
         sent_per_exchanged_byte=_sent(network.exchange, max(bits, 32.0)),

@@ -57,6 +57,20 @@ def test_over_home_lines_each_gpu_that_holds_the_model_is_an_island_and_all_are_
     assert ROUNDS.length * computing / (ROUNDS.length * step + exchange) >= 0.9
 
 
+def test_a_gpu_whose_host_has_no_room_for_what_exchanges_need_is_no_island_of_its_own() -> None:
+    cluster = cities([1] * 4, 100 * MEGABIT, 100 * MEGABIT)
+    workload = replace(llama("1.1B"), sent_per_exchanged_byte=SPARSE, outer_bytes_per_parameter_byte=2.0)
+    poor = tuple(replace(node, host_memory_bytes=8e9 if node.id == "n0" else 16e9) for node in cluster.nodes)
+    decision = lay_out(replace(cluster, nodes=poor), workload, rounds=ROUNDS, evaluations=200)
+    assert {"n0"} not in islands(decision.plan)
+    assert {"n1"} in islands(decision.plan)
+    host = 2 * sum(layer.parameter_bytes for layer in workload.layers)
+    assert 8e9 < host < 16e9
+    rich = tuple(replace(node, host_memory_bytes=host) for node in cluster.nodes)
+    decision = lay_out(replace(cluster, nodes=rich), workload, rounds=ROUNDS, evaluations=200)
+    assert islands(decision.plan) == [{f"n{n}"} for n in range(4)]
+
+
 def test_no_island_spans_two_cities_with_slow_lines_between_them() -> None:
     sizes = [2, 4, 3, 2, 5]
     cluster = cities(sizes, 1250e6, 50 * MEGABIT)
@@ -145,12 +159,13 @@ def test_an_island_keeps_its_number_while_most_of_its_nodes_stay() -> None:
 
 
 def test_nobody_joins_who_would_keep_all_waiting_for_its_state_for_longer_than_it_helps() -> None:
-    workload = replace(even_workload(layers=6, micro_batches=24), sent_per_exchanged_byte=SPARSE)
+    even = even_workload(layers=6, micro_batches=24)
+    workload = replace(even, sent_per_exchanged_byte=SPARSE, outer_bytes_per_parameter_byte=2.0)
     large = cities([1, 3], 125e6, 2e6)
-    small = [replace(node, memory_bytes=4.2e8, host_memory_bytes=None) for node in large.nodes[1:]]
+    small = [replace(node, memory_bytes=6.2e8, host_memory_bytes=None) for node in large.nodes[1:]]
     cluster = replace(large, nodes=(large.nodes[0], *small))
     known = lay_out(cluster.only([0, 1, 2]), workload, rounds=ROUNDS, evaluations=200).plan
-    for horizon, reason in ((10.0, Reason.FASTER), (1.0, Reason.KEPT)):
+    for horizon, reason in ((50.0, Reason.FASTER), (5.0, Reason.KEPT)):
         decision = lay_out(
             cluster, workload, known, rounds=ROUNDS, numbers=numbers(known), horizon=horizon, evaluations=200
         )
