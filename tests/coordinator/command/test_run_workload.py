@@ -28,8 +28,15 @@ def run_file(**tables: dict[str, object]) -> RunFile:
     "tables",
     [
         {},
-        {"train": {"precision": "bf16", "micro_batch": 2, "activation_checkpointing": "layer"}},
-        {"network": {"reduction": "topk"}, "train": {"optimizer_state": "host"}},
+        {
+            "train": {
+                "precision": "bf16",
+                "micro_batch": 2,
+                "activation_checkpointing": "layer",
+                "optimizer_state": "host",
+            },
+            "network": {"reduction": "topk"},
+        },
     ],
 )
 def test_a_run_asks_what_a_node_would_count(tables: dict[str, dict[str, object]]) -> None:
