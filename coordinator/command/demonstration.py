@@ -101,14 +101,15 @@ def demo_run_file(
 ) -> RunFile:
     """The run file that a demo trains: ``table`` with the demo's own defaults filled in.
 
-    The run waits for all ``nodes``. Unless ``table`` says otherwise, they form two stages and write checkpoints to ``folder``.
-    ``steps`` overrides the table's number. Raises RunFileError.
+    The run waits for all ``nodes``. Unless ``table`` says otherwise, they form two stages, or with rounds the islands that the
+    planner draws, and write checkpoints to ``folder``. ``steps`` overrides the table's number. Raises RunFileError.
     """
     cluster = dict(table.get("cluster", {}))
     cluster["nodes"] = nodes
     cluster.setdefault("wait_for_coordinator", GIVE_UP_SECONDS)  # nobody starts it again
-    cluster.setdefault("stages", [-(-nodes // 2), nodes // 2] if nodes > 1 else [1])
     train = {"steps": DEFAULT_STEPS, **table.get("train", {})}
+    if not train.get("rounds"):
+        cluster.setdefault("stages", [-(-nodes // 2), nodes // 2] if nodes > 1 else [1])
     if steps is not None:
         train["steps"] = steps
     checkpoint = {"uri": (folder / "checkpoints").resolve().as_uri(), **table.get("checkpoint", {})}

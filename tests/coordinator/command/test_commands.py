@@ -205,6 +205,7 @@ def test_plan_prints_the_schedulers_decision(
 
 def test_the_demo_spreads_its_nodes_over_two_stages(tmp_path: Path) -> None:
     assert [demo_run_file({}, n, None, tmp_path).cluster.pinned for n in (1, 2, 4, 5)] == [(1,), (1, 1), (2, 2), (3, 2)]
+    assert demo_run_file({"train": {"rounds": 4}}, 4, 10, tmp_path).cluster.stages == "auto"
     assert demo_run_file({}, 4, 7, tmp_path).train.steps == 7
     assert demo_run_file({}, 4, 7, tmp_path).cluster.wait_for_coordinator == 20, (
         "a demo that was killed leaves no nodes"

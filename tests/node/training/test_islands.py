@@ -63,15 +63,21 @@ def started(run: Run, plan: Plan) -> InProcess:
     return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12)
 
 
-def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(run: Run) -> None:
+@pytest.mark.parametrize(("codec", "tolerance"), [("off", 1e-9), ("i4b64", 1e-2)])
+def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
+    run: Run, codec: str, tolerance: float
+) -> None:
+    """In 4 bits, but for where its blocks end: the one process has all parameters in one."""
+    run.network.exchange = codec
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
     alone = losses_of_islands(run, lambda step: shares(plan))
     with started(run, plan) as nodes:
+        assert {generation.codecs.exchange.name.lower() for generation in nodes.generations.values()} == {codec}
         for step in range(1, run.train.steps + 1):
             loss = nodes.train()
             expected = next(alone)
             if step % (ROUNDS + 1):
-                assert loss == pytest.approx(expected, rel=1e-9, abs=0)
+                assert loss == pytest.approx(expected, rel=tolerance, abs=0)
             else:
                 buckets = [generation.stage.buckets for generation in nodes.generations.values()]
                 for index in set().union(*buckets):
