@@ -62,7 +62,6 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.protos.credentials import Identity
 from dtfm.protos.enrolment import NotAdmitted, refusal_in
-from dtfm.protos.health import answering
 from dtfm.protos.proof import is_let_in
 
 log = logging.getLogger(__name__)
@@ -75,14 +74,6 @@ TEMPORARY = ("BUSY", "FULL")
 """Refusals that nobody has to do anything about: a node that is started again later may be let in."""
 IDLE_BEATS = 40
 """Heartbeats between two timings of an idle node's device: it may have been slow, and recovered."""
-
-
-def health(coordinator: object, problem: str, *, admitted: bool) -> tuple[bool, str]:
-    """Whether this process is well, and a sentence on it. A member that tries to reach its coordinator again is: whatever
-    supervises it would otherwise end all nodes while the coordinator is started again. ``problem``: empty while it is heard."""
-    if not problem:
-        return True, f"in touch with the coordinator at {coordinator}"
-    return admitted, f"without the coordinator at {coordinator}: {problem}{'; it tries again' if admitted else ''}"
 
 
 class Session:
@@ -134,10 +125,6 @@ class Session:
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
-        async with answering(self._settings.health, self._settings.node, self._health):
-            return await self._run()
-
-    async def _run(self) -> int:
         try:
             self._port = await self._server.start(self._settings.listen)
             self._candidates()  # an address that cannot be is to be known now
@@ -166,9 +153,6 @@ class Session:
         """As they are now: addresses change. Raises ValueError for an address in the settings that peers could not use."""
         mine = self._settings
         return tuple(candidates(host_of(mine.listen), self._port, mine.advertise, mine.facing, self._opened))
-
-    def _health(self) -> tuple[bool, str]:
-        return health(self._settings.coordinator, self._problem, admitted=self._identity is not None)
 
     def status_line(self) -> str:
         """How the run and this node's part in it fare, as one line; empty before anything is known."""

@@ -21,7 +21,7 @@ class Settings:
 
     ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
     import_allowed and check_places). With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is
-    the folder for its part in snapshots on disks, and ``health`` the one in which it answers how it is (see answering).
+    the folder for its part in snapshots on disks.
     """
 
     coordinator: Entry
@@ -36,4 +36,3 @@ class Settings:
     allowed_data: tuple[str, ...] = ()
     leave_on_preemption: bool = False
     snapshots: Path = field(default_factory=lambda: (cache() / "snapshots").absolute())
-    health: Path | None = None

@@ -88,12 +88,6 @@ def serve(
             "is printed, a container keeps in its log."
         ),
     ] = None,
-    health: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder for a socket on which this process answers how it is: `python -m dtfm.protos.health` asks."
-        ),
-    ] = None,
     exit_when_over: Annotated[
         bool,
         typer.Option(
@@ -124,6 +118,6 @@ def serve(
             "--page-url says where others open the page, and --no-page that there is none; leave one of them out"
         )
     page, stays = None if no_page else web, not exit_when_over
-    files = authority, invitation_file, health
+    files = authority, invitation_file
     options = Serving(listen, page, read_page_url(page_url), metrics, advertise or [], *files, json, verbose, stays)
     raise typer.Exit(serve_run(store, run_file, new, reserve, options))

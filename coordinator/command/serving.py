@@ -28,7 +28,6 @@ from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_
 from dtfm.protos import DEFAULT_ADDRESS
 from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
-from dtfm.protos.health import answering
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
 from dtfm.protos.private_files import read_private, write_private
 from dtfm.protos.run_file.run_file import RunFile, read_run_file
@@ -39,7 +38,7 @@ class Serving:
     """How the operator wants a run to be served. ``listen`` and ``advertised``, if they are empty, are as the store remembers.
     ``web``: where the page is, see bind_page; None: nowhere. ``page_url``: see url_elsewhere. ``metrics``: where they are served
     beside the page; empty: nowhere. ``authority`` is the file with its key; None: the usual one. ``invitation`` is a file for the
-    first one, and ``health`` the folder for the health socket; None: there is none. ``stays``: see serve_until_over."""
+    first one; None: it is printed. ``stays``: see serve_until_over."""
 
     listen: str
     web: str | None
@@ -48,7 +47,6 @@ class Serving:
     advertised: list[str]
     authority: Path | None
     invitation: Path | None
-    health: Path | None
     json_lines: bool
     verbose: bool
     stays: bool
@@ -144,13 +142,12 @@ async def _serve(
             print(f"To see it, with a link: {server.page} (dtfm-coordinator invite --role viewer)", flush=True)
         elif page is not None:
             print(f"To see it: {link_to(page)}", flush=True)
-    healthy = answering(options.health, "coordinator", lambda: _health(server))
     telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.on_event)
     asks = (lambda: server.ledger) if server.page else None
     app = make_app(server.follower, asks, secure=server.page.startswith("https:"))
     page_up = page_served(page, app, from_anywhere=bool(server.page and not options.page_url))
     metrics_up = page_served(metrics, make_metrics_app(server.follower), from_anywhere=True)
-    async with healthy, telling, page_up, metrics_up:
+    async with telling, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
@@ -189,13 +186,6 @@ def _leads_here(file: Path, shown: Invitation, server: Server) -> bool:
     made = server.ledger.access.invitations.get(shown.id)
     leads_here = (shown.pin, shown.addresses) == (server.pin, server.addresses)
     return leads_here and made is not None and made.is_usable(time.time())
-
-
-def _health(server: Server) -> tuple[bool, str]:
-    ledger = server.ledger
-    if server.is_deaf:
-        return False, "nobody can connect any more"
-    return True, f"run {ledger.run.get('name')!r}, step {ledger.training.step}, {len(ledger.members)} members"
 
 
 def _tell_end(record: Record) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
+from dtfm.node.command.options import InvitationArgument, log_to_stderr, mistakes
 from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
 from dtfm.node.data.allowed import read_allowed
 from dtfm.node.data.problems import told_together
@@ -117,7 +117,6 @@ def join(
             "loss of other nodes. Default: ~/.cache/dtfm/snapshots."
         ),
     ] = None,
-    health: Health = None,
     verbose: Annotated[bool, _look("--verbose", "-v", help="Log every message.")] = False,
 ) -> None:
     """Joins a run and takes part until it is over.
@@ -147,7 +146,6 @@ def join(
             allowed_data=read_allowed(allow_data or ()),
             leave_on_preemption=notices,
             snapshots=(snapshots or cache() / "snapshots").absolute(),
-            health=health,
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
         with write_trace(traced, node) if traced else nullcontext():

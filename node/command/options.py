@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
@@ -19,12 +18,6 @@ InvitationArgument = Annotated[
         help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
         "nothing, for the coordinator that was used or started last on this machine.",
         show_envvar=True,
-    ),
-]
-Health = Annotated[
-    Path | None,
-    typer.Option(
-        help="The folder for a socket on which this process answers how it is: `python -m dtfm.protos.health` asks."
     ),
 ]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
+from dtfm.node.command.options import InvitationArgument, log_to_stderr, mistakes
 from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.packages import require_extra
@@ -26,7 +26,6 @@ def relay(
     give_up_after: Annotated[
         float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
     ] = 300.0,
-    health: Health = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
 ) -> None:
     """Passes on what nodes that cannot reach each other have to say, and sees ciphertext alone. It computes nothing."""
@@ -39,6 +38,6 @@ def relay(
         node = id or take_name()
         entry = Entry(invitation or invitation_needed("dtfm-node relay"), [Role.NODE], node)
         listens, advertised, facing, _ = place_of(entry, listen, advertise)
-        settings = Settings(entry, node, listens, advertised, facing, Hello.ONLY, give_up_after, health=health)
+        settings = Settings(entry, node, listens, advertised, facing, Hello.ONLY, give_up_after)
         hardware = Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0)
         raise typer.Exit(asyncio.run(take_part(settings, torch.device("cpu"), hardware)))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.protos.health import ask
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.leaks import children_of
 from tests.cluster.ports import free_port
@@ -84,12 +83,11 @@ def test_a_member_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None
 
 @pytest.mark.soak
 def test_settings_from_the_environment_are_the_supervisors_and_each_node_takes_its_part_of_them(tmp_path: Path) -> None:
-    port, health = free_port(together=2), tmp_path / "health"
+    port = free_port(together=2)
     settings = {
         "DTFM_DEVICE": "cpu,cpu",
         "DTFM_ID": "m",
         "DTFM_LISTEN": f"127.0.0.1:{port}",
-        "DTFM_HEALTH": str(health),
     }
     with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
         supervisor = Machine(cluster).join(invite(cluster), **settings)
@@ -97,9 +95,5 @@ def test_settings_from_the_environment_are_the_supervisors_and_each_node_takes_i
         assert {e["node"] for e in cluster.of("node_joined")} == {"other", "m-cpu", "m-cpu2"}
         for each in (port, port + 1):
             socket.create_connection(("127.0.0.1", each), timeout=10).close()
-        good, told = ask(health)
-        assert good, told
-        assert [line.split()[1] for line in told] == ["m-cpu:", "m-cpu2:"]
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait(60) == 0
-        assert list(health.iterdir()) == []

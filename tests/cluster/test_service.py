@@ -10,7 +10,6 @@ import typer
 
 import dtfm.coordinator.cli
 import dtfm.node.cli
-from dtfm.protos.health import ask
 from dtfm.protos.invitation import read_invitation
 from tests.cluster.launch import Cluster
 from tests.cluster.ports import free_port
@@ -19,8 +18,8 @@ from tests.cluster.test_invitations import join
 
 
 def test_the_same_command_starts_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
-    given, health = tmp_path / "given" / "node", tmp_path / "health"
-    options = ("--invitation-file", str(given), "--health", str(health))
+    given = tmp_path / "given" / "node"
+    options = ("--invitation-file", str(given))
     text = run_file(model=GPT2, stages=[1], steps=5000, learning_rate=1e-3)
     with Cluster(tmp_path, text, address=f"127.0.0.1:{free_port()}", start=False) as cluster:
         cluster.start_coordinator(*options)
@@ -29,11 +28,7 @@ def test_the_same_command_starts_a_run_and_goes_on_with_it(tmp_path: Path) -> No
         first = given.read_text()
         join(cluster, "a", str(given))
         cluster.wait_for("step_committed")
-        good, told = ask(health)
-        assert good, told
-        assert "1 members" in told[0]
         kill(cluster)
-        assert not ask(health)[0]
 
         begun = len(cluster.events)
         cluster.start_coordinator(*options)
@@ -59,21 +54,6 @@ def test_the_same_command_starts_a_run_and_goes_on_with_it(tmp_path: Path) -> No
         assert given.stat().st_mode & 0o777 == 0o600
     steps = [e["step"] for e in cluster.of("step_committed")]
     assert steps == list(range(1, len(steps) + 1))
-
-
-def test_a_node_says_whether_it_is_in_touch_with_the_coordinator(tmp_path: Path) -> None:
-    text = run_file(model=GPT2, stages=[1], steps=5000, learning_rate=1e-3)
-    with Cluster(tmp_path, text) as cluster:
-        node = cluster.add("a", environment={"DTFM_HEALTH": str(tmp_path / "h")})
-        cluster.wait_for("step_committed")
-        good, (told,) = ask(tmp_path / "h")
-        assert good
-        assert told == f"good a: in touch with the coordinator at {cluster.address}"
-        kill(cluster)
-        node.wait_for_error("does not answer")
-        good, (told,) = ask(tmp_path / "h")
-        assert good, "it tries again, and is not to be killed for it"
-        assert told.startswith(f"good a: without the coordinator at {cluster.address}")
 
 
 def kill(cluster: Cluster) -> None:
