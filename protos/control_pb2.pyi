@@ -888,33 +888,6 @@ class EnrolReply(_message.Message):
     role: str
     def __init__(self, role: _Optional[str] = ...) -> None: ...
 
-class KnockRequest(_message.Message):
-    __slots__ = ("enrolment", "candidates", "token")
-    ENROLMENT_FIELD_NUMBER: _ClassVar[int]
-    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    enrolment: EnrolRequest
-    candidates: _containers.RepeatedScalarFieldContainer[str]
-    token: bytes
-    def __init__(self, enrolment: _Optional[_Union[EnrolRequest, _Mapping]] = ..., candidates: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ...) -> None: ...
-
-class KnockReply(_message.Message):
-    __slots__ = ("outcomes", "seen")
-    class Outcome(_message.Message):
-        __slots__ = ("candidate", "problem", "elsewhere")
-        CANDIDATE_FIELD_NUMBER: _ClassVar[int]
-        PROBLEM_FIELD_NUMBER: _ClassVar[int]
-        ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
-        candidate: str
-        problem: str
-        elsewhere: bool
-        def __init__(self, candidate: _Optional[str] = ..., problem: _Optional[str] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
-    SEEN_FIELD_NUMBER: _ClassVar[int]
-    outcomes: _containers.RepeatedCompositeFieldContainer[KnockReply.Outcome]
-    seen: str
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[KnockReply.Outcome, _Mapping]]] = ..., seen: _Optional[str] = ...) -> None: ...
-
 class InviteRequest(_message.Message):
     __slots__ = ("name", "role", "seconds", "uses", "believed")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from google.protobuf.message import Message
 from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
 from dtfm.protos.access import Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
-from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, KnockReply, KnockRequest, RefusalReason
+from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
 from dtfm.protos.credentials import (
     fetch_authority,
     in_time,
@@ -132,22 +131,6 @@ class Entry:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
         begun, self._begun = self._begun, None
         return await (begun or self._open(timeout))
-
-    async def knock(self, candidates: Sequence[str], token: bytes, timeout: float) -> KnockReply:
-        """Has the coordinator dial this machine at ``candidates``, where whoever connects is sent ``token`` (16 bytes). Raises as
-        ``open`` does, if that would not let this side in; but nothing is bound, and no invitation used up."""
-        address, authority, pin = await self.answering(timeout)
-        invitation = self._place if isinstance(self._place, Invitation) else None
-        roles = [*self._roles, Role.OPERATOR]  # an operator's machine lets its own nodes in
-        access = next(iter(_enrolled(roles, pin)), None)
-        if access is None:
-            if invitation is None:
-                raise self._needed(address)
-            name = f"knock-{secrets.token_hex(4)}"
-            access, roles = Access((address,), pin, name, self._roles[0], make_key()), list(self._roles)
-        request = KnockRequest(enrolment=_request(access, invitation, roles), candidates=candidates, token=token)
-        reply: KnockReply = await _call(Opened(address, authority, access), "Coordinator", "Knock", request, timeout)
-        return reply
 
     async def _open(self, timeout: float) -> Opened:
         address, authority, pin = await self.answering(timeout)

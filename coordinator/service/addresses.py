@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 import ifaddr
 
-from dtfm.protos.candidates import Address
 from dtfm.protos.connection import read_address
 from dtfm.protos.invitation import MOST_ADDRESSES
 
@@ -31,11 +30,6 @@ def own_hosts() -> list[str]:
     hosts = [ip.ip if isinstance(ip.ip, str) else ip.ip[0] for adapter in ifaddr.get_adapters() for ip in adapter.ips]
     facing = [host for host in (_facing(socket.AF_INET, "192.0.2.1"), _facing(socket.AF_INET6, "2001:db8::1")) if host]
     return [*facing, *hosts]
-
-
-def is_own(address: Address) -> bool:
-    """Whether this machine itself is there."""
-    return address.is_loopback or any(address == ipaddress.ip_address(host.partition("%")[0]) for host in own_hosts())
 
 
 def usable(hosts: Iterable[str], *, ipv6: bool) -> list[str]:

@@ -36,7 +36,7 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Forgive": frozenset({Role.OPERATOR}),
     "Steer": frozenset({Role.OPERATOR}),
 }
-"""Every method but Enrol and Knock, which are for those who have no role yet."""
+"""Every method but Enrol, which is for those who have no role yet."""
 
 CALLS_PER_SECOND, CALLS_AT_ONCE = 20.0, 500.0
 """What one name may call over a while, and at once; who calls more often is answered later."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from dtfm.coordinator.core.members.invitations import check_enrolment
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.transition import Granted, Request
 from dtfm.coordinator.log.record import StoreError
 from dtfm.coordinator.service.disk import Forbidden, MembersDisk
 from dtfm.coordinator.service.gate import Gate, refuse
-from dtfm.coordinator.service.knocking import knock
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import for_members, published
@@ -57,15 +54,6 @@ class Joins:
             reply = await self._server.ask(request)
             self._gate.let_in(context, base64.b64encode(request.public_key).decode())
             return reply
-        except Refused as refused:
-            await refuse(context, refused)
-
-    async def Knock(self, request: wire.KnockRequest, context: Context) -> wire.KnockReply:
-        await self._gate.check_enrolment(context, request.enrolment)
-        try:
-            check_enrolment(self._server.ledger, request.enrolment, time.time())
-            # Its connection stays a stranger's: no invitation is used up, and the name is what the caller says.
-            return await knock(request.enrolment.name, request.candidates, request.token, self._seen(context.peer()))
         except Refused as refused:
             await refuse(context, refused)
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import shutil
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from ipaddress import ip_address
 from pathlib import Path
 
 from dtfm.node.doctor import findings
-from dtfm.node.doctor.findings import Candidate, Finding
+from dtfm.node.doctor.findings import Finding
 from dtfm.node.host.disk_speed import measure_disk
 from dtfm.node.host.driver import has_nvidia_gpu, judge, nvidia_driver
 from dtfm.node.host.packages import EXTRA, missing_packages
 from dtfm.node.network.addresses import candidates, host_of
 from dtfm.node.network.home_router import HomeRouter
-from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.protos.connection import read_address
-from dtfm.protos.control_pb2 import KnockReply
 from dtfm.protos.enrolment import Entry, NotAdmitted
-from dtfm.protos.knock import TOKEN_BYTES, dial
 from dtfm.protos.open_files import raise_limit
 
 ANSWER_SECONDS = 5.0
@@ -56,10 +51,8 @@ async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
         found += await asyncio.to_thread(look_at_device, place.device)
     found += [await asyncio.to_thread(look_at_disk, place.snapshots), findings.on_open_files(raise_limit())]
     if coordinator is not None:
-        found += await look_at_coordinator(coordinator)
-        if any(finding.good is False and finding.check in ("coordinator", "clock") for finding in found):
-            coordinator = None  # it cannot be asked anything more
-    return [*found, *await look_at_ways(place, coordinator), *look_at_tcp()]
+        found.append(await look_at_coordinator(coordinator))
+    return [*found, *await look_at_port(place), *look_at_tcp()]
 
 
 def look_at_device(name: str) -> list[Finding]:
@@ -112,7 +105,7 @@ def look_at_tcp(folder: Path = Path("/proc/sys/net/ipv4")) -> list[Finding]:
     ]
 
 
-async def look_at_coordinator(entry: Entry) -> list[Finding]:
+async def look_at_coordinator(entry: Entry) -> Finding:
     """Whether the coordinator answers, and as who it should be."""
     addresses, pin = entry.leads_to
     try:
@@ -123,84 +116,33 @@ async def look_at_coordinator(entry: Entry) -> list[Finding]:
             f"is this the right address, `dtfm-coordinator serve --listen 0.0.0.0:{ports}` running there, and TCP port {ports} "
             "open in its firewall?"
         )
-        return [Finding("coordinator", False, f"{' or '.join(addresses)}: {error}", fix)]
+        return Finding("coordinator", False, f"{' or '.join(addresses)}: {error}", fix)
     except NotAdmitted as refused:
         if refused.reason == "WRONG_CLOCK":
-            return [Finding("clock", False, refused.sentence, "timedatectl set-ntp true")]
-        return [Finding("coordinator", False, refused.sentence, "ask for a new invitation")]
+            return Finding("clock", False, refused.sentence, "timedatectl set-ntp true")
+        return Finding("coordinator", False, refused.sentence, "ask for a new invitation")
     named = ", and is the one that was named" if pin is not None else ""
-    return [Finding("coordinator", True, f"{address} answers{named}")]
+    return Finding("coordinator", True, f"{address} answers{named}")
 
 
-async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[Finding]:
-    """Whether the invitation is good, the port free, and this machine reached at its candidates: by itself, and by the
-    coordinator."""
-    token = secrets.token_bytes(TOKEN_BYTES)
-    reply, found = await _ask(coordinator, token)
-
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(token)
-        writer.close()
-
+async def look_at_port(place: Place) -> list[Finding]:
+    """Whether the port is free, and whether others can dial this machine as far as it can tell by itself. Raises ValueError for
+    addresses in ``place`` that no node may have."""
+    router, opened = HomeRouter(), ""
     try:
-        server = await asyncio.start_server(answer, sock=_listen(*read_address(place.listen)))
+        with _listen(*read_address(place.listen)) as listening:
+            port = int(listening.getsockname()[1])
     except OSError as error:
         why = error.strerror or str(error)
-        return [*found, Finding("listen", False, f"{place.listen}: {why}", "give a free port with --listen HOST:PORT")]
-    port = int(server.sockets[0].getsockname()[1])
-    router, opened = HomeRouter(), ""
-    async with server:
-        found.append(Finding("listen", True, f"{place.listen} is free"))
-        if place.behind_nat:
-            opened = await router.open(port)
-        sources = candidates(host_of(place.listen), port, place.advertise, place.facing, opened)
-        if reply is not None and (seen := _seen_as(reply.seen, port)):
-            sources.setdefault(seen, "coordinator")
-        here = await asyncio.gather(*(dial(*read_address(address), token) for address in sources))
-        if coordinator is not None and reply is not None:
-            try:
-                reply = await coordinator.knock(list(sources)[:MOST_CANDIDATES], token, ANSWER_SECONDS)
-            except (NotAdmitted, ConnectionError) as error:
-                reply = None
-                found.append(findings.on_no_view_from_outside(str(error)))
-        await router.close()
-    outside = {each.candidate: each.problem for each in (reply.outcomes if reply else ()) if not each.elsewhere}
-    known = [
-        Candidate(address, source, problem, outside.get(address))
-        for (address, source), problem in zip(sources.items(), here, strict=True)
-    ]
+        return [Finding("listen", False, f"{place.listen}: {why}", "give a free port with --listen HOST:PORT")]
+    if place.behind_nat:
+        opened = await router.open(port)
+    addresses = list(candidates(host_of(place.listen), port, place.advertise, place.facing, opened))
+    await router.close()
+    found = [Finding("listen", True, f"{place.listen} is free")]
     if place.facing:
-        found.append(findings.on_being_behind_nat(place.facing, known, place.behind_nat))
-    return found + [findings.on_candidate(each, port) for each in known]
-
-
-async def _ask(coordinator: Entry | None, token: bytes) -> tuple[KnockReply | None, list[Finding]]:
-    """Where the coordinator sees this machine, and whether it would let it in."""
-    if coordinator is None:
-        return None, []
-    try:
-        reply = await coordinator.knock([], token, ANSWER_SECONDS)
-    except NotAdmitted as refused:
-        if refused.reason == "BUSY":
-            return None, [findings.on_no_view_from_outside(str(refused))]
-        fix = "on the coordinator's machine: dtfm-coordinator invite"
-        if refused.reason == "WRONG_CLOCK":
-            fix = "timedatectl set-ntp true"
-        return None, [Finding("invitation", False, str(refused), fix)]
-    except ConnectionError as error:
-        return None, [Finding("invitation", None, f"it could not be checked: {error}")]
-    return reply, [
-        Finding("invitation", True, f"the coordinator, which sees this machine as {reply.seen}, would let it in")
-    ]
-
-
-def _seen_as(seen: str, port: int) -> str:
-    """Where the coordinator sees this machine, with ``port``; empty if no node can be there."""
-    try:
-        address = ip_address(seen)
-        return write_candidate(*read_candidate(write_candidate(address, port))) if not address.is_loopback else ""
-    except ValueError:
-        return ""
+        found.append(findings.on_being_behind_nat(place.facing, addresses, place.behind_nat))
+    return found
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -116,58 +116,18 @@ def on_pauses(control: str, slow_start_after_idle: bool) -> Finding:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """``source``: where it is from: "--advertise", "Vast or RunPod", "router", "interface", "coordinator" (where that sees this
-    machine). ``problem``: why this machine cannot reach itself there; empty if it can. ``outside``: why the coordinator cannot;
-    None: it was not asked, or sees this machine elsewhere."""
-
-    address: str
-    source: str
-    problem: str = ""
-    outside: str | None = None
-
-    @property
-    def is_reached(self) -> bool:
-        return not (self.problem if self.outside is None else self.outside)
-
-
-def on_candidate(candidate: Candidate, port: int) -> Finding:
-    """``port``: on which a node would listen. What the coordinator sees counts more than what this machine does: many routers
-    lead nobody home from inside."""
-    check = f"candidate {candidate.address}"
-    known = f"{way_to(ip_address(read_address(candidate.address)[0]))}, from {candidate.source}"
-    who = "from here" if candidate.outside is None else "by the coordinator"
-    if candidate.is_reached:
-        return Finding(check, True, f"{known}: reached {who}")
-    fix = {
-        "--advertise": f"is it this machine's, and does its router or firewall lead {candidate.address} to port {port} here?",
-        "Vast or RunPod": f"is port {port} mapped in the template, and free of other programs?",
-        "router": f"if peers do not reach it either, forward TCP {candidate.address} to port {port} by hand",
-        "coordinator": f"if peers are to dial this machine, let its router lead a port to {port} here, and --advertise it",
-        "interface": f"let TCP port {port} in: ufw allow {port}/tcp, or iptables -I INPUT -p tcp --dport {port} -j ACCEPT",
-    }[candidate.source]
-    must = candidate.source == "interface" or (candidate.outside is not None and candidate.source != "coordinator")
-    why = candidate.problem if candidate.outside is None else candidate.outside
-    return Finding(check, False if must else None, f"{known}: not reached {who} ({why})", fix)
-
-
-def on_being_behind_nat(facing: str, candidates: Sequence[Candidate], behind_nat: bool) -> Finding:
-    """Whether others can dial this machine: if not, connections are lent."""
-    if any(candidate.outside == "" for candidate in candidates):
-        return Finding("reach", True, "the coordinator reaches this machine")
+def on_being_behind_nat(facing: str, candidates: Sequence[str], behind_nat: bool) -> Finding:
+    """Whether others can dial this machine at one of its ``candidates``: if not, connections are lent."""
     if not behind_nat:
         return Finding("reach", True, f"this machine faces the coordinator as {facing}, without NAT between them")
-    if any(c.outside is None and way_to(ip_address(read_address(c.address)[0])) == "public" for c in candidates):
-        return Finding("reach", True, f"this machine is behind NAT ({facing}), and has a public candidate")
+    for candidate in candidates:
+        if way_to(ip_address(read_address(candidate)[0])) == "public":
+            return Finding(
+                "reach", True, f"this machine is behind NAT ({facing}), and others may reach it at {candidate}"
+            )
     return Finding(
         "reach",
         None,
-        f"this machine is behind NAT ({facing}), and nobody outside reaches it: it dials others, or a relay where that fails",
+        f"this machine is behind NAT ({facing}), and has no address outside: it dials others, or a relay where that fails",
         "turn UPnP on at the router; or forward a port to this machine, and: --listen 0.0.0.0:PORT --advertise PUBLIC_IP:PORT",
     )
-
-
-def on_no_view_from_outside(why: str) -> Finding:
-    fix = "run the doctor again: until then nobody knows whether others reach this machine"
-    return Finding("outside", None, f"the coordinator did not dial this machine: {why}", fix)

@@ -17,7 +17,6 @@ from dtfm.coordinator.service.strangers import Limits
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import read_address
 from dtfm.protos.credentials import COORDINATOR_NAME, public_key, to_coordinator
-from dtfm.protos.knock import TOKEN_BYTES
 from dtfm.protos.proof import proof
 from tests.coordinator.fake_node import enrolment
 from tests.coordinator.serving import Served, serving
@@ -167,15 +166,6 @@ async def test_a_member_is_no_stranger_however_long_it_stays_and_whatever_it_sen
         await asyncio.sleep(0.5)
         assert not node.over.is_set()
         assert served.server.state.members.sessions["member"].heard > before
-
-
-async def test_an_invitation_that_is_not_used_up_makes_nobody_a_member(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served, served.channel() as channel:
-        stub = services.stub("Coordinator", channel)
-        request = wire.KnockRequest(enrolment=enrolment("guest", served.invitation), token=bytes(TOKEN_BYTES))
-        await stub.Knock(request, metadata=proof(key_of("guest"), "guest", served.server.pin))
-        callers = served.server._front._open
-        assert [caller.key for caller in callers if caller.calls] == [""]
 
 
 @pytest.mark.parametrize("bound", ["of one key", "of all"])

@@ -98,7 +98,7 @@ def shown(served: Served, name: str, key: str = "", behind: float = 0.0) -> Meta
 
 def test_every_method_is_in_the_table() -> None:
     services = wire.DESCRIPTOR.services_by_name.values()
-    assert {method.name for service in services for method in service.methods} == {*MAY_CALL, "Enrol", "Knock"}
+    assert {method.name for service in services for method in service.methods} == {*MAY_CALL, "Enrol"}
     assert set(CALLS) == set(MAY_CALL)
 
 
