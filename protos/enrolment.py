@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from dtfm.file_lock import locked
 from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
 from dtfm.protos.access import Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
@@ -26,7 +27,6 @@ from dtfm.protos.credentials import (
     shown_certificate,
     to_coordinator,
 )
-from dtfm.protos.file_lock import locked
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, Invitation, invitation_in, read_invitation
 from dtfm.protos.proof import ClockError, Metadata, proof
 

@@ -17,7 +17,7 @@ from dtfm.coordinator.log import lease
 from dtfm.coordinator.log.database import explained, open_engine, sqlite_file
 from dtfm.coordinator.log.events import Event, to_text
 from dtfm.coordinator.log.record import Record as Record, Snapshot, StoreError as StoreError, read_row
-from dtfm.protos.file_lock import try_lock
+from dtfm.file_lock import try_lock
 
 _PAGE = 1000
 _LEAST_SNAPSHOTS, _MOST_CHARACTERS = 2, 32_000_000

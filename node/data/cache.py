@@ -20,7 +20,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from dtfm.protos.file_lock import PAUSE_SECONDS, try_lock
+from dtfm.file_lock import PAUSE_SECONDS, try_lock
 
 log = logging.getLogger(__name__)
 

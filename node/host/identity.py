@@ -13,8 +13,8 @@ import secrets
 import socket
 from pathlib import Path
 
+from dtfm.file_lock import try_lock
 from dtfm.protos.access import MOST_NAMES_OF_A_KEY
-from dtfm.protos.file_lock import try_lock
 from dtfm.protos.private_files import state_folder
 
 MOST_HOST_CHARACTERS = 40
