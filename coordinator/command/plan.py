@@ -92,9 +92,6 @@ def plan(
     On a terminal it shows what it has found so far; elsewhere it says once that it searches. Ctrl-C ends the search and prints
     the best plan found so far.
 
-    If some of --gpus would be idle, it is planned again with faster lines, a larger batch and a deeper model, and what helps is
-    printed. Each of these six questions takes at most ten seconds, or --deadline.
-
     Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """
     with announced("Loading the scheduler"):

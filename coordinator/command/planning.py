@@ -17,7 +17,6 @@ import typer
 
 from dtfm.coordinator.command.background import announced, in_background, search_shown
 from dtfm.coordinator.command.bill import SOME_STEPS, bill, parse_prices
-from dtfm.coordinator.command.idle_gpus import Advice, advice, describe_advice
 from dtfm.coordinator.command.rented import (
     parse_gpus,
     parse_links,
@@ -35,8 +34,7 @@ from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
 from dtfm.scheduler.formats.workload import parse_workload
 from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Decision, Infeasible
-from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.rounds import Rounds
 from dtfm.scheduler.model.workload import Workload
@@ -44,9 +42,6 @@ from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
 
 Parsed = TypeVar("Parsed")
-
-LEAST_QUESTION, MOST_QUESTION = 2.0, 10.0
-"""Seconds that each question about idle GPUs may take: as long as the search before, within these."""
 
 
 def print_plan(
@@ -76,45 +71,31 @@ def print_plan(
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
         in_background(warm_up)
-    stop = Event()
+    stop, began = Event(), time.monotonic()
 
-    def ask(task: str, cluster: Cluster, work: Workload, current: Plan | None, limit: float | None) -> Decision:
-        began = time.monotonic()
-        with search_shown(task) as improved:
+    def used() -> float:
+        return (time.monotonic() - began) / max(deadline or math.inf, 1e-9)
 
-            def used() -> float:
-                return (time.monotonic() - began) / max(limit or math.inf, 1e-9)
-
+    try:
+        with search_shown("Planning") as improved:
             if rounds.length:
                 search = partial(lay_out, rounds=rounds, time_used=used)
             else:
                 search = partial(
                     schedule,
                     stages=asked.cluster.pinned if stages is None and asked is not None else stages,
-                    time_used=None if limit is None else used,
+                    time_used=None if deadline is None else used,
                     improved=improved,
                 )
             generation = current.generation + 1 if current is not None else 0
             many = threads or os.cpu_count() or 1
             ready = partial(search, seed=seed, generation=generation, threads=many, stopped=stop.is_set)
-            return in_background(partial(ready, cluster, work, current), stop)
-
-    began = time.monotonic()
-    try:
-        decision = ask("Planning", cluster, work, current, deadline)
+            decision = in_background(partial(ready, cluster, work, current), stop)
     except Infeasible as error:
         print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
         raise typer.Exit(1) from None
     elapsed = time.monotonic() - began
     idle = [number for number, name in enumerate(cluster.ids) if name in decision.plan.idle]
-    found = list[Advice]()
-    if gpus is not None and idle and not stop.is_set():
-        limit = max(LEAST_QUESTION, min(MOST_QUESTION, elapsed)) if deadline is None else min(MOST_QUESTION, deadline)
-
-        def ask_again(words: str, cluster: Cluster, work: Workload) -> Decision:
-            return ask(f"Trying {words}", cluster, work, None, limit)
-
-        found = list(advice(cluster, work, decision, ask_again, stop.is_set))
     costs = None
     if asked is not None or prices:
         steps = asked.train.steps if asked is not None else SOME_STEPS
@@ -126,7 +107,6 @@ def print_plan(
         more = plan_documents(problem, decision, tokens, rounds)
         if gpus is not None:
             more |= {"precision": precision, "without_bf16": without_bf16(gpus) if precision == "bf16" else []}
-            more |= {"advice": [asdict(each) for each in found]}
         if costs is not None:
             more |= {"bill": asdict(costs)}
         print(json.dumps(decision_document(decision, elapsed) | more))
@@ -138,8 +118,6 @@ def print_plan(
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
         if costs is not None:
             print(costs)
-        if found:
-            print(describe_advice(found, len(idle), len(cluster.nodes)))
         if (times := gap(decision)) is not None:
             print(describe_gap(decision.lower_bound_seconds, times))
 
