@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ import typer
 from dtfm.coordinator.command.options import Json, StoreUrl, Where, log_of, print_record
 
 if TYPE_CHECKING:
-    from dtfm.coordinator.view.boards import Board
+    from dtfm.coordinator.view.boards import TensorBoard
     from dtfm.protos import control_pb2 as wire
 
 
@@ -40,26 +39,22 @@ def events(
         Path | None,
         typer.Option(help="Write curves for TensorBoard into this new folder, in place of printing events."),
     ] = None,
-    wandb: Annotated[
-        str, typer.Option(help="Send curves to this project on Weights & Biases, in place of printing events.")
-    ] = "",
 ) -> None:
     """Prints the event log: everything that happened in the run, in order. Or makes curves of it.
 
     With --follow, it goes on as things happen.
     """
-    if after and (tensorboard or wandb):
-        raise ValueError("--tensorboard and --wandb make curves of the whole log; leave --after out")
-    boards: list[Board] = []
-    if tensorboard is not None or wandb:
-        from dtfm.coordinator.view.boards import TensorBoard, WeightsAndBiases
+    if after and tensorboard is not None:
+        raise ValueError("--tensorboard makes curves of the whole log; leave --after out")
+    board: TensorBoard | None = None
+    if tensorboard is not None:
+        from dtfm.coordinator.view.boards import TensorBoard
 
-        boards += [TensorBoard(tensorboard)] if tensorboard is not None else []
-        boards += [WeightsAndBiases(wandb)] if wandb else []
+        board = TensorBoard(tensorboard)
     try:
-        asyncio.run(_events(where, store, after, follow, json_lines, boards))
+        asyncio.run(_events(where, store, after, follow, json_lines, board))
     finally:
-        for board in boards:
+        if board is not None:
             board.close()
 
 
@@ -110,11 +105,13 @@ async def _members(where: str, store: str) -> tuple[list[dict[str, Any]], str]:
     return [json.loads(text) for text in reply.members_json], ""
 
 
-async def _events(where: str, store: str, after: int, follow: bool, json_lines: bool, boards: Sequence[Board]) -> None:
+async def _events(
+    where: str, store: str, after: int, follow: bool, json_lines: bool, board: TensorBoard | None
+) -> None:
     async for record in log_of(where, store, after=after, follow=follow):
-        for board in boards:
+        if board is not None:
             board.add(record)
-        if not boards:
+        else:
             print_record(record, json_lines=json_lines)
 
 

@@ -6,15 +6,13 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record
-from dtfm.coordinator.view.boards import TensorBoard, WeightsAndBiases, points
+from dtfm.coordinator.view.boards import TensorBoard, points
 
 STEP = ev.StepCommitted(1, 1, 2.5, 8192, 0.5, 2.0, 32, {}, {})
 LOG: list[ev.Event] = [
@@ -73,35 +71,7 @@ def test_an_earlier_projection_is_not_mixed_with_a_new_one(tmp_path: Path) -> No
         TensorBoard(tmp_path)
 
 
-@pytest.mark.parametrize("before", [0, 2])
-def test_wandb_gets_each_point_once_under_the_runs_own_id(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the first points ``before``: W&B counts them."""
-    asked: dict[str, Any] = {}
-    sent: list[dict[str, float]] = []
-
-    def init(**keywords: Any) -> Any:
-        asked.update(keywords)
-        return SimpleNamespace(
-            step=before, define_metric=lambda *_, **__: None, log=sent.append, finish=lambda: sent.append({})
-        )
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    board = WeightsAndBiases("stories")
-    for record in RECORDS:
-        board.add(record)
-    board.close()
-    assert (asked["project"], asked["name"], asked["id"], asked["resume"]) == ("stories", "demo", "ab12", "allow")
-    assert asked["config"] == {"train": {"steps": 2}}  # and nothing that names machines or places
-    steps = [1, 2, 2]
-    expected = [points(event) for event in LOG if points(event)]
-    every = [{"step": step, **found} for step, found in zip(steps, expected, strict=True)]
-    assert sent == [*every[before:], {}]
-
-
-@pytest.mark.parametrize(("package", "make"), [("tensorboardX", TensorBoard), ("wandb", WeightsAndBiases)])
-def test_without_its_package_it_says_what_to_install(
-    package: str, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=f"the package {package} is not installed; install it with: .*pip install"):
-        make(tmp_path)
+def test_without_its_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ValueError, match=r"the package tensorboardX is not installed; install it with: .*pip install"):
+        TensorBoard(tmp_path)
