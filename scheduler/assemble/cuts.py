@@ -9,7 +9,7 @@ from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.keeping import ENOUGH, every_need, first_need, lacking
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
-from dtfm.scheduler.model.sums import BYTES_BACK, BYTES_THERE, SLOWEST_LINK, SPEED
+from dtfm.scheduler.model.sums import SLOWEST_LINK, SPEED
 from dtfm.scheduler.model.tables import Tables
 
 FASTER = 1.6
@@ -93,7 +93,7 @@ def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
     speed, size, sums = 0.0, t.layer[len(t.layer) // 2].activation, sketch.sums
     for stage in range(stages):
         sketch.stage[stage].memory = np.inf
-        slowness, own = sums.slowest[sums.row[stage]].slowness, sums.toward[sums.row[stage]]
+        slowness = sums.slowest[sums.row[stage]].slowness
         members = sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]
         for node in members:
             speed += t.node[node].flops
@@ -108,8 +108,7 @@ def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
                     if toward[SPEED, node] >= SLOWEST_LINK:
                         sketch.node[node].own = max(sketch.node[node].own, FREE * size / toward[SPEED, node])
             sketch.node[node].own = max(sketch.node[node].own, sides * size * connection)
-            bytes_per_byte = max(own[BYTES_THERE, node], own[BYTES_BACK, node])
-            slowness = max(slowness, bytes_per_byte * connection)
+            slowness = max(slowness, (len(members) - 1) * connection)
         sketch.stage[stage].slowness = 2 * slowness / len(members)
     return speed
 

@@ -83,7 +83,7 @@ def crowding(t: Tables, senders: Ints, receivers: Ints) -> float:
             for c in (a, b):
                 for d in (a, b):
                     if c != d:
-                        each = max(each, t.link[c, d].ratio * max(t.node[c].per_up, t.node[d].per_down))
+                        each = max(each, t.node[c].per_up, t.node[d].per_down)
             if np.isfinite(one):
                 high = min(high, one + t.micro_batches * each)
     if np.isinf(high):
@@ -103,15 +103,14 @@ def _passing(t: Tables, side: Ints, other: Ints, there: float, back: float) -> f
     """The most micro-batches, of a byte each, that one side exchanges with the other in the given seconds each way."""
     total = 0.0
     for a in side:
-        passing, ratio_there, ratio_back = 0.0, np.inf, np.inf
+        passing = 0.0
         for b in other:
             slowness, slowness_back = t.link[a, b].slowness, t.link[b, a].slowness
             if not np.isfinite(slowness + slowness_back):
                 continue
-            ratio_there, ratio_back = min(ratio_there, t.link[a, b].ratio), min(ratio_back, t.link[b, a].ratio)
             number = min(there / max(slowness, 1e-300), back / max(slowness_back, 1e-300))
             passing += np.floor(number * (1 + 1e-9))
         if passing > 0:
-            number = min(there / (ratio_there * t.node[a].per_up), back / (ratio_back * t.node[a].per_down))
+            number = min(there / t.node[a].per_up, back / t.node[a].per_down)
             total += min(passing, np.floor(number * (1 + 1e-9)))
     return total

@@ -39,7 +39,6 @@ DEVICE = np.dtype(
 LINK = np.dtype(
     [
         ("slowness", "f8"),
-        ("ratio", "f8"),
         ("latency", "f8"),
         ("busy_until", "f8"),
         ("via", "i8"),  # the device that relays it, or -1
@@ -79,12 +78,7 @@ def _set_link(t: Tables, s: Draft, links: Records, sender: int, receiver: int) -
     link.via = -1
     if t.relayed > 0 and t.link[a, b].via >= 0:
         link.via = _device_of(s, t.link[a, b].via)
-    link.slowness, link.ratio, link.latency, link.busy_until = (
-        t.link[a, b].slowness,
-        t.link[a, b].ratio,
-        t.link[a, b].latency,
-        0.0,
-    )
+    link.slowness, link.latency, link.busy_until = t.link[a, b].slowness, t.link[a, b].latency, 0.0
     return not np.isinf(link.slowness)
 
 

@@ -80,23 +80,23 @@ def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
                 * (back + (sketch.node[a].passes - 1) * sketch.node[a].forward + sketch.node[a].homeward)
                 / sketch.node[b].load
             )
-            onward, returned = count * size * t.link[a, b].ratio, count * size * t.link[b, a].ratio
-            sketch.node[a].sent += onward
-            sketch.node[b].received += onward
-            sketch.node[b].sent += returned
-            sketch.node[a].received += returned
+            carried = count * size
+            sketch.node[a].sent += carried
+            sketch.node[b].received += carried
+            sketch.node[b].sent += carried
+            sketch.node[a].received += carried
             if t.relayed > 0:
-                _pass_on(t, sketch, a, b, onward)
-                _pass_on(t, sketch, b, a, returned)
+                _pass_on(t, sketch, a, b, carried)
+                _pass_on(t, sketch, b, a, carried)
 
 
 @compiled
-def _pass_on(t: Tables, sketch: Sketch, a: int, b: int, encoded: float) -> None:
+def _pass_on(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
     """Who relays what goes from a to b, if anybody does, receives and sends it too."""
     via = t.link[a, b].via
     if via >= 0:
-        sketch.node[via].sent += encoded
-        sketch.node[via].received += encoded
+        sketch.node[via].sent += carried
+        sketch.node[via].received += carried
 
 
 @compiled

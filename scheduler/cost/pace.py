@@ -8,7 +8,7 @@ from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room, update_seconds
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
-from dtfm.scheduler.model.sums import BYTES_BACK, BYTES_THERE, EXCHANGE, LATENCY, SLOWEST_LINK, SPEED
+from dtfm.scheduler.model.sums import EXCHANGE, LATENCY, SLOWEST_LINK, SPEED
 from dtfm.scheduler.model.tables import Tables
 
 WAITING = 1.4
@@ -92,7 +92,6 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
     size_behind = t.layer[cuts[stage + 1] - 1].activation if stage < stages - 1 else 0.0
     before = sums.toward[sums.row[max(stage - 1, 0)]]
     behind = sums.toward[sums.row[min(stage + 1, stages - 1)]]
-    peers_before = first - sketch.stage[max(stage - 1, 0)].first
     peers_behind = sketch.stage[min(stage + 2, stages)].first - past_last
     cheapest = first_need(t, cuts[stage], cuts[stage + 1])
     fewest = float(min(t.least_held[stages, stage], t.micro_batches))
@@ -106,21 +105,17 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
             wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
         update = max(update, update_seconds(t, wanted, host_memory))
         both = wanted.passes * forward
-        links, way, sent, received = 0.0, both + onward, 0.0, 0.0
+        links, way = 0.0, both + onward
         if stage > 0:
             links = np.inf if before[SPEED, node] < SLOWEST_LINK else FREE * size_before / before[SPEED, node]
-            sent += size_before * before[BYTES_THERE, node] / peers_before
-            received += size_before * before[BYTES_BACK, node] / peers_before
         if stage < stages - 1:
             links = max(
                 links, np.inf if behind[SPEED, node] < SLOWEST_LINK else FREE * size_behind / behind[SPEED, node]
             )
-            sent += size_behind * behind[BYTES_THERE, node] / peers_behind
-            received += size_behind * behind[BYTES_BACK, node] / peers_behind
             if behind[SPEED, node] >= SLOWEST_LINK:
                 exchange = size_behind * behind[EXCHANGE, node] / behind[SPEED, node]
                 way += exchange + behind[LATENCY, node] / peers_behind
-        alone = max(both, sent * per_up, received * per_down, 1e-30)
+        alone = max(both, (size_before + size_behind) * max(per_up, per_down), 1e-30)
         pace = max(alone, links)
         freely += 1 / pace
         ways += way / pace
@@ -132,8 +127,7 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         rate += 1 / pace
         sketch.node[node].forward, sketch.node[node].passes = forward, wanted.passes
         sketch.node[node].alone, sketch.node[node].pace = alone, pace
-        own = sums.toward[sums.row[stage]]
-        connection = max(connection, own[BYTES_THERE, node] * per_up, own[BYTES_BACK, node] * per_down)
+        connection = max(connection, (past_last - first - 1) * max(per_up, per_down))
     replicas, slowest, reduction = past_last - first, sums.slowest[sums.row[stage]], 0.0
     if np.isinf(slowest.slowness):
         return 0.0, np.inf, np.inf

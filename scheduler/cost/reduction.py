@@ -49,11 +49,7 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
         _share_relays(t, members, relays)
     for i in range(count):
         a = members[i]
-        out[i] = into[i] = summed[i] = 0.0
-        for b in members:
-            if a != b:
-                out[i] += t.link[a, b].ratio * t.node[a].per_up
-                into[i] += t.link[b, a].ratio * t.node[a].per_down
+        out[i], into[i], summed[i] = (count - 1) * t.node[a].per_up, (count - 1) * t.node[a].per_down, 0.0
     begun_last = sketch.node[last].end - (sketch.node[last].passes - 1) * sketch.node[last].forward * hidden
     for i in range(count):
         a = members[i]
@@ -91,7 +87,7 @@ def _share_relays(t: Tables, members: Ints, relays: Floats) -> None:
         for b in members:
             via = t.link[a, b].via
             if via >= 0:
-                relays[via] += t.link[a, b].ratio * max(t.node[via].per_up, t.node[via].per_down)
+                relays[via] += max(t.node[via].per_up, t.node[via].per_down)
 
 
 @compiled
@@ -103,19 +99,16 @@ def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
     if t.relayed > 0:
         _share_relays(t, members, relays)
     for node in members:
-        out, into = 0.0, 0.0
         for peer in members:
             if peer == node:
                 continue
-            out += t.link[node, peer].ratio
-            into += t.link[peer, node].ratio
             link = t.link[node, peer].slowness
             if t.relayed > 0 and t.link[node, peer].via >= 0:
                 link = max(link, relays[t.link[node, peer].via])
             if link > slowest:
                 slowest, a, b = link, node, peer
             latency = max(latency, t.link[node, peer].latency)
-        own = max(out * t.node[node].per_up, into * t.node[node].per_down)
+        own = (len(members) - 1) * max(t.node[node].per_up, t.node[node].per_down)
         if own > slowest:
             slowest, a, b = own, node, -1
     return slowest, latency, a, b

@@ -176,19 +176,18 @@ def _send(devices: Records, links: Records, sender: int, receiver: int, size: fl
     """The arrival time of ``size`` bytes of a tensor that go from seat to seat at ``now``. A ``shard`` gives way to activations
     and their gradients."""
     link, a, b = links[sender, receiver], devices[sender], devices[receiver]
-    encoded = size * link.ratio
     link.busy_until = max(now, link.busy_until) + size * link.slowness
-    done = max(link.busy_until, _up(a, encoded, now, shard), _down(b, encoded, now, shard))
+    done = max(link.busy_until, _up(a, size, now, shard), _down(b, size, now, shard))
     if link.via >= 0:
         relay = devices[link.via]
-        done = max(done, _up(relay, encoded, now, shard), _down(relay, encoded, now, shard))
+        done = max(done, _up(relay, size, now, shard), _down(relay, size, now, shard))
     return float(done + link.latency)
 
 
 @compiled
-def _up(device: Any, encoded: float, now: float, shard: bool) -> float:
+def _up(device: Any, size: float, now: float, shard: bool) -> float:
     """When the device has sent as many bytes."""
-    seconds = encoded * device.per_up
+    seconds = size * device.per_up
     device.shards_sent_until = max(now, device.shards_sent_until) + seconds
     if shard:
         return float(device.shards_sent_until)
@@ -197,9 +196,9 @@ def _up(device: Any, encoded: float, now: float, shard: bool) -> float:
 
 
 @compiled
-def _down(device: Any, encoded: float, now: float, shard: bool) -> float:
+def _down(device: Any, size: float, now: float, shard: bool) -> float:
     """When the device has received as many bytes."""
-    seconds = encoded * device.per_down
+    seconds = size * device.per_down
     device.shards_received_until = max(now, device.shards_received_until) + seconds
     if shard:
         return float(device.shards_received_until)

@@ -39,7 +39,6 @@ class _Network(BaseModel, extra="forbid"):
     nodes: list[_Node]
     latency_ms: list[list[float]]
     bandwidth_gbps: list[list[float]]
-    ratio: list[list[float]] | None = None
     relays: list[_Relay] = []
     via: list[list[str | None]] | None = None
 
@@ -50,11 +49,10 @@ _ADAPTER = TypeAdapter(_Network)
 def parse_network(text: str) -> Cluster:
     """A cluster from NETWORK.json: ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
 
-    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps``, ``host_memory_bytes``
-    and the matrix ``ratio`` are optional. ``host_memory_bytes`` are the host's, for optimizer state; without it the device
+    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps`` and
+    ``host_memory_bytes`` are optional. ``host_memory_bytes`` are the host's, for optimizer state; without it the device
     computes in the host's own memory. ``"proven": false`` marks a node whose work nobody has checked yet (default true):
-    where there are others, each stage has one of them. ``ratio`` is the number of encoded bytes per byte of activations and
-    gradients on each link (default 1).
+    where there are others, each stage has one of them.
 
     ``"via"``, optional too, has by link the id of the node or relay that passes everything on, or null. ``"relays": [{"id",
     "up_gbps", "down_gbps"}]`` are those that are no nodes.
@@ -77,7 +75,6 @@ def parse_network(text: str) -> Cluster:
         ),
         _matrix("latency_ms", read.latency_ms, size) / 1e3,
         _matrix("bandwidth_gbps", read.bandwidth_gbps, size) * BYTES_PER_GIGABIT,
-        None if read.ratio is None else _matrix("ratio", read.ratio, size),
         tuple(
             Relay(each.id, each.up_gbps * BYTES_PER_GIGABIT, each.down_gbps * BYTES_PER_GIGABIT) for each in read.relays
         ),

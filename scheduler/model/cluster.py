@@ -60,9 +60,8 @@ class Cluster:
     """Nodes and the directed links between them.
 
     ``latency[i, j]`` is the one-way latency from ``nodes[i]`` to ``nodes[j]`` in seconds, ``bandwidth[i, j]`` the bandwidth in
-    bytes per second, 0 where j cannot be reached from i. ``ratio[i, j]`` is the number of bytes that the link's codec sends
-    per byte of activations or gradients; None means that they are sent uncompressed. State is always transferred uncompressed.
-    All three are float64 of shape [len(nodes), len(nodes)], and their diagonals are ignored.
+    bytes per second, 0 where j cannot be reached from i. Both are float64 of shape [len(nodes), len(nodes)], and their diagonals
+    are ignored.
 
     ``via[i, j]``, int64 of that shape, is who relays what goes from i to j: the number of a node, or len(nodes) plus that of one
     of ``relays``, or -1 where the link is direct. All that passes a relay shares its connection. None means that all are direct.
@@ -73,7 +72,6 @@ class Cluster:
     nodes: tuple[Node, ...]
     latency: NDArray[np.float64]
     bandwidth: NDArray[np.float64]
-    ratio: NDArray[np.float64] | None = None
     relays: tuple[Relay, ...] = ()
     via: NDArray[np.int64] | None = None
 
@@ -85,21 +83,18 @@ class Cluster:
             twice = next(name for name in ids if ids.count(name) > 1)
             raise ValueError(f"nodes: the id {twice!r} appears more than once; ids must differ")
         shape = (len(self.nodes), len(self.nodes))
-        for name in ("latency", "bandwidth", "ratio", "via"):
+        for name in ("latency", "bandwidth", "via"):
             matrix = getattr(self, name)
             if matrix is not None and matrix.shape != shape:
                 raise ValueError(f"{name} has shape {matrix.shape}; {len(self.nodes)} nodes need {shape}")
-        for name in ("latency", "bandwidth", "ratio"):
+        for name in ("latency", "bandwidth"):
             matrix = getattr(self, name)
-            if matrix is None:
-                continue
-            wrong = ~(np.isfinite(matrix) & ((matrix > 0) if name == "ratio" else (matrix >= 0)))
+            wrong = ~(np.isfinite(matrix) & (matrix >= 0))
             np.fill_diagonal(wrong, False)
             if wrong.any():
                 i, j = (int(index) for index in np.argwhere(wrong)[0])
-                least = "above 0" if name == "ratio" else "0 or above"
                 raise ValueError(
-                    f"{name} from {ids[i]!r} to {ids[j]!r} is {matrix[i, j]}; it must be a finite number, {least}"
+                    f"{name} from {ids[i]!r} to {ids[j]!r} is {matrix[i, j]}; it must be a finite number, 0 or above"
                 )
 
         via = np.empty((0, 0), np.int64) if self.via is None else self.via
@@ -126,7 +121,6 @@ class Cluster:
             tuple(self.nodes[number] for number in nodes),
             self.latency[grid],
             self.bandwidth[grid],
-            None if self.ratio is None else self.ratio[grid],
             self.relays,
             via,
         )

@@ -28,10 +28,9 @@ Groups = tuple[tuple[int, ...], ...]
 class Problem:
     """The arrays, in seconds, bytes and FLOP/s.
 
-    ``slowness[i, j]`` is the seconds per byte of a tensor over the link, its codec included, and infinite where j cannot be
-    reached from i. ``ratio[i, j]`` is the codec's bytes per byte. ``bandwidth[i, j]`` is the link's bytes per second (0 on the
-    diagonal). ``via`` is Cluster.via. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]``
-    is Node.proven.
+    ``slowness[i, j]`` is the seconds per byte of a tensor over the link, and infinite where j cannot be reached from i.
+    ``bandwidth[i, j]`` is the link's bytes per second (0 on the diagonal). ``via`` is Cluster.via. ``host_memory[i]`` is 0 where
+    the device computes in the host's own memory. ``proven[i]`` is Node.proven.
 
     ``activation[k]`` are the bytes of layer k's output that are sent, and ``reduced_before`` those of gradients that are reduced,
     as the workload's codecs leave them: what `slowness` is for.
@@ -50,7 +49,6 @@ class Problem:
     latency: Floats = field(init=False)
     bandwidth: Floats = field(init=False)
     slowness: Floats = field(init=False)
-    ratio: Floats = field(init=False)
     via: Ints = field(init=False)
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
@@ -65,10 +63,8 @@ class Problem:
         np.fill_diagonal(bandwidth, np.inf)
         latency = self.cluster.latency.astype(np.float64)
         np.fill_diagonal(latency, 0.0)
-        given = self.cluster.ratio
-        ratio = np.broadcast_to(1.0, latency.shape) if given is None else given.astype(np.float64)
         with np.errstate(divide="ignore"):
-            slowness = ratio / bandwidth
+            slowness = 1.0 / bandwidth
         np.fill_diagonal(bandwidth, 0.0)
         known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
         known_down = np.array([np.nan if node.down is None else node.down for node in nodes])
@@ -82,7 +78,6 @@ class Problem:
             "latency": latency,
             "bandwidth": bandwidth,
             "slowness": slowness,
-            "ratio": ratio,
             "via": np.full(latency.shape, -1) if self.cluster.via is None else self.cluster.via.astype(np.int64),
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),

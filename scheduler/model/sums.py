@@ -22,7 +22,7 @@ class Sums(NamedTuple):
 
     ``place`` is int64 [nodes], the stage that counts each node, -1 for none; ``stages`` is int64 [1], the number of
     stages. The sums of stage s are in row ``row[s]``, int64 [MOST_STAGES], so that a stage keeps its row when its number changes.
-    ``toward`` is float64 [MOST_STAGES, 5, nodes]: in row r, the sum of ``Tables.toward`` over the stage's members.
+    ``toward`` is float64 [MOST_STAGES, 3, nodes]: in row r, the sum of ``Tables.toward`` over the stage's members.
     ``slowest`` are records SLOWEST [MOST_STAGES].
     """
 
@@ -33,10 +33,9 @@ class Sums(NamedTuple):
     slowest: Records
 
 
-SPEED, EXCHANGE, BYTES_THERE, BYTES_BACK, LATENCY = range(5)
+SPEED, EXCHANGE, LATENCY = range(3)
 """What `Tables.toward` has, of a node and a member: the bytes per second of tensors that their links carry in both directions at
-once, the seconds per byte of both directions one after the other, times SPEED, encoded bytes per byte there and back, and the
-latency of both directions."""
+once, the seconds per byte of both directions one after the other, times SPEED, and the latency of both directions."""
 SLOWEST = np.dtype(
     [
         ("slowness", np.float64),  # seconds per byte of the slowest link among a stage's members,
@@ -52,7 +51,7 @@ def empty_sums(nodes: int) -> Sums:
         place=np.full(nodes, -1, np.int64),
         stages=np.zeros(1, np.int64),
         row=np.arange(MOST_STAGES, dtype=np.int64),
-        toward=np.zeros((MOST_STAGES, 5, nodes)),
+        toward=np.zeros((MOST_STAGES, 3, nodes)),
         slowest=np.zeros(MOST_STAGES, SLOWEST),
     )
 

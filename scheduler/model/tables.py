@@ -29,7 +29,7 @@ class Tables(NamedTuple):
     ``node[i]`` has flops, memory, host_memory, proven (0 or 1), and per_up and per_down: the seconds per byte of
     its connection. With ``mixed``, each stage needs a proven node.
     Behind the nodes come the relays, of which only the connections count.
-    ``link[i, j]`` has latency, slowness, ratio and via, the row in ``node`` of who relays it, or -1. ``relayed`` is the number of
+    ``link[i, j]`` has latency, slowness and via, the row in ``node`` of who relays it, or -1. ``relayed`` is the number of
     links that are relayed. ``toward[j, kind, i]`` has, of the link from i to j and back, what
     sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links. In
     both, a relayed link has at most an even share of its relay's connection, as if all whom that serves used it at once.
@@ -75,7 +75,7 @@ def tables(problem: Problem) -> Tables:
         speed = np.minimum(np.minimum(speed, 1.0 / shared), FASTEST)
     slower, faster = np.minimum(speed, speed.T), np.maximum(speed, speed.T)
     exchange = np.where(slower > 0, 1 + slower / np.maximum(faster, 1e-300), 0.0)
-    toward = np.stack([slower, exchange, problem.ratio.T, problem.ratio, problem.latency + problem.latency.T], axis=1)
+    toward = np.stack([slower, exchange, problem.latency + problem.latency.T], axis=1)
     toward[np.arange(len(speed)), :, np.arange(len(speed))] = 0.0
     return Tables(
         node=_records(
@@ -86,12 +86,7 @@ def tables(problem: Problem) -> Tables:
             per_down=per_down,
             proven=np.pad(problem.proven.astype(np.int64), (0, len(relays))),
         ),
-        link=_records(
-            latency=problem.latency,
-            slowness=problem.slowness,
-            ratio=problem.ratio,
-            via=problem.via,
-        ),
+        link=_records(latency=problem.latency, slowness=problem.slowness, via=problem.via),
         toward=np.ascontiguousarray(toward),
         slower=np.maximum(np.maximum(problem.slowness, problem.slowness.T), np.maximum(shared, shared.T)),
         layer=_records(
@@ -127,7 +122,7 @@ def _shared(problem: Problem, per_byte: Floats) -> Floats:
     slowness = np.zeros_like(problem.slowness)
     for relay in np.unique(problem.via[problem.via >= 0]):
         served = problem.via == relay
-        slowness[served] = problem.ratio[served] * per_byte[relay] * np.count_nonzero(served.any(axis=1))
+        slowness[served] = per_byte[relay] * np.count_nonzero(served.any(axis=1))
     return slowness
 
 

@@ -47,7 +47,7 @@ class Workload:
 
     ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
     gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what
-    islands exchange. Cluster.ratio multiplies the first two.
+    islands exchange.
 
     ``checkpointing`` and ``optimizer_state`` are what every node does; None leaves it to the scheduler, node by node.
     """

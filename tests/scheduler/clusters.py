@@ -46,8 +46,8 @@ def relayed(rng: np.random.Generator, count: int) -> tuple[tuple[Relay, ...], In
 
 
 def any_problem(rng: np.random.Generator, count: int, layers: int) -> Problem:
-    """A problem in which any of devices, memory, links and connections may decide, with codecs, links that do not exist, and any
-    way to keep what nodes need."""
+    """A problem in which any of devices, memory, links and connections may decide, with links that do not exist, and any way to
+    keep what nodes need."""
     shape = (count, count)
 
     def connection() -> float | None:
@@ -59,10 +59,9 @@ def any_problem(rng: np.random.Generator, count: int, layers: int) -> Problem:
     )
     bandwidth = 10 ** rng.uniform(6, 9, shape) * (rng.random(shape) > rng.choice([0.0, 0.0, 0.05]))
     bandwidth[np.diag_indices(count)] = 1e9
-    ratio = rng.uniform(0.25, 1.0, shape) if rng.random() < 0.5 else None
     sizes = [(10 ** rng.uniform(10, 12), 10 ** rng.uniform(5, 7.5), 10 ** rng.uniform(4, 6.5)) for _ in range(layers)]
     model = tuple(Layer(f"l{i}", *map(float, size)) for i, size in enumerate(sizes))
     latency = rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape)
     relays, via = relayed(rng, count) if rng.random() < 0.2 else ((), None)
-    cluster = Cluster(nodes, latency, bandwidth, ratio, relays, via)
+    cluster = Cluster(nodes, latency, bandwidth, relays, via)
     return with_ways(rng, Problem(cluster, Workload(model, int(rng.choice([1, 4, 20, 60])))))

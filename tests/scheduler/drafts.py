@@ -58,9 +58,8 @@ def _cluster(rng: np.random.Generator, count: int, alike: bool, missing: float) 
     bandwidth = np.full(shape, 8e6) if alike else 10 ** rng.uniform(5, 9, shape)
     bandwidth[(rng.random(shape) < missing) & ~np.eye(count, dtype=bool)] = 0.0
     latency = np.full(shape, 0.5) if alike else 10 ** rng.uniform(-4, 0.5, shape)
-    ratio = np.full(shape, 0.25) if alike else rng.uniform(0.1, 1, shape)
     relays, via = relayed(rng, count) if rng.random() < 0.3 else ((), None)
-    return Cluster(nodes, latency, bandwidth, ratio if rng.random() < 0.5 else None, relays, via)
+    return Cluster(nodes, latency, bandwidth, relays, via)
 
 
 def _draft(rng: np.random.Generator, problem: Problem, stages: int, used: int) -> Draft:

@@ -29,7 +29,6 @@ def dump_network(cluster: Cluster) -> str:
         nodes.append(entry)
     latency, bandwidth = cluster.latency * 1e3, cluster.bandwidth / BYTES_PER_GIGABIT
     matrices = {"latency_ms": latency, "bandwidth_gbps": bandwidth}
-    matrices |= {} if cluster.ratio is None else {"ratio": cluster.ratio.copy()}
     for matrix in matrices.values():
         np.fill_diagonal(matrix, 0.0)
     document: dict[str, Any] = {"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()}

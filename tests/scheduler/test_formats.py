@@ -39,11 +39,6 @@ def test_dumps_parse_back_to_the_same_values() -> None:
     assert again.nodes == cluster.nodes
     off_diagonal = ~np.eye(4, dtype=bool)
     np.testing.assert_allclose(again.bandwidth[off_diagonal], cluster.bandwidth[off_diagonal], rtol=1e-12)
-    assert again.ratio is None
-    encoded = replace(cluster, ratio=np.full((4, 4), 0.25))
-    ratio = parse_network(dump_network(encoded)).ratio
-    assert ratio is not None
-    assert (ratio[off_diagonal] == 0.25).all()
     via = np.array([[-1, 4, 3, -1], [4, -1, -1, -1], [3, -1, -1, -1], [-1, -1, -1, -1]])
     over = replace(cluster, relays=(Relay("relay", up=1e8, down=2e8),), via=via)
     again = parse_network(dump_network(over))
@@ -85,7 +80,6 @@ def test_a_decision_is_plain_json_with_the_documented_keys() -> None:
             {"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1, "proven": 1}] * 2},
             r"nodes\[0\]\.proven is 1; it must be a valid boolean",
         ),
-        ({"ratio": [[1, 0], [1, 1]]}, r"ratio from 'a' to 'b' is 0\.0; it must be a finite number, above 0"),
         ({"latency_ms": [[0, 1]]}, r"latency_ms has 1 rows; there are 2 nodes"),
         ({"latency_ms": [[0, 1], [1]]}, r"latency_ms\[1\] has 1 columns; there are 2 nodes"),
         (

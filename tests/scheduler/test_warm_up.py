@@ -28,7 +28,7 @@ ANY_WAY = replace(WORKLOAD, checkpointing=None, optimizer_state=None, copy_bytes
 def limited() -> Cluster:
     cluster = random_cluster(5, 12, unreachable=0.1)
     nodes = tuple(replace(node, up=1e8, down=2e8) for node in cluster.nodes)
-    return replace(cluster, nodes=nodes, ratio=np.full((12, 12), 0.25))
+    return replace(cluster, nodes=nodes)
 
 
 def with_hosts(memory: float = 1e9) -> Cluster:

@@ -58,11 +58,10 @@ def test_no_plan_undercuts_the_bound(
     )
     bandwidth = slow * 10 ** (2 * spread * rng.random((count, count))) * (rng.random((count, count)) > 0.05)
     latency = 0.1 * rng.random((count, count))
-    ratio = 0.25 + 0.75 * rng.random((count, count))
     model = tuple(
         Layer("", rng.choice([1e10, 2e11]), rng.choice([1e5, 5e7]), rng.choice([1e4, 4e6])) for _ in range(layers)
     )
-    problem = Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches))
+    problem = Problem(Cluster(nodes, latency, bandwidth), Workload(model, micro_batches))
     assert iteration_bound(problem) <= min(all_prices(problem, idle_hands)) * (1 + 1e-9)
 
 
@@ -113,14 +112,13 @@ def scarce(rng: np.random.Generator, count: int, layers: int, micro_batches: int
     shape = (count, count)
     bandwidth = 10 ** (rng.uniform(4, 8) + rng.choice([0.0, 0.6, 2.0]) * rng.random(shape)) * (rng.random(shape) > 0.03)
     latency = rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape)
-    ratio = 0.25 + 0.75 * rng.random(shape) if rng.random() < 0.5 else None
     model = tuple(
         Layer(
             "", float(rng.choice([1e10, 2e11])), float(rng.choice([1e5, 1e7, 5e7])), float(rng.choice([1e4, 1e6, 4e6]))
         )
         for _ in range(layers)
     )
-    return with_ways(rng, Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches)))
+    return with_ways(rng, Problem(Cluster(nodes, latency, bandwidth), Workload(model, micro_batches)))
 
 
 def test_one_connection_that_carries_everything_decides() -> None:

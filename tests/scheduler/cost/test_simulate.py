@@ -7,7 +7,6 @@ import pytest
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.cost.simulate import simulate
-from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -104,32 +103,6 @@ def test_a_connection_shared_by_two_links_sends_one_after_the_other() -> None:
     shared = problem_of(3, layers=1, micro_batches=3, latency=0, bandwidth=1, up=0.5)
     assert simulate(free, plan(free, (0, 1, 2))) == 3 + 2 * 4  # a shard of 2 bytes to each of two, twice
     assert simulate(shared, plan(shared, (0, 1, 2))) == 3 + 2 * 8
-
-
-def compressed(problem: Problem, ratio: list[list[float]]) -> Problem:
-    return Problem(replace(problem.cluster, ratio=np.array(ratio)), problem.workload)
-
-
-def test_a_codec_shortens_only_its_own_links_transfers() -> None:
-    plain = problem_of(2, layers=2, micro_batches=1, latency=0.5, bandwidth=4)
-    problem = compressed(plain, [[1, 0.25], [0.5, 1]])
-    there, back = 0.5 + 0.25 * 8 / 4, 0.5 + 0.5 * 8 / 4
-    assert simulate(problem, plan(problem, (0,), (1,))) == 1 + there + 1 + 2 + back + 2
-    assert estimated(problem, (0,), (1,)) == pytest.approx(1 + there + 1 + 2 + back + 2)
-
-
-def test_a_codec_lightens_the_connection_that_links_share() -> None:
-    shared = problem_of(3, layers=1, micro_batches=3, latency=0, bandwidth=1, up=0.5)
-    problem = compressed(shared, [[0.25] * 3] * 3)
-    assert simulate(problem, plan(problem, (0, 1, 2))) == 3 + 2 * 8 * 0.25
-    assert estimated(problem, (0, 1, 2)) == pytest.approx(3 + 2 * 8 * 0.25)
-
-
-def test_state_moves_uncompressed() -> None:
-    plain = problem_of(2, layers=1, micro_batches=1, latency=0, bandwidth=4)
-    for problem in (plain, compressed(plain, [[0.25] * 2] * 2)):
-        holdings = Holdings.of(problem, plan(problem, (0,)).plan(problem.cluster, [()], [()], 0))
-        assert holdings.seconds(((0, 1),), (0, 1)) == 6 * 3 / 4  # weights and two optimizer states
 
 
 def test_replicas_that_share_a_node_are_both_busy_from_the_beginning() -> None:

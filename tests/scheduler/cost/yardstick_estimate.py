@@ -65,7 +65,7 @@ class _Plan:
         sent = received = 0.0
         for c, d, n in self.flows:
             for a, b in ((c, d), (d, c)):
-                size = n * self.size(self.stage[c]) * float(self.problem.ratio[a, b])
+                size = n * self.size(self.stage[c])
                 passed = self.problem.via[a, b] == row
                 sent += size if passed or a == row else 0.0
                 received += size if passed or b == row else 0.0
@@ -206,11 +206,11 @@ def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
 
     def per_byte(a: int, b: int) -> float:
         """The link's, or that of a's or b's connection, which sends to and receives from all others at the same time."""
-        out = sum(problem.ratio[a, c] for c in group if c != a) / problem.up[a]
-        into = sum(problem.ratio[c, b] for c in group if c != b) / problem.down[b]
+        out = (len(group) - 1) / problem.up[a]
+        into = (len(group) - 1) / problem.down[b]
         relay, passing = int(problem.via[a, b]), 0.0
         if relay >= 0:
-            passing = sum(problem.ratio[c, d] for c in group for d in group if problem.via[c, d] == relay)
+            passing = float(sum(problem.via[c, d] == relay for c in group for d in group))
             passing /= min(plan.connection(relay))
         return float(max(problem.slowness[a, b], out, into, passing))
 

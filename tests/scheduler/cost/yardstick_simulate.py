@@ -32,7 +32,6 @@ class _Device:
 @dataclass(slots=True)
 class _Link:
     slowness: float
-    ratio: float
     latency: float
     taken_until: float = 0.0
 
@@ -55,19 +54,18 @@ class _Network:
         everything that is there; activations and gradients come only after each other."""
         link = self._links.get((a, b))
         if link is None:
-            matrices = self._problem.slowness, self._problem.ratio, self._problem.latency
+            matrices = self._problem.slowness, self._problem.latency
             link = self._links[a, b] = _Link(*(float(matrix[a, b]) for matrix in matrices))
         if link.slowness == float("inf"):
             return float("inf")
-        encoded = size * link.ratio
         done = link.taken_until = max(now, link.taken_until) + size * link.slowness
         relay = int(self._problem.via[a, b])
         for s, r in ((a, b), (relay, relay)) if relay >= 0 else ((a, b),):
-            sent = self.sent_all[s] = max(now, self.sent_all[s]) + encoded * self._up[s]
-            received = self.received_all[r] = max(now, self.received_all[r]) + encoded * self._down[r]
+            sent = self.sent_all[s] = max(now, self.sent_all[s]) + size * self._up[s]
+            received = self.received_all[r] = max(now, self.received_all[r]) + size * self._down[r]
             if not shard:
-                sent = self.sent[s] = max(now, self.sent[s]) + encoded * self._up[s]
-                received = self.received[r] = max(now, self.received[r]) + encoded * self._down[r]
+                sent = self.sent[s] = max(now, self.sent[s]) + size * self._up[s]
+                received = self.received[r] = max(now, self.received[r]) + size * self._down[r]
             done = max(done, sent, received)
         return done + link.latency
 
@@ -233,15 +231,14 @@ def reduction_by_formula(problem: Problem, group: Ints, gradient_bytes: float) -
     up, down = problem.up[group], problem.down[group]
     if min(up.min(), down.min()) == 0:
         return float("inf")
-    ratio = problem.ratio[index] * (1 - np.eye(len(group)))
     relays = problem.cluster.relays
     capacity = np.minimum(
         [*problem.up, *(each.up for each in relays)], [*problem.down, *(each.down for each in relays)]
     )
     slownesses = (
         problem.slowness[index].max(),
-        max(problem.ratio[index][problem.via[index] == relay].sum() / most for relay, most in enumerate(capacity)),
-        (ratio.sum(axis=1) / up).max(),
-        (ratio.sum(axis=0) / down).max(),
+        max((problem.via[index] == relay).sum() / most for relay, most in enumerate(capacity)),
+        (len(group) - 1) / up.min(),
+        (len(group) - 1) / down.min(),
     )
     return float(2 * gradient_bytes / len(group) * max(slownesses) + 2 * problem.latency[index].max())

@@ -8,8 +8,6 @@ from hypothesis import given, strategies as st
 
 from dtfm.scheduler.model.problem import Ints, Problem
 from dtfm.scheduler.model.sums import (
-    BYTES_BACK,
-    BYTES_THERE,
     EXCHANGE,
     LATENCY,
     SPEED,
@@ -24,8 +22,6 @@ from tests.scheduler.clusters import any_problem
 TOWARD: dict[int, Callable[[Problem, int, int], float]] = {
     SPEED: lambda problem, a, b: min(1 / slowness(problem, a, b), 1 / slowness(problem, b, a), FASTEST),
     EXCHANGE: lambda problem, a, b: exchange(problem, a, b),
-    BYTES_THERE: lambda problem, a, b: problem.ratio[a, b],
-    BYTES_BACK: lambda problem, a, b: problem.ratio[b, a],
     LATENCY: lambda problem, a, b: problem.latency[a, b] + problem.latency[b, a],
 }
 
@@ -43,7 +39,7 @@ def slowness(problem: Problem, a: int, b: int) -> np.float64:
     up = (*problem.up, *(each.up for each in problem.cluster.relays))
     down = (*problem.down, *(each.down for each in problem.cluster.relays))
     senders = np.count_nonzero((problem.via == relay).any(axis=1))
-    return max(problem.slowness[a, b], problem.ratio[a, b] * senders / min(up[relay], down[relay]))  # type: ignore[no-any-return]
+    return max(problem.slowness[a, b], senders / min(up[relay], down[relay]))  # type: ignore[no-any-return]
 
 
 def random_place(rng: np.random.Generator, nodes: int) -> tuple[Ints, int]:

@@ -123,13 +123,12 @@ def _excess(problem: Problem, a: Ints, b: Ints, flow: Floats, connections: bool 
     excess = 0.0
     for side, other, number in ((a, b, flow), (b, a, flow.T)):
         index = np.ix_(side, other)
-        slowness, ratio = np.minimum(problem.slowness[index], 1e30), problem.ratio[index]
+        slowness = np.minimum(problem.slowness[index], 1e30)
         if (slowness[number > 0] == 1e30).any():
             return np.inf
         busy = [np.where(number > 0, number * slowness, 0.0).max()]
         if connections:
-            sent = (number * ratio).sum(axis=1)
-            received = (number * ratio).sum(axis=0)
+            sent, received = number.sum(axis=1), number.sum(axis=0)
             busy += (sent / problem.up[side]).tolist() + (received / problem.down[other]).tolist()
         excess = max(excess, max(busy) - slowness.min())
     return excess
