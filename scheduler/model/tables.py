@@ -29,7 +29,7 @@ class Tables(NamedTuple):
     ``node[i]`` has flops, memory, host_memory, proven (0 or 1), and per_up and per_down: the seconds per byte of
     its connection. With ``mixed``, each stage needs a proven node.
     Behind the nodes come the relays, of which only the connections count.
-    ``link[i, j]`` has latency, slowness and via, the row in ``node`` of who relays it, or -1. ``relayed`` is the number of
+    ``link[i, j]`` has latency, slowness and via: its relay's row in ``node``, or -1 without one. ``relayed`` is the number of
     links that are relayed. ``toward[j, kind, i]`` has, of the link from i to j and back, what
     sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links. In
     both, a relayed link has at most an even share of its relay's connection, as if all whom that serves used it at once.

@@ -313,19 +313,22 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
     """Whether this fraction of the node's memory is enough for a copy of the layers beside the stage that it trains.
 
     Copies lie in the host's memory. Where a device has its own, that is beside the state of the stage, if this is there too.
-    The device of an idle node must have room as well, at least for the state alone: the copy is there to be trained.
+    The device of an idle node must have room as well, at least for the state alone: the copy is there to be trained. With rounds
+    a copy is what exchanges need alone.
     """
     described, device = state.ledger.description, state.ledger.members[node].device
     workload, size = described.workload, parameter_bytes(state, layers)
-    own = 0.0 if trained is None else parameter_bytes(state, trained.layers)
+    own, outer = (
+        0.0 if trained is None else parameter_bytes(state, trained.layers),
+        workload.outer_bytes_per_parameter_byte,
+    )
     if device.host_memory_bytes == 0:
-        return (own + size) * workload.bytes_kept_per_parameter_byte <= fraction * device.memory_bytes
+        return (own + size) * (workload.bytes_kept_per_parameter_byte + outer) <= fraction * device.memory_bytes
     if trained is None and size * workload.least_device_bytes_per_parameter_byte > device.memory_bytes:
         return False
     keeping = trained.keeping[trained.replicas.index(node)] if trained is not None and trained.keeping else Keeping()
-    if keeping.optimizer_state is OptimizerState.DEVICE:
-        own = 0.0
-    needed = own * workload.host_bytes_per_parameter_byte + size * workload.bytes_moved_per_parameter_byte
+    own *= outer if keeping.optimizer_state is OptimizerState.DEVICE else workload.host_bytes_per_parameter_byte
+    needed = own + size * (outer or workload.bytes_moved_per_parameter_byte)
     return needed <= fraction * device.host_memory_bytes
 
 
