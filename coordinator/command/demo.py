@@ -14,7 +14,8 @@ from dtfm.coordinator.command.options import Json
 def demo(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes, each a process on this machine.")] = 4,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Number of steps. Default: the run file's, or 100 without one.")
+        int | None,
+        typer.Option(min=1, help="Number of steps. Default: the run file's, or 100; 400 without a run file."),
     ] = None,
     run: Annotated[
         Path | None,

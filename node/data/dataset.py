@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +33,7 @@ Indices = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
 _PROGRESS_SECONDS = 2.0  # between two log lines while reading
 _WINDOWS_AT_ONCE = 1 << 14
+_AT_ONCE = 1 << 21  # characters that are tokenized together: enough for many cores, tens of MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,10 +360,12 @@ def _write(documents: Iterable[Iterable[Piece]], tokenizer: Tokenizer, file: Bin
     """Writes the tokens of the documents in order; ``talks``: they are conversations, of which not all is learnt (see
     TokenWindows). Returns the digest of what it has written. Raises ValueError for an id that the tokenizer should not make."""
     dtype = _dtype(tokenizer, talks)
+    separator: NDArray[Any] = np.asarray(tokenizer.separator)
     digest, size, said = blake3(), 0, time.monotonic()
-    for number, document in enumerate(documents):
-        pieces = ((tokenizer.encode(text), is_learnt) for text, is_learnt in document)
-        for ids, is_learnt in chain([(np.asarray(tokenizer.separator), not talks)] if number else [], pieces):
+    for batch in _batches(_separated(documents, is_learnt=not talks)):
+        made: Iterator[NDArray[Any]] = iter(tokenizer.encode_all([text for text, _ in batch if text is not None]))
+        for text, is_learnt in batch:
+            ids = separator if text is None else next(made)
             if ids.size and ids.max() >= tokenizer.size:
                 raise ValueError(
                     f"data.tokenizer: it makes the id {ids.max()}, but has only {tokenizer.size} tokens, so that ids from "
@@ -374,10 +376,30 @@ def _write(documents: Iterable[Iterable[Piece]], tokenizer: Tokenizer, file: Bin
             file.write(content)
             digest.update(content)
             size += len(content)
-            if time.monotonic() - said > _PROGRESS_SECONDS:
-                said = time.monotonic()
-                log.info("reading the data: %.1f million tokens so far", size / dtype.itemsize / 1e6)
+        if time.monotonic() - said > _PROGRESS_SECONDS:
+            said = time.monotonic()
+            log.info("reading the data: %.1f million tokens so far", size / dtype.itemsize / 1e6)
     return digest
+
+
+def _separated(documents: Iterable[Iterable[Piece]], *, is_learnt: bool) -> Iterator[tuple[str | None, bool]]:
+    """All pieces, with None between two documents: a separator, which ``is_learnt`` or not."""
+    for number, document in enumerate(documents):
+        if number:
+            yield None, is_learnt
+        yield from document
+
+
+def _batches(pieces: Iterable[tuple[str | None, bool]]) -> Iterator[list[tuple[str | None, bool]]]:
+    """The pieces, as many at a time as have about _AT_ONCE characters."""
+    batch, characters = list[tuple[str | None, bool]](), 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece[0] or "") + 1
+        if characters >= _AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    yield batch
 
 
 def entropy(counts: NDArray[np.int64]) -> float:

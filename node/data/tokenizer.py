@@ -30,6 +30,9 @@ class Bytes:
     def encode(self, text: str) -> NDArray[np.uint8]:
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8)
 
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.uint8]]:
+        return [self.encode(text) for text in texts]
+
     def decode(self, ids: NDArray[np.integer[Any]]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
@@ -58,9 +61,14 @@ class Pretrained:
         return f"{packages}\n{inner.to_str()}\n{self._tokenizer.chat_template}".encode()
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        text = text.encode("utf-8", errors="replace").decode("utf-8")  # JSON may contain halves of surrogate pairs
-        ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        return np.asarray(ids, dtype=np.int64)
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        whole = [
+            text.encode("utf-8", errors="replace").decode("utf-8") for text in texts
+        ]  # JSON may have half surrogates
+        made = self._tokenizer(whole, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return [np.asarray(ids, dtype=np.int64) for ids in made["input_ids"]]
 
     def decode(self, ids: NDArray[np.integer[Any]]) -> str:
         return str(self._tokenizer.decode(ids.tolist()))
@@ -105,8 +113,9 @@ class Pretrained:
 Tokenizer = Bytes | Pretrained
 """Ids are in [0, ``size``). ``separator`` are the ids between two documents; ``end`` is that id if it is a single end-of-text
 token, else None. ``identity``: equal for two that make the same ids of the same text; empty if unknown. ``encode`` returns the
-text's ids, 1-D, without special tokens; ``render`` a conversation as the model is to read it, or raises ValueError if there is no
-way to tell; ``save`` writes the files that transformers' AutoTokenizer loads, if any, into a local folder."""
+text's ids, 1-D, without special tokens, and ``encode_all`` those of several, with all cores; ``render`` a conversation as the
+model is to read it, or raises ValueError if there is no way to tell; ``save`` writes the files that transformers' AutoTokenizer
+loads, if any, into a local folder."""
 
 MOST_PADDING = 1024
 """Models often have a few more ids than their tokenizer, so that a matrix gets a size that GPUs like."""

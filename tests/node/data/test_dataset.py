@@ -89,6 +89,13 @@ def test_reading_in_pieces_loses_nothing(tmp_path_factory: pytest.TempPathFactor
             assert all(len(piece) <= 14 for piece in pieces)
 
 
+@given(texts=st.lists(st.lists(st.text("ab", max_size=9), max_size=3), max_size=6), at_once=st.integers(1, 30))
+def test_it_does_not_matter_how_much_is_tokenized_at_once(texts: list[list[str]], at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_module, "_AT_ONCE", at_once)
+        assert tokenize(texts, Bytes()).tobytes().decode() == "\n".join(map("".join, texts))
+
+
 def test_the_standard_library_is_text_that_every_machine_has() -> None:
     data = load("python-stdlib", length=256)
     assert data.training_count > 10_000
