@@ -24,10 +24,15 @@ from dtfm.scheduler.replan.failover import rerouted
 from dtfm.scheduler.schedule import HORIZON_SECONDS, schedule
 from dtfm.scheduler.search.search import TimeUsed
 
-TOKENS_PER_DOUBLING = 0.04
-"""By how much more tokens a run is taken to need for the same loss each time the number of islands doubles. A guess: losses that
-were published for 1 to 8 copies (arXiv 2503.09799) rise by less than 1 % a doubling from a billion parameters on. A model of ten
-million parameters needed far more in its first 300 steps, and none after 900 (docs/measurements.md)."""
+MEASURED_PARAMETERS, TOKENS_PER_ISLAND = 10e6, 0.22
+"""By how much more tokens a run needs for the same loss with each island after the first, if the model has so many parameters
+and islands exchange every 30 steps. Measured in 1,200 steps: 0.16 with two islands, 0.25 with eight; 0.14 and 0.36 where these
+exchange every 10 and 100 steps (docs/measurements.md)."""
+
+FALL_BY_PARAMETERS, RISE_BY_STEPS = 0.35, 0.4
+"""Exponents by which that changes. The larger the model, the less islands cost. Losses published for one to eight copies
+of 35 million to 2.4 billion parameters (arXiv 2503.09799) follow this, if a loss falls as the number of tokens to the power of
+-0.05."""
 
 MARGIN = 0.03
 """Fraction of its seconds per step by which a layout must beat the incumbent."""
@@ -98,7 +103,17 @@ def lay_out(
     if (count := len(plan.islands)) > 1:
         share = exchange / (rounds.length * step + exchange)
         sentence += f" {count} islands exchange every {rounds.length} steps: {exchange:.3g} s, {share:.0%} of a round."
+        more = tokens_needed(count, workload, rounds) - 1
+        sentence += f" For the same loss they need some {more:.0%} more tokens than one island."
     return Decision(plan, Predicted(step, 0.0, exchange), 0.0, reason, sentence, search.tried)
+
+
+def tokens_needed(islands: int, workload: Workload, rounds: Rounds) -> float:
+    """For the same loss, in those that a run without rounds needs. An estimate. Smaller models count as those measured."""
+    parameters = sum(layer.parameter_bytes for layer in workload.layers) / 4  # they are trained in float32
+    size = max(1.0, parameters / MEASURED_PARAMETERS)
+    by_island: float = TOKENS_PER_ISLAND * size**-FALL_BY_PARAMETERS * (rounds.length / 30) ** RISE_BY_STEPS
+    return 1 + by_island * (islands - 1)
 
 
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
@@ -179,7 +194,7 @@ class _Search:
     def price(self, islands: Sequence[Plan]) -> float:
         """What is compared: seconds per step, as more tokens make more steps."""
         step, exchange = self.seconds(islands)
-        return (step + exchange / self._rounds.length) * (1 + TOKENS_PER_DOUBLING * math.log2(len(islands)))
+        return (step + exchange / self._rounds.length) * tokens_needed(len(islands), self._workload, self._rounds)
 
     def _seconds(self, island: Plan) -> float:
         problem = problem_of(island, self._cluster, self._workload)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.islands.exchange import exchange_seconds
-from dtfm.scheduler.islands.layout import carried_on, lay_out
+from dtfm.scheduler.islands.layout import carried_on, lay_out, tokens_needed
 from dtfm.scheduler.islands.partition import partitions
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster, Node
@@ -55,6 +55,23 @@ def test_over_home_lines_each_gpu_that_holds_the_model_is_an_island_and_all_are_
     exchange = exchange_seconds(cluster, workload, decision.plan)
     computing = 64 / 8 * sum(layer.forward_flops for layer in workload.layers) * 3 / 80e12
     assert ROUNDS.length * computing / (ROUNDS.length * step + exchange) >= 0.9
+
+
+def test_the_sentence_says_what_islands_cost_in_tokens() -> None:
+    lines = cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)
+    sentence = lay_out(
+        lines, replace(llama("1.1B"), sent_per_exchanged_byte=SPARSE), rounds=ROUNDS, evaluations=50
+    ).sentence
+    assert sentence.endswith("For the same loss they need some 30% more tokens than one island.")
+
+
+def test_tokens_needed_are_those_that_were_measured() -> None:
+    """With 10 million parameters, as docs/measurements.md has it."""
+    layer = replace(even_workload(layers=1, micro_batches=8).layers[0], parameter_bytes=40e6)
+    small = replace(even_workload(layers=1, micro_batches=8), layers=(layer,))
+    assert tokens_needed(1, small, ROUNDS) == 1
+    for islands_, every, measured in ((2, 30, 1.16), (8, 10, 1.99), (8, 30, 2.75), (8, 100, 3.5)):
+        assert tokens_needed(islands_, small, Rounds(every)) == pytest.approx(measured, rel=0.1)
 
 
 def test_a_gpu_whose_host_has_no_room_for_what_exchanges_need_is_no_island_of_its_own() -> None:
