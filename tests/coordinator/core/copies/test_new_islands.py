@@ -10,6 +10,7 @@ import pytest
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
+from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from tests.coordinator.answers import links
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
@@ -77,6 +78,16 @@ def test_it_copies_all_layers_from_whoever_has_them() -> None:
     asked = with_a_newcomer().last_to("c", "standby")
     assert (asked.first_layer, asked.past_last_layer) == (0, LAYERS)
     assert [list(donors.nodes) for donors in asked.donors] == [["a"], ["a"], ["b"], ["b"]]
+
+
+@pytest.mark.parametrize(("host_memory", "is_asked"), [(2 * LAYERS * 2**20, True), (2 * LAYERS * 2**20 - 1, False)])
+def test_its_host_has_room_for_what_exchanges_need(host_memory: int, is_asked: bool) -> None:
+    """The anchor and the momentum of all layers, of 1 MiB each."""
+    world = islands("a", "b")
+    world.step()
+    gpu = wire.Device(kind="cuda", name="a gpu", memory_bytes=1 << 30, flops=1e11, host_memory_bytes=host_memory)
+    world.join("c", device=gpu)
+    assert ("standby" in world.kinds_to("c")) == is_asked
 
 
 def test_the_others_go_on_through_exchanges_while_it_copies() -> None:
