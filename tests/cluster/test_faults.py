@@ -194,14 +194,18 @@ def test_a_node_that_became_slow_gets_less_to_do(tmp_path: Path) -> None:
     slower = fail("b").at(step=10, phase=Phase.FORWARD).by(SLOW, seconds=0.1)
     with started(tmp_path, faults=[slow, slower], stages=[2], nodes="ab", alike=False, lease=SHORT_LEASE) as cluster:
         before = shares(cluster.wait_for("plan_adopted"))
-        drifted = cluster.wait_for("device_drifted", timeout=100)
-        assert (drifted["node"], "slower than before" in drifted["reason"]) == ("b", True)
-        after = shares(cluster.wait_for("plan_adopted", where=lambda e: e["generation"] == 2))
+        # On a busy machine a may drift, too.
+        slower_now = cluster.wait_for("device_drifted", where=is_slower, timeout=100)
+        after = shares(cluster.wait_for("plan_adopted", after=cluster.events.index(slower_now)))
         assert after.get("b", 0) < before["b"]
         started_over = len(cluster.events)
         cluster.wait_for("step_committed", after=started_over)
     assert cluster.of("step_aborted") == []
     assert_exact(cluster)
+
+
+def is_slower(drifted: Event) -> bool:
+    return drifted["node"] == "b" and "slower than planned" in drifted["reason"]
 
 
 def shares(adopted: Event) -> dict[str, int]:
