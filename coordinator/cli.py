@@ -16,6 +16,7 @@ from dtfm.coordinator.command.plan import plan, plan_now
 from dtfm.coordinator.command.serve import serve
 from dtfm.coordinator.command.steer import go_on, pause, set_key, stop
 from dtfm.installed import Version
+from dtfm.protos.printable import printable_lines
 
 app = typer.Typer(
     help="Coordinates a training run: which nodes take part, who computes what, and which steps count.",
@@ -59,7 +60,7 @@ def main() -> None:
     try:
         app()
     except ValueError as mistake:
-        print(f"dtfm-coordinator: {mistake}", file=sys.stderr)
+        print(printable_lines(f"dtfm-coordinator: {mistake}"), file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -12,6 +12,7 @@ from dtfm.coordinator.command.background import announced
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json, RunFilePath, Verbose, store_option
 from dtfm.coordinator.web import DEFAULT_PAGE
 from dtfm.protos import DEFAULT_ADDRESS
+from dtfm.protos.printable import PrintableFormatter
 
 
 def serve(
@@ -105,9 +106,9 @@ def serve(
     the other commands, and nodes on this machine, need no invitation. Exit codes: 0 the run is complete, or
     `dtfm-coordinator stop` ended it; 1 it failed, or this process was interrupted before; 2 bad input.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.serving import Serving, serve_run
         from dtfm.coordinator.web.serving import read_page_url

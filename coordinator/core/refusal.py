@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.printable import printable
 
 SENTENCE_CHARACTERS = 500
 MOST_SUMMED = 1e300
@@ -32,7 +33,7 @@ def require(holds: bool, field: str, value: object, wanted: str) -> None:
 
 def shorten(text: str, characters: int = SENTENCE_CHARACTERS) -> str:
     """``text`` as one printable line of at most ``characters``."""
-    line = "".join(c if c.isprintable() else " " for c in text)
+    line = printable(text, " ")
     return line if len(line) <= characters else line[: characters - 3] + "..."
 
 

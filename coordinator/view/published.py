@@ -10,6 +10,7 @@ from dtfm.coordinator.log.events import NodeJoined, StandbyPromoted
 from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.wording import without_addresses
 from dtfm.coordinator.view.story import Story
+from dtfm.protos.printable import printable
 
 MOST_CHARACTERS = 400
 """Longer texts are cut: a member may have said them."""
@@ -47,4 +48,4 @@ def for_anybody(text: str) -> str:
     """The text as one printable line of bounded length, without IP addresses."""
     hidden = without_addresses(text)
     cut = hidden if len(hidden) <= MOST_CHARACTERS else hidden[: MOST_CHARACTERS - 1] + "…"
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else "�" for c in cut)
+    return printable(cut)

@@ -10,6 +10,8 @@ from typing import Annotated, TextIO
 
 import typer
 
+from dtfm.protos.printable import PrintableFormatter, printable_lines
+
 InvitationArgument = Annotated[
     str,
     typer.Argument(
@@ -28,7 +30,7 @@ def mistakes() -> Iterator[None]:
     try:
         yield
     except ValueError as mistake:
-        print(mistake, file=sys.stderr)
+        print(printable_lines(str(mistake)), file=sys.stderr)
         raise typer.Exit(2) from None
 
 
@@ -41,6 +43,7 @@ class ToStderr(logging.StreamHandler[TextIO]):
 
 
 def log_to_stderr(verbose: bool) -> None:
-    said, at = "%(asctime)s %(message)s", "%H:%M:%S"
-    logging.basicConfig(level=logging.WARNING, format=said, datefmt=at, handlers=[ToStderr()])
+    handler = ToStderr()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -1,0 +1,22 @@
+"""Text of others on a terminal or in a log: without escape sequences, and without lines that look like the program's own."""
+
+from __future__ import annotations
+
+import logging
+
+
+def printable(text: str, instead: str = "�") -> str:
+    """``text`` in one line, with ``instead`` of each character that cannot be printed."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else instead for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same, with the ``text``'s lines as they are."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+class PrintableFormatter(logging.Formatter):
+    """Of records in which peers are quoted. Further lines, as of a traceback, are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record)).replace("\n", "\n    ")
