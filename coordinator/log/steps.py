@@ -30,8 +30,8 @@ UNAUDITED = "UNAUDITED"
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
     """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
-    ``wait_seconds`` are by node. ``resumed``: part of the step was done in an earlier generation, and ``seconds`` is the time of
-    the rest. ``learning_rate``: that of the step.
+    ``wait_seconds`` are by node, and empty in most steps of a long run (core/step/commits.py). ``resumed``: part of the step was
+    done in an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step.
 
     With several islands ``gradient_norm`` is the root mean square of ``island_norms``. In an ``exchange`` nothing is trained: the
     loss is that of the step before, the norm that of what all have changed since the last exchange."""
@@ -62,9 +62,10 @@ class StepCommitted:
 
     def apply(self, ledger: Ledger) -> Ledger:
         seconds = ledger.training.step_seconds if self.resumed or self.exchange else self.seconds
-        training = replace(ledger.training, step=self.step, last=self, step_seconds=seconds)
+        timed = self if self.compute_seconds else ledger.training.timed
+        training = replace(ledger.training, step=self.step, last=self, timed=timed, step_seconds=seconds)
         plan = ledger.training.plan
-        took_part = self.compute_seconds.keys() or (plan.nodes if plan is not None else ())
+        took_part = plan.nodes if plan is not None else ()
         trust = ledger.trust.after_a_commit(self.step, took_part, ledger.party)
         return replace(ledger, training=training, trust=trust)
 

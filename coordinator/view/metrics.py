@@ -66,15 +66,15 @@ class Figures(Collector):
     def _of_nodes(self) -> Iterator[Metric]:
         """Of members: the log may know any number of others."""
         ledger, given, joins = self.so_far.ledger, self.so_far.given, self.so_far.joins
-        last, plan, members = ledger.training.last, ledger.training.plan, ledger.members
+        timed, plan, members = ledger.training.timed, ledger.training.plan, ledger.members
 
         def each(value: Callable[[str], float | None]) -> Values:
             return {node: value(node) for node in members}
 
-        busy, waits = (last.compute_seconds, last.wait_seconds) if last else ({}, {})
+        busy, waits = (timed.compute_seconds, timed.wait_seconds) if timed else ({}, {})
         yield _each("node_stage", "The node's stage, if it has one.", "node", each(plan.stage_of) if plan else {})
-        yield _each("node_busy_seconds", "The time that the node computed in the last step.", "node", each(busy.get))
-        yield _each("node_wait_seconds", "The time that the node waited in the last step.", "node", each(waits.get))
+        yield _each("node_busy_seconds", "The time that the node computed in a recent step.", "node", each(busy.get))
+        yield _each("node_wait_seconds", "The time that the node waited in a recent step.", "node", each(waits.get))
         memory, speed = each(lambda n: members[n].device.memory_bytes), each(lambda n: members[n].device.flops)
         yield _each("node_memory_bytes", "The memory of the node's device.", "node", memory)
         yield _each("node_flops", "The speed of the node's device beside no other work.", "node", speed)

@@ -131,17 +131,18 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
 
 
 def _nodes(ledger: Ledger, spans: list[Span]) -> Iterator[Document]:
-    """The members by name, and then who is quarantined. ``busy`` and ``waited``: the seconds of the last step."""
+    """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last step with
+    times."""
     does = {span.node: {"doing": span.doing, "place": span.place} for span in spans if not span.last}
-    last, plan = ledger.training.last, ledger.training.plan
+    timed, plan = ledger.training.timed, ledger.training.plan
     loads = {n: load for s in (plan.stages if plan else ()) for n, load in zip(s.replicas, s.loads, strict=True)}
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
         to = ledger.training.codecs.get(node, {})
         yield member_document(ledger, node) | {
             **does.get(node, {"doing": "", "place": ""}),
             "load": loads.get(node, 0),
-            "busy": last.compute_seconds.get(node) if last is not None else None,
-            "waited": last.wait_seconds.get(node) if last is not None else None,
+            "busy": timed.compute_seconds.get(node) if timed is not None else None,
+            "waited": timed.wait_seconds.get(node) if timed is not None else None,
             "reached": _reached(ledger, node),
             "sends": "; ".join(f"to {other} {describe_codecs(to[other])}" for other in sorted(to)[:10] if to[other]),
             "leaving": member.leaving,

@@ -36,7 +36,8 @@ def is_stalled(ledger: Ledger, since: float, now: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a node has given to the run: micro-batches of committed steps, and the seconds that it computed for them."""
+    """What a node has given to the run: micro-batches of committed steps, and the seconds that it computed for them, about: steps
+    that the log has no times of count like the last one that it has."""
 
     micro_batches: int = 0
     computed: float = 0.0
@@ -104,14 +105,14 @@ class SoFar:
         return replace(self, steps=steps, losses=losses, recent=recent, given=given, events=events, joins=joins)
 
     def _given_by(self, step: ev.StepCommitted) -> Iterator[tuple[str, Given]]:
-        plan = self.ledger.training.plan
+        plan, timed = self.ledger.training.plan, self.ledger.training.timed or step
         for stage in plan.stages if plan is not None else ():
             for node, load in zip(stage.replicas, stage.loads, strict=True):
                 was = self.given.get(node)
                 if was is None and len(self.given) >= MOST_KNOWN:
                     continue
                 was = was or Given()
-                yield node, Given(was.micro_batches + load, was.computed + step.compute_seconds.get(node, 0.0))
+                yield node, Given(was.micro_batches + load, was.computed + timed.compute_seconds.get(node, 0.0))
 
     @property
     def state(self) -> str:

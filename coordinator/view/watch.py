@@ -123,11 +123,11 @@ def _nodes(ledger: Ledger) -> RenderableType:
 
 def _busy(ledger: Ledger, node: str) -> str:
     """Fraction of the last step that the node spent computing, not waiting."""
-    last = ledger.training.last
-    if last is None or node not in last.compute_seconds:
+    timed = ledger.training.timed
+    if timed is None or node not in timed.compute_seconds:
         return ""
-    whole = last.compute_seconds[node] + last.wait_seconds[node]
-    return f"{last.compute_seconds[node] / whole:.0%}" if whole > 0 else ""
+    whole = timed.compute_seconds[node] + timed.wait_seconds[node]
+    return f"{timed.compute_seconds[node] / whole:.0%}" if whole > 0 else ""
 
 
 def _grid(ledger: Ledger, expected: str) -> RenderableType:

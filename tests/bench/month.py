@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from dtfm.coordinator.core.step.commits import TIMED_EVERY, TIMED_STEPS
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.view.story import Story
@@ -37,7 +38,8 @@ def steps(nodes: int, number: int) -> Iterator[ev.Event]:
     yield ev.PlanAdopted(1, from_routes(1, [Stage((0, 4), tuple(names), ())], [(names[:1], 64)]), "first", 0)
     chance = random.Random(0)
     for step in range(1, number + 1):
-        compute = {name: round(chance.uniform(2, 4), 3) for name in names}
+        timed = names if step <= TIMED_STEPS or step % TIMED_EVERY == 0 else ()
+        compute = {name: round(chance.uniform(2, 4), 3) for name in timed}
         wait = {name: round(5 - seconds, 3) for name, seconds in compute.items()}
         loss, norm = chance.gauss(3, 0.1), chance.gauss(1, 0.1)
         yield ev.StepCommitted(

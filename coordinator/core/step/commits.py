@@ -19,6 +19,11 @@ MOST_TIMES = 1e9
 """The largest number that the log has for how many times over the bound a clipped gradient was."""
 
 
+TIMED_STEPS, TIMED_EVERY = 1000, 16
+"""The log has each node's times in so many first steps of the run, in the first step of a plan, and then in one of TIMED_EVERY:
+most of a long log would be these."""
+
+
 def commit_if_due(transition: Transition) -> None:
     """The rule: commits a step that all have voted for, once nobody is awaited who repeats work of it, and each stage's new state
     will be on two machines, or at ``commit_by`` (see `standby.commit_waits_for`)."""
@@ -37,6 +42,9 @@ def commit(transition: Transition, phase: Stepping) -> None:
     samples, exchanges = sum(vote.samples for vote in last), state.rounds.exchanges(phase.step)
     before = state.ledger.training.last
     known = before.loss if before is not None else 0.0
+    is_first = before is None or before.generation != plan.generation
+    is_timed = is_first or phase.step <= TIMED_STEPS or phase.step % TIMED_EVERY == 0
+    timed = sorted(phase.votes.items()) if is_timed else ()
     agreed_state.by_stage(transition, phase.votes)
     transition.emit(
         ev.StepCommitted(
@@ -47,8 +55,8 @@ def commit(transition: Transition, phase: Stepping) -> None:
             gradient_norm=_root_mean_square([*norms.values()]),
             seconds=round(transition.now - phase.since, 6),
             samples=samples,
-            compute_seconds={node: round(vote.compute_seconds, 3) for node, vote in sorted(phase.votes.items())},
-            wait_seconds={node: round(vote.wait_seconds, 3) for node, vote in sorted(phase.votes.items())},
+            compute_seconds={node: round(vote.compute_seconds, 3) for node, vote in timed},
+            wait_seconds={node: round(vote.wait_seconds, 3) for node, vote in timed},
             resumed=phase.resumed,
             learning_rate=learning_rate(state.message.train, phase.step),
             island_norms={str(island): norm for island, norm in norms.items()} if len(norms) > 1 else {},

@@ -11,6 +11,7 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.coordinator.log.trust import CLEARED_BY
+from dtfm.scheduler.model.plan import Stage, from_routes
 
 NEW, PROVEN, SUSPECTED, QUARANTINED = Standing.NEW, Standing.PROVEN, Standing.SUSPECTED, Standing.QUARANTINED
 
@@ -28,6 +29,9 @@ def audits(*clean: bool, first: int = 1) -> list[ev.Event]:
 QUARANTINE = ev.NodeQuarantined("a", Charge.DIGEST, "why", 7, undecided=True, key="its key")
 FORGIVEN = ev.NodeForgiven("a", "operator", "its key")
 CLEARED = ev.NodeForgiven("a", CLEARED_BY, "its key")
+JOINED = ev.NodeJoined("a", "new", "", ev.DeviceSeen("cpu", "", 1, 1.0), "", "1")
+ADOPTED = ev.PlanAdopted(1, from_routes(1, [Stage((0, 1), ("a",), ())], [(("a",), 8)]), "first", 0)
+WORKED = ev.StepCommitted(1, 1, 0.5, 10, 1.0, 2.0, 8, {}, {})
 REVOKED = ev.Revoked("a", (), 0.0, "operator")
 
 
@@ -70,9 +74,7 @@ def test_members_who_know_each_other_are_proven_until_they_are_quarantined(
 
 
 def test_who_has_worked_and_was_not_audited_yet_is_no_suspect() -> None:
-    joined = ev.NodeJoined("a", "new", "", ev.DeviceSeen("cpu", "", 1, 1.0), "", "1")
-    step = ev.StepCommitted(1, 1, 0.5, 10, 1.0, 2.0, 8, {"a": 1.0}, {"a": 1.0})
-    ledger = fold([ev.RunStarted("id", {}), joined, step])
+    ledger = fold([ev.RunStarted("id", {}), JOINED, ADOPTED, WORKED])
     assert ledger.trust.began == {"a": 0}
     assert earned(ledger, "a").standing is PROVEN
     assert earned(replace(ledger, run={"trust": {"mode": "open"}}), "a").standing is NEW
@@ -85,9 +87,7 @@ def test_a_key_that_is_let_in_again_after_it_was_revoked_begins_anew() -> None:
 
 
 def test_who_is_cleared_is_answerable_for_all_since_its_last_clean_audit() -> None:
-    joined = ev.NodeJoined("a", "new", "", ev.DeviceSeen("cpu", "", 1, 1.0), "", "1")
-    step = ev.StepCommitted(1, 1, 0.5, 10, 1.0, 2.0, 8, {"a": 1.0}, {"a": 1.0})
-    ledger = run("open", joined, step, *audits(True), QUARANTINE, CLEARED)
+    ledger = run("open", JOINED, ADOPTED, WORKED, *audits(True), QUARANTINE, CLEARED)
     assert (ledger.trust.audits["its key"].last, ledger.trust.began) == (1, {"its key": 0})
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Switching
+from dtfm.coordinator.core.step import commits
 from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.log import events as ev
@@ -40,6 +41,24 @@ def test_a_commit_carries_the_whole_models_norm_the_mean_loss_and_the_learning_r
     assert rate == committed.learning_rate > 0
     commit = wire.Commit(generation=1, step=1, gradient_norm=2.0, learning_rate=rate, status=fares)
     assert world.last_to("a", "commit") == world.last_to("b", "commit") == commit
+
+
+def test_of_a_long_run_the_log_has_the_times_of_some_steps_and_of_the_first_of_each_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commits, "TIMED_STEPS", 2)
+    monkeypatch.setattr(commits, "TIMED_EVERY", 4)
+    world = training("a", "b", "c", train={"steps": 20})
+    for _ in range(8):
+        world.step()
+    world.lose("a")
+    world.settle()
+    world.step()
+    events = world.events(ev.StepCommitted)
+    timed = [event.step for event in events if event.compute_seconds]
+    assert [event.step for event in events] == [*range(1, 10)]
+    assert timed == [1, 2, 4, 8, 9]
+    assert world.state.ledger.training.timed == events[8]
 
 
 def test_the_log_says_whose_gradients_were_clipped_by_whom() -> None:
