@@ -34,6 +34,7 @@ from dtfm.coordinator.view.watch import live_view
 from dtfm.coordinator.web.app import make_app
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served
 from dtfm.installed import program
+from dtfm.protos.printable import printable_lines
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 
 DEFAULT_STEPS = 100
@@ -159,7 +160,7 @@ async def _train(demo: Settings) -> int:
         server.on_event(show)
         async with (
             Children(server.invitation(made.invitation, secret), demo.folder, demo.threads, demo.device) as children,
-            page_served(page, make_app(server.follower)),
+            page_served(page, make_app(server.follower, lambda: server.ledger, server.ask)),
         ):
             left = set(range(1, demo.nodes + 1))
 
@@ -239,7 +240,7 @@ async def _show_samples(demo: Settings, console: Console, model: Path) -> None:
     if not all(samples.values()):
         return
     table = Table(*samples, box=box.SIMPLE_HEAD, width=min(console.width, 120), padding=(0, 1))
-    table.add_row(*(Text("".join(c if c.isprintable() or c == "\n" else "?" for c in s)) for s in samples.values()))
+    table.add_row(*(Text(printable_lines(s)) for s in samples.values()))
     console.print(table)
 
 

@@ -56,7 +56,7 @@ def invite(
         print(f"    {reply.line}")
         if reply.page:
             print(f"  In a browser, as often as one likes: {reply.page}")
-        elif role is Role.VIEWER:
+        if role is not Role.NODE and (not reply.page or reply.page.startswith("http://127.0.0.1:")):
             print("  (the page is on the coordinator's machine alone; for others: serve --web 0.0.0.0:7480)")
     if not json_lines:
         print(f"  (leads to {reply.leads_to})")

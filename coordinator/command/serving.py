@@ -110,9 +110,11 @@ async def _serve(
         server.on_event(_tell_end)
     port = await server.bind(host, port)
     server.addresses = public_addresses(host, port, advertised)
+    elsewhere = ""
     if page is not None:
         hosts = [read_address(each)[0] for each in server.addresses] if advertised else []
-        server.page = url_elsewhere(page, options.page_url, hosts)
+        elsewhere = url_elsewhere(page, options.page_url, hosts)
+        server.page = elsewhere or link_to(page)
     listens = Listens(joined(host, port), tuple(advertised))
     events += [listens] if listens != known else []
     # Before the first call can come, so that a node on this machine finds the key that it looks for.
@@ -134,18 +136,18 @@ async def _serve(
     if options.json_lines:
         line, leads_to = pasted_line(shown, Role.NODE, state.run), where_it_leads(server.addresses)
         told = {"event": "listening", "address": _here(host, port), "invitation": shown}
-        told |= {"line": line, "leads_to": leads_to, "page": server.page or (link_to(page) if page is not None else "")}
+        told |= {"line": line, "leads_to": leads_to, "page": server.page}
         print(json.dumps(told), flush=True)
     else:
         _tell(server, host, port, shown, options.invitation, over)
-        if server.page:
-            print(f"To see it, with a link: {server.page} (dtfm-coordinator invite --role viewer)", flush=True)
+        if elsewhere:
+            print(f"To see it, with a link: {elsewhere} (dtfm-coordinator invite --role viewer)", flush=True)
         elif page is not None:
-            print(f"To see it: {link_to(page)}", flush=True)
+            print(f"To see it: {server.page} (to direct it there: dtfm-coordinator invite --role operator)", flush=True)
     telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.on_event)
-    asks = (lambda: server.ledger) if server.page else None
-    app = make_app(server.follower, asks, secure=server.page.startswith("https:"))
-    page_up = page_served(page, app, from_anywhere=bool(server.page and not options.page_url))
+    by_link, secure = bool(elsewhere), elsewhere.startswith("https:")
+    app = make_app(server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure)
+    page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)
     metrics_up = page_served(metrics, make_metrics_app(server.follower), from_anywhere=True)
     async with telling, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)

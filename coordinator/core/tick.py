@@ -93,7 +93,7 @@ def _reply(transition: Transition, asked: Asked) -> Granted | Refused:
     try:
         if isinstance(request, wire.EnrolRequest):
             return invitations.enrol(transition, request, at)
-        invitations.check_operator(transition.state.ledger, by)
+        invitations.check_operator(transition.state.ledger, by, at)
         match request:
             case wire.InviteRequest():
                 return invitations.invite(transition, request, by, at, asked.invitation)

@@ -32,7 +32,7 @@ def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
     return " ".join(words)
 
 
-def viewers_link(page: str, id: str, secret: bytes) -> str:
+def page_link(page: str, id: str, secret: bytes) -> str:
     """Opens the ``page`` (a URL) by the invitation with this id and secret. In hex, since mails cut links at other characters."""
     return f"{page}?{LINK}={id}{secret.hex()}"
 

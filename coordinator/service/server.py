@@ -37,7 +37,7 @@ from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
-from dtfm.coordinator.service.pasted_line import pasted_line, viewers_link, where_it_leads
+from dtfm.coordinator.service.pasted_line import page_link, pasted_line, where_it_leads
 from dtfm.coordinator.service.planner import choose, compile_scheduler
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
@@ -62,7 +62,7 @@ class Server:
     """The coordinator of one run. ``story`` is the store's so far. ``authority_key``: its authority's (PEM).
 
     ``pin`` is the authority's; invitations name it, and the ``addresses``, which are known once it listens. ``page``: where
-    others open it; empty: nowhere.
+    it is opened; empty: nowhere.
     """
 
     def __init__(self, state: State, store: Store, story: Story, authority_key: bytes) -> None:
@@ -227,8 +227,8 @@ class Server:
             reply.invitation = self.invitation(reply.id, secret)
             reply.line = pasted_line(reply.invitation, Role(request.role), self.state.run)
             reply.leads_to = where_it_leads(self.addresses)
-            if self.page and request.role == Role.VIEWER:
-                reply.page = viewers_link(self.page, reply.id, secret)
+            if self.page and request.role != Role.NODE:
+                reply.page = page_link(self.page, reply.id, secret)
         return reply
 
     def invitation(self, id: str, secret: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What the page's port answers: its files, the run as JSON, news as server-sent events, and metrics. It changes nothing."""
+"""What the page's port answers: its files, the run as JSON, news as server-sent events, metrics, and what operators ask."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import StoreError
 from dtfm.coordinator.view.follower import Follower
+from dtfm.coordinator.web.directing import Ask, directing
 from dtfm.coordinator.web.door import STILL, Door
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -42,8 +43,10 @@ SLOW_SECONDS = 10.0
 """A page that takes longer than this to accept a message is dropped."""
 
 
-def make_app(follower: Follower, ledger: Callable[[], Ledger] | None = None, *, secure: bool = False) -> Starlette:
-    """With a ``ledger``, for who has a viewer's link (see Door), else for whoever is on this machine."""
+def make_app(
+    follower: Follower, ledger: Callable[[], Ledger], ask: Ask, *, by_link: bool = False, secure: bool = False
+) -> Starlette:
+    """``by_link``: for who has a link alone, else for whoever is on this machine (see Door)."""
 
     async def state(request: Request) -> Response:
         text = request.query_params.get("at", "")
@@ -56,9 +59,10 @@ def make_app(follower: Follower, ledger: Callable[[], Ledger] | None = None, *, 
         return Response(content, media_type="application/json", headers={"Content-Encoding": "gzip"})
 
     static = StaticFiles(directory=Path(__file__).parent / "static", html=True)
-    routes = [Route("/state", state), _metrics(follower), Route("/news", Viewers(follower)), Mount("/", static)]
-    door = Middleware(Door, ledger, secure) if ledger else Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
-    return Starlette(routes=routes, middleware=[door])
+    routes = [Route("/state", state), _metrics(follower), Route("/news", Viewers(follower)), directing(ask)]
+    here = [] if by_link else [Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]
+    door = Middleware(Door, ledger, not by_link, secure)
+    return Starlette(routes=[*routes, Mount("/", static)], middleware=[*here, door])
 
 
 def make_metrics_app(follower: Follower) -> Starlette:

@@ -1,4 +1,4 @@
-"""Who may read a page that others reach: who has shown a viewer's link. The browser keeps it as a cookie."""
+"""Who may read the page, and direct by it: who has shown a link. The browser keeps it as a cookie."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dtfm.coordinator.core.members.invitations import check_viewer
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.pasted_line import LINK, read_link
+from dtfm.coordinator.web.directing import OPERATOR
+from dtfm.protos.access import Role
 
 LET_IN = "dtfm.let_in"
 """In a request's scope: to be called with the invitation's id, once the caller is no stranger."""
@@ -22,12 +24,13 @@ _NEW_LINK = "Whoever directs the run makes a new link: <code>dtfm-coordinator in
 
 
 class Door:
-    """Answers in the ``app``'s place who shows no link that is good. ``ledger`` returns the present one. ``secure``: the page is
-    reached over https."""
+    """Answers in the ``app``'s place who shows no link that is good; if it ``stands_open``, only who follows a bad one.
+    ``ledger`` returns the present one. ``secure``: the page is reached over https."""
 
-    def __init__(self, app: ASGIApp, ledger: Callable[[], Ledger], secure: bool) -> None:
+    def __init__(self, app: ASGIApp, ledger: Callable[[], Ledger], stands_open: bool, secure: bool) -> None:
         self._app = app
         self._ledger = ledger
+        self._stands_open = stands_open
         self._secure = secure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,6 +43,9 @@ class Door:
             id, secret = read_link(shown)
             invited = check_viewer(ledger, id, secret, now)
         except ValueError as problem:
+            if self._stands_open and not followed:
+                await self._app(scope, receive, send)
+                return
             said = f"<p>This page does not open: {html.escape(str(problem))}.</p><p>{_NEW_LINK}</p>"
             # Over a new connection each time: of these a stranger has few.
             await HTMLResponse(_page("No access", said), 403, {"Connection": "close"})(scope, receive, send)
@@ -52,10 +58,11 @@ class Door:
                 known = self._ledger().access.invitations.get(id)
                 return known is not None and known.opens_page(time.time())
 
-            await self._app({**scope, STILL: still}, receive, send)
+            directs = {OPERATOR: id} if invited.role == Role.OPERATOR else {}
+            await self._app({**scope, STILL: still, **directs}, receive, send)
             return
         # A redirection would not do: the browser would follow it as a part of the click elsewhere, without this cookie.
-        onwards = '<meta http-equiv="refresh" content="0; url=./">'
+        onwards = '<meta http-equiv="refresh" content="0; url=./"><link rel="icon" href="icon.svg">'
         answer = HTMLResponse(_page("dtfm", '<p><a href="./">To the page</a></p>', onwards))
         answer.set_cookie(
             cookie, shown, int(invited.expires - now), secure=self._secure, httponly=True, samesite="strict"

@@ -104,8 +104,11 @@ def revoke(transition: Transition, what: str, by: str, at: float) -> str:
             sentence += f", and {_not_good(ended, holder.invitation)}; who else needs one: invite again"
         return sentence + _who_stays(transition.state.ledger, concerned)
     if what in ledger.access.invitations:
-        transition.emit(ev.Revoked("", (what,), at, by))
-        return f"invitation {what} is not good any more{_who_stays(ledger, {what})}"
+        invitations = ledger.access.invitations
+        made = sorted(id for id, invited in invitations.items() if invited.by == what and invited.is_usable(at))
+        transition.emit(ev.Revoked("", (what, *made), at, by))
+        with_it = f", nor {name_some(made)}, made by its link" if made else ""
+        return f"invitation {what} is not good any more{with_it}{_who_stays(ledger, {what, *made})}"
     raise Refused(
         wire.MALFORMED,
         f"there is no invitation and no name {shorten(repr(what), 80)}; `dtfm-coordinator events` shows them",
@@ -127,8 +130,12 @@ def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:
     return f"; who came by {by} stays ({name_some(came)}), unless you revoke them by name" if came else ""
 
 
-def check_operator(ledger: Ledger, by: str) -> None:
-    """Whether it is one still: its call may have waited while it was revoked. Raises Refused."""
+def check_operator(ledger: Ledger, by: str, at: float) -> None:
+    """Whether it is one still, a name or the invitation whose link opened the page: its call may have waited while it was
+    revoked. Raises Refused."""
+    invited = ledger.access.invitations.get(by)
+    if invited is not None and invited.role == Role.OPERATOR and invited.is_usable(at):
+        return
     holder = ledger.access.names.get(by)
     if holder is None:
         raise Refused(wire.REVOKED, f"the access of {by!r} was revoked")

@@ -1,6 +1,7 @@
 // The page: one document from the coordinator, as of now or of an earlier event, drawn by one renderer.
 
 import { chart } from "./chart.js";
+import { isOperator, nodeButtons, runButtons } from "./direct.js";
 import { bar, clock, duration, el, empty, kind, layers, number, rough, table, words } from "./dom.js";
 import { historyView } from "./lanes.js";
 import { moves, planGraph, planView } from "./plan.js";
@@ -9,7 +10,7 @@ const at = (id) => document.getElementById(id);
 const chosen = { axis: "steps", links: "megabits", plans: false };
 let shown = null; // the document that is drawn
 let event = null; // the event as of which it is drawn; null: the newest
-let loading = false, again = false, playing = false, drawn = new Map();
+let loading = false, again = false, playing = false, directs = false, drawn = new Map();
 
 async function fetched(sequence) {
   const response = await fetch(sequence === null ? "state" : `state?at=${sequence}`);
@@ -59,6 +60,7 @@ function render() {
   if (event !== null) say(`replay: event ${number(doc.at)} of ${number(doc.last)}`, "replay");
   else say(behind ? `reading the log: ${Math.floor((100 * doc.at) / doc.last)}%` : head.state + (head.said && `: ${head.said}`), behind ? "waiting" : head.state);
   place("figures", head, () => figures(head));
+  place("direct", [directs, head.state], () => (directs ? runButtons(head.state, openDetail) : []));
   place("curves", [doc.losses, doc.held_out, width, chosen.axis], () => curves(doc, width));
   place("plan-view", [doc.plan, doc.nodes, head.members, width], () => planView(doc, width, openNode));
   const lanes = { is: chosen.plans, toggle: () => { chosen.plans = !chosen.plans; render(); } };
@@ -182,7 +184,8 @@ function openNode(name) {
     Standing: `${node.standing.word}: ${node.standing.reason}`,
     Gave: one && gave(one),
   };
-  openDetail(name, el("dl", { class: "facts" }, Object.entries(facts).filter(([, text]) => text).map(([what, text]) => [el("dt", {}, what), el("dd", {}, text)])));
+  openDetail(name, el("dl", { class: "facts" }, Object.entries(facts).filter(([, text]) => text).map(([what, text]) => [el("dt", {}, what), el("dd", {}, text)])),
+    directs && nodeButtons(name, node.doing === "quarantined"));
 }
 
 async function openPlan(generation) {
@@ -228,3 +231,4 @@ news.onerror = () => {
   if (news.readyState === EventSource.CLOSED) fetched(event).catch(() => {});
 };
 load();
+isOperator().then((is) => { directs = is; if (shown) render(); }, () => {});

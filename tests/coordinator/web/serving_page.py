@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dtfm.coordinator.core.refusal import Refused
+from dtfm.coordinator.core.transition import Granted, Request
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.web.app import make_app, make_metrics_app
 from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served
+from dtfm.protos import control_pb2 as wire
 from tests.coordinator.stores import store_url
 from tests.coordinator.web.stored_run import write
 
@@ -52,6 +56,10 @@ class PageServed:
             self._follower.wake(self._records[self._store.last - 1])
 
 
+async def refuse(_request: Request | wire.PlanNowRequest, _by: str) -> Granted:
+    raise Refused(wire.ROLE, "nobody may")
+
+
 @asynccontextmanager
 async def page_of(records: list[Record], folder: Path, so_far: int | None = None) -> AsyncIterator[PageServed]:
     """The page, when the first ``so_far`` of the records are written, or all."""
@@ -62,7 +70,7 @@ async def page_of(records: list[Record], folder: Path, so_far: int | None = None
         served.happen(so_far)
         following = asyncio.create_task(follower.follow())
         async with (
-            page_served(page, make_app(follower)),
+            page_served(page, make_app(follower, Ledger, refuse)),
             page_served(metrics, make_metrics_app(follower), from_anywhere=True),
         ):
             yield served

@@ -38,7 +38,8 @@ async def page_for_viewers(
     async with serving_run(folder) as served:
         page = bind_page("127.0.0.1:0")
         served.server.page = link_to(page)
-        asks = make_app(served.server.follower, lambda: served.server.ledger, secure=secure)
+        server = served.server
+        asks = make_app(server.follower, lambda: server.ledger, server.ask, by_link=True, secure=secure)
         async with page_served(page, asks, from_anywhere=from_anywhere):
             yield served, served.server.page
 
@@ -135,7 +136,7 @@ async def test_who_has_no_good_link_reads_why_and_what_to_do(tmp_path: Path, lat
                 status, headers, content = await asked(page, path, cookie=cookie)
                 assert (status, reason in content.decode(), "set-cookie" in headers) == (403, True, False), reason
                 assert b"dtfm-coordinator invite --role viewer" in content
-        assert (await asked(page, behind(_link(operator))))[0] == 200
+        assert (await asked(page, behind(operator.page)))[0] == 200
 
 
 def _link(reply: wire.InviteReply) -> str:

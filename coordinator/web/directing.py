@@ -1,0 +1,58 @@
+"""What an operator asks of the coordinator on the page: the same requests as the command line's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from google.protobuf import json_format
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from dtfm.coordinator.core import transition as t
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role
+
+Ask = Callable[[t.Request | wire.PlanNowRequest, str], Awaitable[t.Granted]]
+"""See `Server.ask`."""
+
+OPERATOR = "dtfm.operator"
+"""In a request's scope: the id of the invitation by which an operator opened the page; missing for everybody else."""
+JSON = "application/json"
+_REQUESTS = {
+    "plan-now": wire.PlanNowRequest,
+    "invite": wire.InviteRequest,
+    "revoke": wire.RevokeRequest,
+    "expel": wire.ExpelRequest,
+    "forgive": wire.ForgiveRequest,
+    "steer": wire.SteerRequest,
+}
+_MOST_BYTES = 4096
+
+
+def directing(ask: Ask) -> Route:
+    """GET tells whether who reads the page is an operator. POST asks for what the path's end names: the body has the request's
+    fields as JSON."""
+
+    async def answer(request: Request) -> Response:
+        by, make = request.scope.get(OPERATOR, ""), _REQUESTS.get(request.path_params["what"])
+        if request.method == "GET":
+            return JSONResponse({"directs": bool(by)})
+        # Another site's page cannot send this type without asking here first, and its requests come without the cookie.
+        if make is None or request.headers.get("content-type") != JSON:
+            return PlainTextResponse(f"it must be {JSON}, for one of {', '.join(_REQUESTS)}", 400)
+        if not by:
+            link = f"dtfm-coordinator invite --role {Role.OPERATOR}"
+            return PlainTextResponse(f"this is for the role {Role.OPERATOR}: open the page by the link of {link}", 403)
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _MOST_BYTES:
+                return PlainTextResponse(f"it is longer than {_MOST_BYTES} bytes", 413)
+        try:
+            reply = await ask(json_format.Parse(body, make()), by)
+        except (ValueError, json_format.Error) as problem:  # a refusal is a ValueError
+            return PlainTextResponse(str(problem), 400)
+        return JSONResponse(json_format.MessageToDict(reply))
+
+    return Route("/ask/{what}", answer, methods=["GET", "POST"])
