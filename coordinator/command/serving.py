@@ -22,7 +22,7 @@ from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.planner import compile_scheduler
 from dtfm.coordinator.service.server import Server
-from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
+from dtfm.coordinator.service.startup import edits_followed, open_run, serve_until_over, start_over
 from dtfm.coordinator.web.app import make_app, make_metrics_app
 from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served, url_elsewhere
 from dtfm.protos import DEFAULT_ADDRESS
@@ -69,7 +69,7 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
     for aside in start_over(store_url, run) if new and run is not None else ():
         print(f"What was there is {aside} now.", file=sys.stderr)
     with Store(store_url, write=True, waits=reserve) as store:
-        return asyncio.run(_serve(store, run, page, metrics, options))
+        return asyncio.run(_serve(store, run, run_file, page, metrics, options))
 
 
 def _check_reserve(store_url: str, new: bool, authority: Path | None) -> None:
@@ -89,7 +89,12 @@ def _check_reserve(store_url: str, new: bool, authority: Path | None) -> None:
 
 
 async def _serve(
-    store: Store, run: RunFile | None, page: socket.socket | None, metrics: socket.socket | None, options: Serving
+    store: Store,
+    run: RunFile | None,
+    file: Path | None,
+    page: socket.socket | None,
+    metrics: socket.socket | None,
+    options: Serving,
 ) -> int:
     old = None if options.invitation is None else _written_before(options.invitation)
     state, story, events = open_run(store, run)
@@ -149,7 +154,7 @@ async def _serve(
     app = make_app(server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure)
     page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)
     metrics_up = page_served(metrics, make_metrics_app(server.follower), from_anywhere=True)
-    async with telling, page_up, metrics_up:
+    async with telling, page_up, metrics_up, edits_followed(server, file, run):
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step

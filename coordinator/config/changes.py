@@ -1,5 +1,5 @@
-"""What may change of a run: while it runs, by ``dtfm-coordinator set``, and when its coordinator starts again with an edited run
-file.
+"""What may change of a run: while it runs, by ``dtfm-coordinator set`` or SIGHUP, and when its coordinator starts again with an
+edited run file.
 
 The run in force is the run file with what operators have set since; the ledger has both. From the next start on, a key that was
 edited in the run file counts as it stands there. What operators have set of the other keys stays.
@@ -7,6 +7,7 @@ edited in the run file counts as it stands there. What operators have set of the
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,11 +16,13 @@ from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 WHILE_IT_RUNS = (
     "train.steps",
+    "train.decay_steps",
     "train.evaluate_every",
     "checkpoint.uri",
     "checkpoint.every",
     "checkpoint.keep",
     "cluster.nodes",
+    "trust.audit_rate",
     "trust.keys_per_address",
 )
 """The coordinator alone follows these, or tells nodes with each commit."""
@@ -40,6 +43,9 @@ AT_A_START = (
 )
 """These do not change what is learned, but for the number of steps, with which the learning rate falls."""
 
+_OF_STEPS = {"warmup_steps", "decay_steps"}
+"""Their defaults are those of the steps that the run began with."""
+
 
 def with_change(run: RunFile, key: str, text: str, step: int) -> RunFile:
     """The run once an operator has set ``key`` to ``text``, which is a value as in TOML; a string needs no quotes. ``step``: the
@@ -54,7 +60,23 @@ def with_change(run: RunFile, key: str, text: str, step: int) -> RunFile:
     fields[table][name] = _value(text)
     changed = parse_run(fields, f"{key}={text[:100]}")
     _check_steps(run, changed, step)
+    if key == "trust.audit_rate" and not (run.trust.audits and changed.trust.audits):
+        raise ValueError(
+            f"trust.audit_rate={text[:100]}: audits begin and end with a start of the coordinator, by the run file; `set` takes "
+            "another rate above 0 where there are some"
+        )
     return changed
+
+
+def edits(before: RunFile, now: RunFile) -> list[tuple[str, str]]:
+    """The keys that were edited in the run file, each with its value as in TOML. Raises ValueError if one of them can only change
+    when the coordinator starts again."""
+    old, new = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
+    follow = {f"train.{name}" for name in _OF_STEPS - now.train.model_fields_set}
+    edited = sorted(key for key in (old.keys() | new.keys()) - follow if old.get(key) != new.get(key))
+    if fixed := [key for key in edited if key not in WHILE_IT_RUNS]:
+        raise ValueError(f"{', '.join(fixed)}: start the coordinator again for this, or put it back")
+    return [(key, json.dumps(new[key])) for key in edited]
 
 
 def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str, Any], step: int) -> RunFile:
@@ -65,8 +87,8 @@ def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str
         table, name = key.split(".")
         if before.get(table, {}).get(name) == now[table][name]:
             now[table][name] = value_of(old, key)
-    for name in {"warmup_steps", "decay_steps"} - file.train.model_fields_set:
-        now["train"][name] = getattr(old.train, name)  # their defaults are those of the steps that the run began with
+    for name in _OF_STEPS - file.train.model_fields_set:
+        now["train"][name] = getattr(old.train, name)
     run = parse_run(now, "the run file")
     check_same(old, run, step)
     return run
@@ -75,7 +97,8 @@ def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str
 def check_same(before: RunFile, now: RunFile, step: int) -> None:
     """Raises ValueError if to go on with ``now`` after ``step`` would train something else."""
     old, new = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
-    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(AT_A_START))
+    free = (*AT_A_START, *WHILE_IT_RUNS)
+    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(free))
     if changed:
         key = changed[0]
         raise ValueError(
