@@ -80,6 +80,8 @@ def head(so_far: SoFar, now: float) -> Document:
         "left": so_far.left(now),
         "node_hours": so_far.lent_until(now) / 3600,
         "members": len(ledger.members),
+        "cost": so_far.cost,
+        "hourly_price": so_far.hourly_price,
     }
 
 

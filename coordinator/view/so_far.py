@@ -62,6 +62,8 @@ class SoFar:
     """How often each node was let in."""
     lent: float = 0.0
     """See ``lent_until``: until ``last``."""
+    cost: float = 0.0
+    """Of the same time, by the run file's prices."""
     began: float = 0.0
     """When the run began; 0: it has not."""
     committed: float = 0.0
@@ -78,7 +80,9 @@ class SoFar:
     def add(self, record: Record) -> None:
         before, event = self.ledger, record.event
         if not isinstance(event, ev.RunResumed):  # nobody trained while there was no coordinator
-            self.lent += len(before.members) * max(0.0, record.time - self.last)
+            seconds = max(0.0, record.time - self.last)
+            self.lent += len(before.members) * seconds
+            self.cost += self.hourly_price * seconds / 3600
         self.ledger = event.apply(before)
         self.last, self.sequence, self.began = record.time, record.sequence, self.began or record.time
         self.events[event.event] = self.events.get(event.event, 0) + 1
@@ -147,6 +151,13 @@ class SoFar:
     def lent_until(self, now: float) -> float:
         """The node-seconds that all members have given to the run until ``now``."""
         return self.lent + (len(self.ledger.members) * (now - self.last) if self.ledger.outcome is None else 0.0)
+
+    @property
+    def hourly_price(self) -> float:
+        """Of all members' devices; 0 where the run file has no prices."""
+        prices = self.ledger.run.get("cluster", {}).get("prices", {})
+        names = [member.device.name.casefold() for member in self.ledger.members.values()] if prices else []
+        return sum(next((price for part, price in prices.items() if part.casefold() in name), 0.0) for name in names)
 
     def left(self, now: float) -> float | None:
         """The seconds that are left by the speed of the last steps; None: the run is over, or no speed is known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import fsspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -395,6 +395,12 @@ class Cluster(Table):
         ge=1,
         le=30 * 86400,
         description="Seconds for which nodes that were let in keep the run's state and look for the coordinator when it is gone.",
+    )
+    prices: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(
+        default={},
+        max_length=100,
+        description='What a device costs an hour, by a part of its name, like {"RTX 4090" = 0.35}. The page shows what the run '
+        "has cost.",
     )
 
     @field_validator("stages", mode="plain")

@@ -94,7 +94,8 @@ function figures(head) {
       figure("Held-out loss", rough(head.held_out), head.frequencies === null ? "" : ` frequencies alone ${rough(head.frequencies)}`),
       figure("Tokens/s", number(head.tokens_per_second)),
       figure(...left),
-      figure("Lent", rough(head.node_hours), ` node-hours, ${number(head.members)} node${head.members === 1 ? "" : "s"} now`)),
+      figure("Lent", rough(head.node_hours), ` node-hours, ${number(head.members)} node${head.members === 1 ? "" : "s"} now`),
+      head.cost > 0 && figure("Cost", number(head.cost, 2), ` ${number(head.hourly_price, 2)} an hour now`)),
     bar(part, "", `${Math.round(100 * part)}% of the steps`, "progress"),
   ];
 }

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.page import MOST_IN_MAP, MOST_NODES, page_text
@@ -35,6 +37,19 @@ def test_the_head_says_how_far_the_run_is_and_how_long_it_takes() -> None:
     assert (head["step"], head["steps"], head["state"], head["members"]) == (180, 240, "training", 4)
     assert 8 * 60 < head["left"] < 11 * 60
     assert 2.0 < head["node_hours"] < 2.6
+
+
+def test_the_head_has_what_the_run_has_cost_by_the_run_files_prices() -> None:
+    records = [*stored_run()]
+    joined = [record.sequence for record in records if isinstance(record.event, ev.NodeJoined)]
+    assert page(records, joined[0])["head"]["cost"] == 0
+    first, second = page(records, joined[0])["head"], page(records, joined[1] - 1)["head"]
+    assert first["hourly_price"] == 1.2, "lab-a100's"
+    assert second["cost"] == pytest.approx(1.2 * (second["node_hours"] - first["node_hours"]), rel=1e-3)
+    assert second["cost"] > 0
+    assert page(records)["head"]["hourly_price"] == pytest.approx(1.2 + 0.35 + 0.35), "runpod-2's L4 has no price"
+    without = [replace(records[0], event=ev.RunStarted("id", {})), *records[1:]]
+    assert page(without)["head"]["cost"] == 0
 
 
 def test_the_plan_has_its_flows_with_codec_and_load_and_the_seats_of_those_that_were_lost() -> None:

@@ -90,7 +90,7 @@ def _links(node: str, others: list[str]) -> Iterator[ev.Link]:
 def stored_run(steps: int = 180) -> list[Record]:
     """About ``steps`` steps, and all around them."""
     telling = Telling()
-    run = {"name": "stories-1b", "train": {"steps": 240}}
+    run = {"name": "stories-1b", "train": {"steps": 240}, "cluster": {"prices": {"a100": 1.2, "RTX": 0.35}}}
     telling.tell(ev.RunStarted("id", run))
     layers = tuple(Layer(f"layer {number}", 2e12, 9e7, 1.6e7) for number in range(LAYERS))
     for node in FIRST:

@@ -51,7 +51,7 @@ async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_pa
         await expect(page).to_have_title("170 of 240: stories-1b")
         await shows("state", "training")
         served.happen()
-        await shows("figures", "180 of 240", "3.83", "node-hours, 4 nodes now")
+        await shows("figures", "180 of 240", "3.83", "node-hours, 4 nodes now", "Cost", "1.90 an hour now")
         await expect(page.get_by_label("Loss. loss: from 10.3 at step 1 ")).to_be_visible()
         await page.get_by_role("button", name="over time").click()
         await expect(page.get_by_label("Loss. loss: from 10.3 at 2 min")).to_be_visible()
