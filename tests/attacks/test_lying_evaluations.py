@@ -22,7 +22,8 @@ def are_those_of_one_process(cluster: Cluster, since: int) -> None:
     assert [loss for _, loss in evaluated] == pytest.approx(alone[since - 1 :], rel=1e-9)
 
 
-@pytest.mark.parametrize("stages", [pytest.param([3], marks=pytest.mark.soak), [2, 2]])
+@pytest.mark.soak
+@pytest.mark.parametrize("stages", [[3], [2, 2]])
 def test_honest_nodes_that_evaluate_each_sample_twice_come_to_the_same(tmp_path: Path, stages: list[int]) -> None:
     with audited(tmp_path, "", stages, HONEST[: sum(stages)], evaluate_every=1) as cluster:
         assert cluster.finish() == 0

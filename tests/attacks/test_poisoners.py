@@ -71,6 +71,7 @@ BETWEEN = pytest.mark.soak
 """Of a lie that is found like another one here, which is as hard to find or harder. test_twists.py has an audit see each."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "twist",
     [
@@ -81,7 +82,7 @@ BETWEEN = pytest.mark.soak
         ),
     ],
 )
-@pytest.mark.parametrize("names", [(*HONEST[:2], LIAR), pytest.param((LIAR, *HONEST[:2]), marks=pytest.mark.soak)])
+@pytest.mark.parametrize("names", [(*HONEST[:2], LIAR), (LIAR, *HONEST[:2])])
 def test_of_three_replicas_two_go_on_without_the_one_that_lies(
     tmp_path: Path, twist: str, names: tuple[str, ...]
 ) -> None:
@@ -125,6 +126,7 @@ def test_who_passes_wrong_tensors_to_the_next_stage_or_the_one_before_is_found(
         nothing_wrong_counts(cluster)
 
 
+@pytest.mark.soak
 def test_who_withholds_what_it_lied_about_is_kept_apart_and_nothing_wrong_counts(tmp_path: Path) -> None:
     with audited(tmp_path, "flips_and_withholds", [3], (*HONEST[:2], LIAR)) as cluster:
         nothing_wrong_counts(cluster)

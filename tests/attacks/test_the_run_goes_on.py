@@ -72,10 +72,10 @@ def the_others_finish(cluster: Cluster, charge: str, steps: int = STEPS) -> None
     ("twist", "charge"),
     [
         ("another_digest", "DIGEST"),
-        ("nan", "NON_FINITE"),
         *(
             pytest.param(twist, charge, marks=pytest.mark.soak)  # found like those above
             for twist, charge in [
+                ("nan", "NON_FINITE"),
                 ("too_many_samples", "SAMPLE_COUNT"),
                 ("another_norm", "GRADIENT_NORM"),
                 ("huge_loss", "NON_FINITE"),
@@ -222,7 +222,8 @@ def test_a_checkpoint_whose_manifest_was_replaced_is_refused_for_the_one_before(
         assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9, abs=0)
 
 
-@pytest.mark.parametrize("twist", [pytest.param("writes_wrong_state", marks=pytest.mark.soak), "renames"])
+@pytest.mark.soak
+@pytest.mark.parametrize("twist", ["writes_wrong_state", "renames"])
 def test_who_writes_another_file_than_the_other_replicas_is_found_by_it(tmp_path: Path, twist: str) -> None:
     """Its file goes to no checkpoint, and the last one can be exported."""
     text = run_file(model=GPT2, stages=[3], steps=40, checkpoint_every=10, lease=2.0, precision="fp32")

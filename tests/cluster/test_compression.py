@@ -33,6 +33,7 @@ def test_eight_bits_in_both_directions_keep_replicas_equal_and_the_loss_close(tm
     assert cluster.losses == pytest.approx(alone, rel=0.005)
 
 
+@pytest.mark.soak
 def test_replicas_that_exchange_the_largest_gradients_have_the_losses_of_one_process_that_does(tmp_path: Path) -> None:
     steps = 12
     text = run_file(stages=[2], steps=steps, precision="fp32").replace("[cluster]", 'reduction = "topk"\n[cluster]')

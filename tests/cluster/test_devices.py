@@ -63,6 +63,7 @@ def test_several_devices_train_leave_in_order_and_come_back_under_their_names(tm
         assert again.wait(60) == 0
 
 
+@pytest.mark.soak
 def test_a_member_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None:
     with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
         supervisor = Machine(cluster).join(invite(cluster))

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.exact import assert_exact
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.ports import free_port
@@ -45,6 +47,7 @@ def kill(cluster: Cluster, name: str) -> None:
     cluster.wait_for("node_left", after=before)
 
 
+@pytest.mark.soak
 def test_all_stages_roll_back_to_the_snapshot_on_disks_and_a_node_with_its_own_disk_fetches_nothing(
     tmp_path: Path,
 ) -> None:

@@ -22,9 +22,8 @@ COORDINATORS_DEATH = fail(COORDINATOR).at(step=STEPS, phase=Phase.COMMIT).by(SIG
 FAULTS = (FIRST_DEATH, UNTIL_THE_RETURN, SECOND_DEATH, UNTIL_THE_NEWCOMER, COORDINATORS_DEATH)
 
 
-@pytest.mark.parametrize(
-    ("precision", "tolerance"), [("fp64", 1e-8), pytest.param("fp32", 1e-3, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-8), ("fp32", 1e-3)])
 def test_deaths_a_return_a_newcomer_and_the_coordinators_death(
     tmp_path: Path, precision: str, tolerance: float
 ) -> None:

@@ -133,6 +133,7 @@ def test_an_island_goes_on_without_a_replica_that_is_killed_and_learns_from_the_
         assert not began_by_step(cluster)[12], "nothing that it had learnt was lost"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_moments_of_its_layers(
     tmp_path: Path,
@@ -149,8 +150,9 @@ def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_mom
         assert grown["step"] > began  # so that there were moments, which b3 needed
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("step", [6, pytest.param(8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", [6, 8])
 def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: Path, step: int) -> None:
     fault = fail(COORDINATOR).at(step=step, phase=Phase.COMMIT).by(SIGKILL)
     with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
@@ -161,6 +163,7 @@ def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: P
         assert_exact_islands(cluster)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_islands_whose_machines_have_all_started_anew_go_on_from_a_snapshot(tmp_path: Path) -> None:
     fault = fail(COORDINATOR).at(step=30, phase=Phase.COMMIT).by(SIGKILL)

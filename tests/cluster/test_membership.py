@@ -42,6 +42,7 @@ def test_a_node_that_starts_before_its_coordinator_joins_when_it_comes(tmp_path:
         assert node.wait(20) == 0
 
 
+@pytest.mark.soak
 def test_who_lends_a_device_sees_what_it_waits_for_and_then_what_it_does(tmp_path: Path) -> None:
     lines: list[str] = []
     waits, trains = threading.Event(), threading.Event()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests import postgres
 from tests.cluster.exact import assert_exact
 from tests.cluster.faults import COORDINATOR, SIGKILL, Phase, announcement, fail
@@ -12,6 +14,7 @@ from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, run_file
 
 
+@pytest.mark.soak
 def test_killed_and_restarted_by_the_same_command_and_without_its_database_for_a_while_it_loses_no_step(
     tmp_path: Path,
 ) -> None:

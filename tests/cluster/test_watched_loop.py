@@ -18,6 +18,7 @@ def watched(_name: str, command: list[str]) -> list[str]:
     return ["tests.cluster.watched_loop" if word == "dtfm.node.cli" else word for word in command]
 
 
+@pytest.mark.soak
 def test_no_tensor_is_handled_on_the_event_loop_through_joins_kills_and_checkpoints(tmp_path: Path) -> None:
     """Compressed streams, a reduction, evaluations, a newcomer that copies its state, a standby, a checkpoint."""
     text = run_file(model=GPT2, stages=[2], steps=60, checkpoint_every=10, compression="i8b256")

@@ -101,7 +101,10 @@ def test_the_cost_of_a_model_too_large_for_any_machine_is_known_at_once() -> Non
 
 
 @pytest.mark.parametrize(("name", "layer"), [("llama", 1), ("gpt2-untied", 1), ("convnet", 0)])
-@pytest.mark.parametrize("precision", [plan_pb2.FP32, plan_pb2.BF16, plan_pb2.FP64])
+@pytest.mark.parametrize(
+    "precision",
+    [plan_pb2.BF16, *(pytest.param(other, marks=pytest.mark.soak) for other in (plan_pb2.FP32, plan_pb2.FP64))],
+)
 def test_the_speed_of_a_device_is_that_of_the_layers_with_most_flops(
     name: str, layer: int, precision: plan_pb2.Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,10 +99,10 @@ def test_a_run_that_is_not_audited_votes_nothing_of_it(trained: Nodes) -> None:
 @pytest.mark.parametrize(
     ("model", "precision", "compression"),
     [
-        (GPT2, "fp32", "off"),
+        pytest.param(GPT2, "fp32", "off", marks=pytest.mark.soak),
         (GPT2, "bf16", "i4b64"),
-        (GPT2, "fp32", "auto"),
-        (LLAMA, "bf16", "off"),
+        pytest.param(GPT2, "fp32", "auto", marks=pytest.mark.soak),
+        pytest.param(LLAMA, "bf16", "off", marks=pytest.mark.soak),
         (LLAMA, "fp32", "i8b256"),
     ],
     ids=["gpt2-fp32-off", "gpt2-bf16-i4b64", "gpt2-fp32-auto", "llama-bf16-off", "llama-fp32-i8b256"],

@@ -63,7 +63,7 @@ def started(run: Run, plan: Plan) -> InProcess:
     return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12)
 
 
-@pytest.mark.parametrize(("codec", "tolerance"), [("off", 1e-9), ("i4b64", 1e-2)])
+@pytest.mark.parametrize(("codec", "tolerance"), [("off", 1e-9), pytest.param("i4b64", 1e-2, marks=pytest.mark.soak)])
 def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
     run: Run, codec: str, tolerance: float
 ) -> None:

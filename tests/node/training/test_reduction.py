@@ -310,7 +310,7 @@ class Streams:
         self.reducers[node].queue.put(arrival.header.step, arrival)
 
 
-@pytest.mark.parametrize("codec", [Codec.OFF, Codec.I8B256])
+@pytest.mark.parametrize("codec", [pytest.param(Codec.OFF, marks=pytest.mark.soak), Codec.I8B256])
 def test_a_reduction_of_any_size_and_order_takes_memory_for_a_few_pieces(
     codec: Codec,
 ) -> None:
