@@ -21,6 +21,7 @@ import grpc.aio
 import torch
 
 import dtfm
+from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.cache_folder import cache
@@ -284,7 +285,7 @@ class Session:
                     known = welcome.data_fingerprint
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
                     # Who runs the coordinator has named the paths, and may use them anyway.
-                    allowed = ("/",) if self._own else self._settings.allowed_data
+                    allowed = EVERYTHING if self._own else self._settings.allowed_data
                     self._trainer.prepare(welcome.run, self._ways.dialler, allowed, agreed)
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))

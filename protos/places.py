@@ -1,4 +1,4 @@
-"""The places that a run names, and which of them may be on the disk of whoever takes part in it."""
+"""The places that a run names, and which of them take the leave of whoever takes part in it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 LOCAL = frozenset(("file", "local"))
 """On the disk of whoever reads it, where a file that is being written shows."""
 REMOTE = frozenset(("abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "http", "https", "oci", "oss", "r2", "s3", "s3a"))
-"""The same wherever it is read. What these may read and write follows from the credentials that a process is given."""
+"""The same wherever it is read. What these may read and write follows from the credentials that a process finds."""
 COORDINATOR = "coordinator"
 """The disk of the run's coordinator, which nodes reach over their connection to it."""
 COORDINATORS_DISK = f"{COORDINATOR}://disk"
 """Its URL for nodes."""
 PRETRAINED = "pretrained"
 """There, the folder of the weights that the run begins with, if the coordinator has them."""
+_FREE = frozenset(("http", "https", "memory", COORDINATOR))
+"""Read without credentials of this machine."""
 KNOWN = REMOTE | LOCAL | {"memory", COORDINATOR}
 """What a run may name. Any other scheme could lead back to this machine's files, as fsspec's "dir" does, or to hosts that its
 user has keys for, as "sftp" does. "memory" is a process's own."""
@@ -24,10 +26,11 @@ user has keys for, as "sftp" does. "memory" is a process's own."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
-def local_places(source: str, tokenizer: str, pretrained: str, checkpoint: str) -> Iterator[tuple[str, str]]:
-    """The run file's key, and the path, of each place that may be on the local disk. Whatever is not known to be elsewhere may
-    be: so may data sets without a slash in their name, as `datasets` has builders of such names, like "csv", that read the
-    working directory. Raises ValueError for a place that no run may name (see `check_url`)."""
+def guarded_places(source: str, tokenizer: str, pretrained: str, checkpoint: str) -> Iterator[tuple[str, str]]:
+    """The run file's key, and the path or URL, of each place that may be on the local disk, or that is reached with credentials
+    of this machine. Whatever is not known to be elsewhere may be on the disk: so may data sets without a slash in their name, as
+    `datasets` has builders of such names, like "csv", that read the working directory. Raises ValueError for a place that no run
+    may name (see `check_url`)."""
     if source.startswith("hf:"):
         whole = source.removeprefix("hf:")
         name = whole.partition(":")[0]
@@ -38,14 +41,10 @@ def local_places(source: str, tokenizer: str, pretrained: str, checkpoint: str) 
     if tokenizer not in ("", "bytes") and _is_local_name(tokenizer):
         yield "data.tokenizer", tokenizer
     if "://" in pretrained or "::" in pretrained:
-        _check_url("model.pretrained", pretrained)
-        if _is_local_url(pretrained):
-            yield "model.pretrained", _path_of(pretrained)
+        yield from _guarded_url("model.pretrained", pretrained)
     elif pretrained and _is_local_name(pretrained):
         yield "model.pretrained", pretrained
-    _check_url("checkpoint.uri", checkpoint)
-    if _is_local_url(checkpoint):
-        yield "checkpoint.uri", _path_of(checkpoint)
+    yield from _guarded_url("checkpoint.uri", checkpoint)
 
 
 def check_url(place: str) -> None:
@@ -76,16 +75,21 @@ def told_by(place: str, error: Exception) -> str:
     return f"{type(error).__name__}: {error}{hint}"
 
 
-def _check_url(key: str, place: str) -> None:
+def _guarded_url(key: str, place: str) -> Iterator[tuple[str, str]]:
     try:
         check_url(place)
     except ValueError as problem:
         raise ValueError(f"{key} {problem}") from None
+    if _is_local_url(place):
+        yield key, re.sub(r"\A(file|local):(//)?", "", place, flags=re.IGNORECASE)
+    elif is_guarded_url(place):
+        yield key, place
 
 
-def _path_of(place: str) -> str:
-    """Without the scheme of a local URL."""
-    return re.sub(r"\A(file|local):(//)?", "", place, flags=re.IGNORECASE)
+def is_guarded_url(place: str) -> bool:
+    """Whether it is a URL that is reached with credentials."""
+    scheme = _SCHEME.match(place)
+    return scheme is not None and scheme[1].lower() in REMOTE - _FREE
 
 
 def _is_local_url(place: str) -> bool:

@@ -216,7 +216,9 @@ def _tell(server: Server, host: str, port: int, invitation: str, file: Path | No
         print(f"    {line}")
         print(f"  (leads to {leads_to})")
         if "--allow-data" in line:
-            print("  (the run names these files of each machine, and only its operator can allow that)")
+            print(
+                "  (the run names these files of each machine, or its keys' places, and only its operator can allow that)"
+            )
     elif over:
         print(f"The run is over: {over}. Nodes that come back are told. --new starts another run.")
     else:

@@ -11,7 +11,7 @@ from dtfm.protos.access import Role
 from dtfm.protos.candidates import Address
 from dtfm.protos.connection import read_address
 from dtfm.protos.invitation import ID_BYTES, SECRET_BYTES
-from dtfm.protos.places import local_places
+from dtfm.protos.places import guarded_places
 from dtfm.protos.run_file.run_file import RunFile
 
 _COMMANDS = {
@@ -27,7 +27,7 @@ def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
     words = [_COMMANDS[role], *([invitation] if invitation else [])]
     if role is Role.NODE:
         tokenizer = run.message("").data.tokenizer
-        for _, path in local_places(run.data.source, tokenizer, run.model.pretrained, run.checkpoint.uri):
+        for _, path in guarded_places(run.data.source, tokenizer, run.model.pretrained, run.checkpoint.uri):
             words += ["--allow-data", shlex.quote(path)]
     return " ".join(words)
 

@@ -95,9 +95,9 @@ def join(
     allow_data: Annotated[
         list[str] | None,
         _allowed(
-            help="Let the run name this local file or folder, or what matches, like '/data/*.txt', for its data, tokenizer, "
-            "pretrained weights or checkpoints (may be given several times). Not needed for names on the hub and URLs like "
-            "s3://, nor by the user who runs the coordinator."
+            help="Let the run name this local file or folder, or what matches, like '/data/*.txt', or a place that takes this "
+            "machine's keys, like 's3://bucket/run', for its data, tokenizer, pretrained weights or checkpoints (may be given "
+            "several times). Not needed for names on the hub, nor by the user who runs the coordinator."
         ),
     ] = None,
     notices: Annotated[

@@ -1,4 +1,5 @@
-"""What this machine's operator lets a run read and write here. The run file comes from the coordinator, and so do its paths."""
+"""What this machine's operator lets a run read and write here, and elsewhere with this machine's credentials. The run file comes
+from the coordinator, and so do its paths and URLs."""
 
 from __future__ import annotations
 
@@ -11,31 +12,32 @@ from functools import partial
 from pathlib import Path
 
 from dtfm.node.data.problems import told_together
-from dtfm.protos.places import expanded, local_places
+from dtfm.protos.places import expanded, guarded_places, is_guarded_url
 from dtfm.protos.plan_pb2 import Run
 
 ALLOW = "--allow-data"
-EVERYTHING = ("/",)
+EVERYTHING = ("/", "*:")
 _MAGIC = re.compile(r"[*?\[]")
 
 
 def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
-    """What ALLOW was given, as absolute paths without links, but for what follows the first wildcard. Raises ValueError."""
+    """What ALLOW was given: URLs, and absolute paths without links, but for what follows the first wildcard. Raises
+    ValueError."""
     for text in globs:
         if "**" in text:
             raise ValueError(f"{ALLOW} {text!r}: leave out **; what is allowed is so with all that is in it")
         if not text:
             raise ValueError(f"{ALLOW} is empty; name a file, a folder or a pattern, like '/data/*.txt'")
     try:
-        return tuple(map(_resolved, globs))
+        return tuple(text if is_guarded_url(text) else _resolved(text) for text in globs)
     except ValueError as problem:
         raise ValueError(f"{ALLOW} {problem}") from None
 
 
 def check_places(run: Run, allowed: Sequence[str]) -> None:
-    """Raises ValueError unless all files of this machine that the run may read or write are ``allowed`` (see `read_allowed`), or
-    in a folder that is."""
-    places = local_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
+    """Raises ValueError unless all files of this machine that the run may read or write, and URLs that it would reach with this
+    machine's credentials, are ``allowed`` (see `read_allowed`), or in a folder that is."""
+    places = guarded_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
     told_together(partial(_check, key, path, allowed) for key, path in places)
 
 
@@ -51,7 +53,7 @@ def _check(key: str, path: str, allowed: Sequence[str]) -> None:
         start = expanded(path)
     except ValueError as problem:
         raise ValueError(f"{key} {problem}") from None
-    named = _resolved(path) if pattern else os.path.realpath(start)
+    named = path if is_guarded_url(path) else _resolved(path) if pattern else os.path.realpath(start)
     if ".." in Path(named).parts or not _is_allowed(named, allowed):
         raise ValueError(
             f"{key}: this node's operator does not let a run use {path!r} here; to allow it, start the node with "
@@ -79,7 +81,7 @@ def _slash(key: str, place: str) -> str:
 
 
 def _is_allowed(path: str, allowed: Sequence[str]) -> bool:
-    """``path`` is absolute and without links, or a pattern that begins so."""
+    """``path`` is a URL, or absolute and without links, or a pattern that begins so."""
     parts = Path(path).parts
     return any(
         len(wanted) <= len(parts) and all(map(_matches, parts, wanted))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.data.allowed import check_places, read_allowed
+from dtfm.node.data.allowed import EVERYTHING, check_places, read_allowed
 from dtfm.node.data.dataset import load_data
 from dtfm.protos.plan_pb2 import Run
 
 
 def run(
-    source: str = "python-stdlib", tokenizer: str = "bytes", pretrained: str = "", uri: str = "s3://bucket/x"
+    source: str = "python-stdlib", tokenizer: str = "bytes", pretrained: str = "", uri: str = "coordinator:"
 ) -> Run:
     return Run(
         data=Run.Data(source=source, tokenizer=tokenizer),
@@ -40,12 +40,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         run(tokenizer="gpt2"),
         run(tokenizer="owner/name", pretrained="owner/name@main"),
         run(pretrained="https://example.org/weights"),
-        run(uri="gs://bucket/x"),
+        run(uri="memory://x"),
     ],
     ids=lambda each: each.data.source,
 )
 def test_what_is_not_on_this_machine_need_not_be_allowed(elsewhere: Run) -> None:
     check_places(elsewhere, ())
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/run", "S3://bucket/run", "gs://bucket/run", "hf://owner/set/run"])
+def test_what_is_reached_with_this_machines_keys_takes_leave(folder: Path, place: str) -> None:
+    named = run(pretrained=place, uri=place)
+    for given in ([], ["/"], ["s3://other"], [f"{place}/deeper"], [f"{place}-2"]):
+        with pytest.raises(
+            ValueError, match=rf"^model.pretrained: .*{place}.*--allow-data '{place}'\ncheckpoint.uri: "
+        ):
+            check_places(named, read_allowed(given))
+    for leave in (place, place.rpartition("/")[0], f"{place.rpartition('/')[0]}/r*"):
+        check_places(named, read_allowed([leave]))
+    check_places(named, EVERYTHING)
+    with pytest.raises(ValueError, match=r"checkpoint.uri: .*does not let"):
+        check_places(run(uri=f"{place}/../../private"), read_allowed([place]))
 
 
 def test_all_places_that_are_refused_are_told_at_once(folder: Path) -> None:
