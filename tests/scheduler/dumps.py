@@ -32,14 +32,6 @@ def dump_network(cluster: Cluster) -> str:
     for matrix in matrices.values():
         np.fill_diagonal(matrix, 0.0)
     document: dict[str, Any] = {"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()}
-    if cluster.relays:
-        document["relays"] = [
-            {"id": each.id, "up_gbps": each.up / BYTES_PER_GIGABIT, "down_gbps": each.down / BYTES_PER_GIGABIT}
-            for each in cluster.relays
-        ]
-    if cluster.via is not None:
-        names = [*cluster.ids, *(each.id for each in cluster.relays), None]
-        document["via"] = [[names[number] for number in row] for row in cluster.via.tolist()]
     return json.dumps(document)
 
 
