@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.decision import StateTransfer, Why
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import Position
@@ -118,19 +117,10 @@ class Holdings:
             weight=weight,
         )
 
-    def transfers(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[StateTransfer, ...]:
-        """The transfers that these stages need, in pipeline order."""
+    def fetched(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[int, float]:
+        """How many nodes fetch state for these stages, and how many bytes."""
         lacking = self.lacking(groups, cuts)
-        result = []
-        for stage, group in enumerate(groups):
-            for node in group:
-                layers = np.flatnonzero(lacking[node])
-                if len(layers):
-                    keeps = self.held[node, cuts[stage] : cuts[stage + 1]].any()
-                    why = Why.WIDENS if keeps else Why.MOVES if self.held[node].any() else Why.JOINS
-                    size = float(self._layer_bytes[layers].sum())
-                    result.append(StateTransfer(self.problem.cluster.ids[node], tuple(layers.tolist()), size, why))
-        return tuple(result)
+        return int(lacking.any(axis=1).sum()), float((lacking @ self._layer_bytes).sum())
 
     @property
     def _layer_bytes(self) -> Floats:

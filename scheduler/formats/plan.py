@@ -40,7 +40,7 @@ def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, A
     """The object that ``dtfm-coordinator plan --json`` prints.
 
     No plan can take less than ``lower_bound_seconds``; the plan takes ``gap`` times as long, or null where
-    there is no bound. ``reason`` is the sentence, ``reason_code`` the value of Reason, and ``moves`` are the state transfers.
+    there is no bound. ``reason`` is the sentence, and ``reason_code`` the value of Reason.
     """
     predicted = decision.predicted
     return {
@@ -53,15 +53,6 @@ def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, A
         "lower_bound_seconds": decision.lower_bound_seconds,
         "gap": gap(decision),
         "evaluations": decision.evaluations,
-        "moves": [
-            {
-                "node": transfer.node,
-                "layers": list(transfer.layers),
-                "bytes": transfer.bytes,
-                "why": transfer.why.value,
-            }
-            for transfer in decision.transfers
-        ],
         "reason": decision.sentence,
         "reason_code": decision.reason.value,
         "elapsed_seconds": elapsed_seconds,

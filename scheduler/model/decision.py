@@ -27,27 +27,6 @@ class Reason(StrEnum):
     """No other plan is better by enough: the incumbent stays, with its generation."""
 
 
-class Why(StrEnum):
-    """Why a node needs state that it does not hold."""
-
-    JOINS = "joins"
-    """The node held nothing."""
-    WIDENS = "widens"
-    """It keeps layers that it holds and takes further ones."""
-    MOVES = "moves"
-    """It changes to a stage of which it holds no layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateTransfer:
-    """The transfer of weights and optimizer state of ``layers`` to a node that does not hold them yet."""
-
-    node: str
-    layers: tuple[int, ...]
-    bytes: float
-    why: Why
-
-
 @dataclass(frozen=True, slots=True)
 class Predicted:
     """Predicted costs in seconds. ``exchange_seconds``: of an exchange between islands."""
@@ -62,7 +41,7 @@ class Decision:
     """A plan and why it was chosen.
 
     ``lower_bound_seconds`` is a certified lower bound on the seconds per step, over all plans. ``sentence`` is the reason for
-    people. ``transfers`` names the nodes that must fetch state which they did not hold under the incumbent.
+    people.
     """
 
     plan: Plan
@@ -71,7 +50,6 @@ class Decision:
     reason: Reason
     sentence: str
     evaluations: int
-    transfers: tuple[StateTransfer, ...] = ()
 
 
 class Infeasible(ValueError):

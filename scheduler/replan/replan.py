@@ -96,17 +96,10 @@ def decide(
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
         predicted = _predict(problem, draft, 0.0, overhead)
-        return Decision(
-            plan,
-            predicted,
-            bound,
-            Reason.FIRST,
-            "No plan was in force." + _idle(plan),
-            spent,
-        )
+        return Decision(plan, predicted, bound, Reason.FIRST, "No plan was in force." + _idle(plan), spent)
     transfer_seconds = incumbent.holdings.seconds(draft.groups, draft.cuts)
     predicted = _predict(problem, draft, transfer_seconds, overhead)
-    transfers = incumbent.holdings.transfers(draft.groups, draft.cuts)
+    fetch, size = incumbent.holdings.fetched(draft.groups, draft.cuts)
     if incumbent.obstacle is not None:
         reason, sentence = incumbent.obstacle, _OBSTACLES[incumbent.obstacle]
     else:
@@ -116,7 +109,7 @@ def decide(
         short = short_of_memory(problem, incumbent.plan, draft) if gain > MARGIN else None
         if gain <= MARGIN or short is not None:
             plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
-            predicted, transfers = current, ()
+            predicted, fetch = current, 0
             reason = Reason.KEPT
             sentence = (
                 f"The plan stays: another would gain {max(0.0, gain):.1%} in the {horizon:,.0f} s that it should stand, less "
@@ -132,10 +125,9 @@ def decide(
         else:
             reason = Reason.FASTER
             sentence = f"Another plan takes {new:.3g} s per step instead of {old:.3g} s."
-    if transfers:
-        size = sum(transfer.bytes for transfer in transfers)
-        sentence += f" {len(transfers)} nodes fetch {size / 1e6:.0f} MB in {transfer_seconds:.3g} s."
-    return Decision(plan, predicted, bound, reason, sentence + _idle(plan), spent, transfers)
+    if fetch:
+        sentence += f" {fetch} nodes fetch {size / 1e6:.0f} MB in {transfer_seconds:.3g} s."
+    return Decision(plan, predicted, bound, reason, sentence + _idle(plan), spent)
 
 
 _OBSTACLES = {

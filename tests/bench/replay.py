@@ -117,7 +117,7 @@ def follow(answer: Answer, events: int, seed: int) -> Outcome:
         problem, draft = Problem(cluster, WORKLOAD), draft_of(answered, cluster)
         holdings = Holdings.of(problem, plan)
         moving += holdings.seconds(draft.groups, draft.cuts)
-        moved += sum(transfer.bytes for transfer in holdings.transfers(draft.groups, draft.cuts))
+        moved += holdings.fetched(draft.groups, draft.cuts)[1]
         changes += (answered.stages, answered.flows) != (plan.stages, plan.flows)
         plan = answered
         iteration = simulate(problem, draft)
