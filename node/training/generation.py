@@ -120,7 +120,6 @@ class Generation:
             for index, parameters in stage.parameters.items()
             for parameter in parameters
         ]
-        self._look_for_room()
         give_back(now=True)  # what it took to make or load the state
 
     @property
@@ -290,22 +289,6 @@ class Generation:
         ]
         in_flight = min(self.placement.in_flight, len(self.placement.micro_batches))
         return computing_bytes(memory, inputs, in_flight, stage.keeping.checkpointing)
-
-    def _look_for_room(self) -> None:
-        """Logs what another attempt at a step would need, where there is no room for it."""
-        groups, sizes = self.placement.groups, self.sizes
-        shared = [index for index in sizes.buckets if len(groups[index].members) > 1]
-        gradients = sum(sizes.buckets[index] for index in shared) * sizes.reduced.itemsize
-        each = (0 if self.placement.last else sizes.output) + sizes.input
-        activations = len(self.placement.micro_batches) * each * sizes.dtype.itemsize
-        if gradients + activations > self._retry_bytes:
-            log.warning(
-                "a step that another node's loss interrupts starts from its beginning here: to go on with it, %d bytes of "
-                "gradients and %d of what was sent would be kept, and there is room for %d beside what training needs",
-                gradients,
-                activations,
-                self._retry_bytes,
-            )
 
     # The parts of a step
 
