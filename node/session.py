@@ -45,22 +45,9 @@ from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
 from dtfm.programs import START_AGAIN
-from dtfm.protos import PROTOCOL_VERSION, coordinator_disk, services
+from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, coordinator_disk, services
 from dtfm.protos.access import runs_it
 from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.control_pb2 import (
-    CoordinatorMessage,
-    Device,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Leaving,
-    NodeMessage,
-    Probe,
-    Reach,
-    RefusalReason,
-    Standby,
-)
 from dtfm.protos.credentials import Identity
 from dtfm.protos.enrolment import NotAdmitted, refusal_in
 from dtfm.protos.proof import is_let_in
@@ -80,12 +67,12 @@ IDLE_BEATS = 40
 class Session:
     """From the first hello to the last goodbye, over any number of connections."""
 
-    def __init__(self, settings: Settings, device: torch.device, hardware: Device) -> None:
+    def __init__(self, settings: Settings, device: torch.device, hardware: wire.Device) -> None:
         """On a running event loop. ``hardware`` is what `measure_device` returns for the ``device``."""
         loop = asyncio.get_running_loop()
         self._settings = settings
         self._incarnation = secrets.randbits(64)
-        self._outgoing: asyncio.Queue[NodeMessage] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[wire.NodeMessage] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit: int | None = None
         self._problem = "it was not let in yet"  # empty while the coordinator hears it
@@ -116,10 +103,10 @@ class Session:
         )
         self._trainer = Trainer(equipment, loop, report, _on_loop(loop, self._fail))
         give_way = partial(self._sender.priority.give_way, Rank.STATE)
-        holder = Holder(relay=settings.relay != Hello.NO)
+        holder = Holder(relay=settings.relay != wire.Hello.NO)
         self._server = PeerServer(equipment.store, give_way, self._snapshots.disk, holder, equipment.kept)
         self._ways = Ways(settings.node, holder, loopback=ip_address(settings.facing).is_loopback)
-        only_relays = settings.relay == Hello.ONLY
+        only_relays = settings.relay == wire.Hello.ONLY
         self._status = Status(
             settings.node, "relays for others" if only_relays else "no part in the plan, ready to step in"
         )
@@ -137,7 +124,7 @@ class Session:
             await self._stay_connected()
             return self._exit if self._exit is not None else 1
         finally:
-            await self._trainer.stand_by(Standby())
+            await self._trainer.stand_by(wire.Standby())
             await asyncio.to_thread(self._trainer.stop)
             coordinator_disk.wait_no_more()
             await asyncio.to_thread(self._snapshots.close)
@@ -163,7 +150,7 @@ class Session:
         """Works on until this node's part is handed over, then makes ``run`` return 0."""
         self._leaving.set()
         self._leave_reason = reason
-        self._send(NodeMessage(leaving=Leaving(reason=reason)))
+        self._send(wire.NodeMessage(leaving=wire.Leaving(reason=reason)))
 
     async def _stay_connected(self) -> None:
         """Connects whenever there is no connection, with growing pauses, until the node is to exit or gives up."""
@@ -224,8 +211,8 @@ class Session:
         self._own = await asyncio.to_thread(runs_it, opened.access.pin)
         self._outgoing = asyncio.Queue()
         self._send(
-            NodeMessage(
-                hello=Hello(
+            wire.NodeMessage(
+                hello=wire.Hello(
                     protocol_version=PROTOCOL_VERSION,
                     package_version=dtfm.__version__,
                     node=self._settings.node,
@@ -268,7 +255,7 @@ class Session:
                 self._trainer.interrupt("the connection to the coordinator broke")
                 stream.cancel()
 
-    async def _handle(self, message: CoordinatorMessage) -> None:
+    async def _handle(self, message: wire.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message")
         log.debug("from the coordinator: %s", kind)
         match kind:
@@ -281,16 +268,16 @@ class Session:
                 self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.callers.revoke(welcome.revoked)
                 self._server.callers.quarantine(welcome.quarantined)
-                if self._settings.relay != Hello.ONLY:
+                if self._settings.relay != wire.Hello.ONLY:
                     known = welcome.data_fingerprint
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
                     # Who runs the coordinator has named the paths, and may use them anyway.
                     allowed = EVERYTHING if self._own else self._settings.allowed_data
                     self._trainer.prepare(welcome.run, self._ways.dialler, allowed, agreed)
                 if self._leaving.is_set():  # this may not have been sent before
-                    self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))
+                    self._send(wire.NodeMessage(leaving=wire.Leaving(reason=self._leave_reason)))
             case "refusal":
-                self._refused(RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
+                self._refused(wire.RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
             case "certificate":
                 if self._identity is not None:
                     self._become(replace(self._identity, certificate=message.certificate.certificate))
@@ -352,13 +339,13 @@ class Session:
         print(f"This node was not let in: {reason}: {sentence}", file=sys.stderr, flush=True)
         self._exit = 1 if reason in TEMPORARY else 2
 
-    async def _probe(self, probe: Probe) -> None:
+    async def _probe(self, probe: wire.Probe) -> None:
         with long_part(f"measuring links to {len(probe.peers)} nodes"):
             report = await measure_links(self._settings.node, list(probe.peers), self._ways.dialler, self._lease)
-        self._send(NodeMessage(links=report))
+        self._send(wire.NodeMessage(links=report))
 
-    async def _reach(self, wanted: Reach) -> None:
-        self._send(NodeMessage(reached=await reach(wanted.peers, self._ways.dialler, self._lease)))
+    async def _reach(self, wanted: wire.Reach) -> None:
+        self._send(wire.NodeMessage(reached=await reach(wanted.peers, self._ways.dialler, self._lease)))
 
     async def _leave_on_preemption(self) -> None:
         if reason := await preemption_notice():
@@ -368,11 +355,11 @@ class Session:
     async def _beat(self, every: float) -> None:
         for count in itertools.count(1):
             await asyncio.sleep(every)
-            self._send(NodeMessage(heartbeat=Heartbeat(count=count)))
-            if count % IDLE_BEATS == 0 and self._settings.relay != Hello.ONLY:
+            self._send(wire.NodeMessage(heartbeat=wire.Heartbeat(count=count)))
+            if count % IDLE_BEATS == 0 and self._settings.relay != wire.Hello.ONLY:
                 self._trainer.time_again()
 
-    async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[NodeMessage]:
+    async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[wire.NodeMessage]:
         outgoing = self._outgoing
         await let_in.wait()  # a write that meets a refusal would turn its status into grpc's INTERNAL
         while True:
@@ -383,7 +370,7 @@ class Session:
                 asyncio.get_running_loop().call_later(self._lease, self._hang_up)
                 return
 
-    def _send(self, message: NodeMessage) -> None:
+    def _send(self, message: wire.NodeMessage) -> None:
         self._outgoing.put_nowait(message)
 
     def _fail(self, error: Exception) -> None:
@@ -392,7 +379,7 @@ class Session:
         if self._exit == START_AGAIN:  # it comes back, as who it is and with what is on its disk
             self._hang_up()
         else:
-            self._send(NodeMessage(goodbye=Goodbye(reason=sentence)))
+            self._send(wire.NodeMessage(goodbye=wire.Goodbye(reason=sentence)))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dtfm.coordinator.core import act, steering
+from dtfm.coordinator.core import act, steering, transition as t
 from dtfm.coordinator.core.copies import checkpoints, snapshot, standby
 from dtfm.coordinator.core.ending import stop
 from dtfm.coordinator.core.members import invitations, leaving, membership, quarantine
@@ -18,24 +18,7 @@ from dtfm.coordinator.core.plan import adoption, drift, replanning
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
 from dtfm.coordinator.core.step import beginning, commits, evaluation, pause, telling, votes
-from dtfm.coordinator.core.transition import (
-    Answer,
-    Asked,
-    Granted,
-    Greeted,
-    HangUp,
-    Heard,
-    Input,
-    ManifestDone,
-    Planned,
-    PlanNow,
-    Ready,
-    Rejected,
-    StopAsked,
-    StreamClosed,
-    TimePassed,
-    Transition,
-)
+from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing, earning
 from dtfm.protos import control_pb2 as wire
 
@@ -43,7 +26,7 @@ MOST_PASSES = 1000
 """If rules still change the state after they have been applied this many times, they undo each other: a bug."""
 
 
-def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
+def tick(state: State, event: t.Input, now: float) -> tuple[State, t.Ready]:
     """The state after ``event`` at ``now`` (seconds of a clock that never goes back), and what is to be done."""
     transition = Transition(state, now)
     _take_in(transition, event)
@@ -52,42 +35,42 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
     quarantine.tell_peers(transition)
     earning.tell(transition)
     telling.tell_changes(transition)
-    return transition.state, Ready(tuple(transition.entries), tuple(transition.commands))
+    return transition.state, t.Ready(tuple(transition.entries), tuple(transition.commands))
 
 
-def _take_in(transition: Transition, event: Input) -> None:
+def _take_in(transition: Transition, event: t.Input) -> None:
     over = transition.state.stopped
     match event:
-        case Greeted() if over and transition.state.ledger.outcome is None:
-            transition.commands.append(HangUp(event.stream))  # it should reconnect to the next process
-        case Greeted():
+        case t.Greeted() if over and transition.state.ledger.outcome is None:
+            transition.commands.append(t.HangUp(event.stream))  # it should reconnect to the next process
+        case t.Greeted():
             membership.greeted(transition, event.stream, event.message, event.caller, event.seen)
-        case Heard():
+        case t.Heard():
             _heard(transition, event, over)
-        case StreamClosed():
+        case t.StreamClosed():
             membership.closed(transition, event.stream, event.reason)
-        case Rejected():
+        case t.Rejected():
             membership.rejected(transition, event.stream, Refused(wire.MALFORMED, event.sentence))
-        case StopAsked():
+        case t.StopAsked():
             stop(transition, event.reason)
-        case Asked():
-            transition.commands.append(Answer(event.ticket, _reply(transition, event)))
-        case PlanNow() if over:
+        case t.Asked():
+            transition.commands.append(t.Answer(event.ticket, _reply(transition, event)))
+        case t.PlanNow() if over:
             adoption.answer(transition, (event.ticket,), False, "the run is over")
-        case PlanNow():
+        case t.PlanNow():
             replanning.replan(transition, (event.ticket,))
-        case Planned() if not over:
+        case t.Planned() if not over:
             replanning.planned(transition, event)
-        case ManifestDone() if not over:
+        case t.ManifestDone() if not over:
             checkpoints.manifest_done(transition, event)
-        case TimePassed() if not over:
+        case t.TimePassed() if not over:
             membership.lapse(transition)
             _overdue(transition)
-        case Planned() | ManifestDone() | TimePassed():
+        case t.Planned() | t.ManifestDone() | t.TimePassed():
             pass
 
 
-def _reply(transition: Transition, asked: Asked) -> Granted | Refused:
+def _reply(transition: Transition, asked: t.Asked) -> t.Granted | Refused:
     """What is answered to somebody who asks. A refusal is not logged: strangers must not be able to fill the log."""
     request, by, at = asked.request, asked.by, asked.at
     try:
@@ -110,10 +93,10 @@ def _reply(transition: Transition, asked: Asked) -> Granted | Refused:
         return refused
 
 
-def _apply_rules(transition: Transition, event: Input) -> None:
+def _apply_rules(transition: Transition, event: t.Input) -> None:
     # Replanning and standbys depend on the ledger, the planner and the phase, and `decide` also on time and standbys' reports.
-    progress = isinstance(event, Heard) and event.message.WhichOneof("message") == "standby_progress"
-    waits = isinstance(event, TimePassed) or (progress and isinstance(transition.state.phase, Gathering))
+    progress = isinstance(event, t.Heard) and event.message.WhichOneof("message") == "standby_progress"
+    waits = isinstance(event, t.TimePassed) or (progress and isinstance(transition.state.phase, Gathering))
     seen = None if waits else transition.before
     for _ in range(MOST_PASSES):
         before = transition.state
@@ -150,7 +133,7 @@ def _plan_may_change(before: State, state: State) -> bool:
     return changed or type(state.phase) is not type(before.phase)
 
 
-def _heard(transition: Transition, event: Heard, over: bool) -> None:
+def _heard(transition: Transition, event: t.Heard, over: bool) -> None:
     session = transition.state.members.session_of(event.stream)
     if session is None:
         return  # its node has left; the stream is being hung up
@@ -158,7 +141,7 @@ def _heard(transition: Transition, event: Heard, over: bool) -> None:
     session = transition.state.members.sessions[session.node]
     try:
         if event.message.WhichOneof("message") == "goodbye":
-            transition.commands.append(HangUp(session.stream))
+            transition.commands.append(t.HangUp(session.stream))
             leaving.leave(transition, session, f"goodbye: {shorten(event.message.goodbye.reason)}", for_good=True)
         elif not over:
             _dispatch(transition, session, event)
@@ -166,7 +149,7 @@ def _heard(transition: Transition, event: Heard, over: bool) -> None:
         membership.rejected(transition, session.stream, refused)
 
 
-def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
+def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
     message, node = event.message, session.node
     kind = message.WhichOneof("message")
     if kind not in _BEFORE_IT_IS_READY and not transition.state.ledger.members[node].ready:

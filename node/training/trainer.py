@@ -34,24 +34,7 @@ from dtfm.node.training.preparation import Preparation
 from dtfm.node.training.vote import vote_on
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.control_pb2 import (
-    Applied,
-    Assignment,
-    Audit,
-    Begin,
-    CodecsChosen,
-    Commit,
-    Device,
-    Evaluated,
-    Heartbeat,
-    LinksChanged,
-    NodeMessage,
-    PlanFailed,
-    PlanReady,
-    Standby,
-    StepFailed,
-    StepProblem,
-)
+from dtfm.protos import control_pb2 as wire
 from dtfm.protos.places import COORDINATOR
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model.rounds import Rounds
@@ -78,7 +61,7 @@ class Trainer:
         self,
         equipment: Equipment,
         loop: asyncio.AbstractEventLoop,
-        report: Callable[[NodeMessage], None],
+        report: Callable[[wire.NodeMessage], None],
         fail: Callable[[Exception], None],
     ) -> None:
         self._equipment = equipment
@@ -89,7 +72,7 @@ class Trainer:
         self._fail = fail
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._standby = StandbyRole(equipment.node, report)
-        self._standby_wanted = Standby()
+        self._standby_wanted = wire.Standby()
         self._preparation = Preparation(equipment, loop)
         self._auditing = Auditing(equipment.kept, loop, report)
         self._generation: Generation | None = None
@@ -113,26 +96,26 @@ class Trainer:
         of this machine's files the run may use (see check_places)."""
         self._commands.put(lambda: self._prepare(run, dialler, allowed, agreed))
 
-    def adopt(self, assignment: Assignment, deliver_to: DeliverTo) -> None:
+    def adopt(self, assignment: wire.Assignment, deliver_to: DeliverTo) -> None:
         """Calls off the present generation and sets up the assignment's, whose frames go to ``deliver_to``'s receiver."""
         self._newest = assignment.plan.generation
         self.interrupt(f"generation {assignment.plan.generation} replaces this one")
         self._commands.put(lambda: self._adopt(assignment, deliver_to))
 
-    def begin(self, begin: Begin) -> None:
+    def begin(self, begin: wire.Begin) -> None:
         self._commands.put(lambda: self._begin(begin))
 
-    def conclude(self, commit: Commit) -> None:
+    def conclude(self, commit: wire.Commit) -> None:
         """Applies a committed step, and trains the next one."""
         self._auditing.call_off()
         self._commands.put(lambda: self._conclude(commit))
 
-    def audit(self, audit: Audit) -> None:
+    def audit(self, audit: wire.Audit) -> None:
         """Does another replica's work again, of the step that this node has voted on, unless that is over first."""
         asked = self._auditing.ask()
         self._commands.put(lambda: self._audit(audit, asked))
 
-    def links_changed(self, links: LinksChanged) -> None:
+    def links_changed(self, links: wire.LinksChanged) -> None:
         self._commands.put(lambda: self._links_changed(links))
 
     def call_off(self, reason: str) -> None:
@@ -163,20 +146,20 @@ class Trainer:
             return
         problem = problem_of(error)
         generation, step = at
-        log.error("step %d failed: %s", step, error, exc_info=error if problem == StepProblem.INTERNAL else None)
-        failed = StepFailed(
+        log.error("step %d failed: %s", step, error, exc_info=error if problem == wire.StepProblem.INTERNAL else None)
+        failed = wire.StepFailed(
             generation=generation, step=step, problem=problem, peer=peer_of(error), sentence=sentence_of(error)
         )
-        self._report(NodeMessage(step_failed=failed))
+        self._report(wire.NodeMessage(step_failed=failed))
 
     def time_again(self) -> None:
         """Reports how fast the run's layers are computed now, unless this node is training them."""
         self._commands.put(self._time_again)
 
     @property
-    def hardware(self) -> Device:
+    def hardware(self) -> wire.Device:
         """This device, with the speed at which it computes the run's layers, if these were timed."""
-        device = Device()
+        device = wire.Device()
         device.CopyFrom(self._equipment.hardware)
         device.flops = self._preparation.flops or device.flops
         return device
@@ -187,7 +170,7 @@ class Trainer:
         generation = self._generation
         return (generation.number, self._store.held.step + 1) if generation is not None else None
 
-    async def stand_by(self, wanted: Standby) -> None:
+    async def stand_by(self, wanted: wire.Standby) -> None:
         """Becomes a standby for the wanted layers; with no layers, is none any more."""
         self._standby_wanted = wanted
         if wanted.past_last_layer and (loaded := self._loaded) is not None:
@@ -251,7 +234,7 @@ class Trainer:
         if self._load(run, dialler, allowed, agreed):
             self._store.replace(HeldState(0, {}))
             self._voted, self._committed_in = None, 0
-        self._report(NodeMessage(prepared=self._preparation.message()))
+        self._report(wire.NodeMessage(prepared=self._preparation.message()))
 
     def _load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
         """As Preparation.load. Trouble that may pass, as of the hub, is waited for."""
@@ -270,11 +253,11 @@ class Trainer:
         if self._loaded is None or self._generation is not None or self._adopting < self._newest:
             return
         if (flops := self._preparation.time_device()) is not None:
-            self._report(NodeMessage(heartbeat=Heartbeat(flops=flops)))
+            self._report(wire.NodeMessage(heartbeat=wire.Heartbeat(flops=flops)))
 
     # Adopting a plan
 
-    def _adopt(self, assignment: Assignment, deliver_to: DeliverTo) -> None:
+    def _adopt(self, assignment: wire.Assignment, deliver_to: DeliverTo) -> None:
         assert self._loaded is not None
         number, train = assignment.plan.generation, self._loaded.run.train
         self._adopting = number
@@ -308,18 +291,18 @@ class Trainer:
             self._store.replace(HeldState(assignment.step, {**inventory.held, **inventory.copied}))
         if lost := inventory.lost:
             problem = f"this node does not have the state of layers {lost} as of step {assignment.step}, as expected"
-            self._cannot_adopt(PlanFailed(generation=number, problem=problem, lost=lost))
+            self._cannot_adopt(wire.PlanFailed(generation=number, problem=problem, lost=lost))
         elif placement is None:
             log.info("idle in generation %d: %s", number, assignment.reason)
             self._earlier = None
             if inventory.expected:  # it vouches for the state that others may get from it
-                self._is_ready(PlanReady(generation=number), assignment.step, inventory.expected.values())
+                self._is_ready(wire.PlanReady(generation=number), assignment.step, inventory.expected.values())
             self._data.begin_early(self._loaded.data)  # should another node be lost, nobody is to wait for it
             deliver_to(None)
         else:
             self._enter(placement, assignment, inventory, deliver_to)
 
-    def _end_generation(self, last_commit: Commit) -> None:
+    def _end_generation(self, last_commit: wire.Commit) -> None:
         generation = self._generation
         if generation is not None:
             if (generation.number, self._voted) == (last_commit.generation, last_commit.step):
@@ -331,7 +314,7 @@ class Trainer:
         self._generation = None
         self._forget_vote()
 
-    def _drop_other_history(self, assignment: Assignment) -> None:
+    def _drop_other_history(self, assignment: wire.Assignment) -> None:
         """Drops held state as of another step, or made by another commit of the same step: its memory may be needed."""
         last = assignment.last_commit
         committed_in = last.generation if last.step == assignment.step else 0
@@ -339,11 +322,11 @@ class Trainer:
             self._store.replace(HeldState(assignment.step, {}))
             self._earlier, self._committed_in = None, committed_in
 
-    def _take_copies(self, assignment: Assignment) -> Mapping[int, Bucket]:
+    def _take_copies(self, assignment: wire.Assignment) -> Mapping[int, Bucket]:
         """This node's standby copies, if they are as of the assignment's step. Raises Closed."""
         assert self._loaded is not None
         is_known = assignment.last_commit.step == assignment.step
-        last = assignment.last_commit if is_known else Commit(step=assignment.step)
+        last = assignment.last_commit if is_known else wire.Commit(step=assignment.step)
         try:
             return self._await(self._standby.take(last, self._loaded.run.lease_seconds))
         except Closed:
@@ -352,7 +335,9 @@ class Trainer:
             log.exception("the standby's copies cannot be used")
             return {}
 
-    def _enter(self, placement: Placement, assignment: Assignment, inventory: Inventory, deliver_to: DeliverTo) -> None:
+    def _enter(
+        self, placement: Placement, assignment: wire.Assignment, inventory: Inventory, deliver_to: DeliverTo
+    ) -> None:
         """Sets up the generation, and reports PlanReady or PlanFailed."""
         assert self._loaded is not None
         first, past_last = placement.layers
@@ -397,17 +382,17 @@ class Trainer:
         given = {**now, **before} if placement.is_new else {**before, **now}
         self._store.replace(HeldState(assignment.step, given))
         progress, codecs = generation.progress.report(placement), generation.codecs.report
-        ready = PlanReady(generation=generation.number, progress=progress, codecs=codecs)
+        ready = wire.PlanReady(generation=generation.number, progress=progress, codecs=codecs)
         self._is_ready(ready, assignment.step, {**inventory.expected, **generation.stage.buckets}.values())
 
-    def _is_ready(self, ready: PlanReady, step: int, states: Collection[Bucket]) -> None:
+    def _is_ready(self, ready: wire.PlanReady, step: int, states: Collection[Bucket]) -> None:
         self._digests.begin(step, states)
         ready.states.extend(self._digests.of(states))
-        self._report(NodeMessage(plan_ready=ready))
+        self._report(wire.NodeMessage(plan_ready=ready))
 
-    def _cannot_adopt(self, failed: PlanFailed) -> None:
+    def _cannot_adopt(self, failed: wire.PlanFailed) -> None:
         log.error("generation %d cannot be adopted: %s", failed.generation, failed.problem)
-        self._report(NodeMessage(plan_failed=failed))
+        self._report(wire.NodeMessage(plan_failed=failed))
 
     def _await_data(self, held: Future[None], generation: Generation) -> None:
         """Returns when this node has the samples; if it cannot have them, or is called off, ``generation`` is released."""
@@ -424,7 +409,7 @@ class Trainer:
 
     # Training
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: wire.Begin) -> None:
         generation = self._generation
         if generation is None or generation.number != begin.generation:
             log.info("ignored the start of generation %d, which this node does not have", begin.generation)
@@ -452,9 +437,9 @@ class Trainer:
             if by_bucket:
                 ready.states.extend(self._digests.of(generation.stage.buckets.values()))
             self._auditing.begin(generation, step)
-            self._report(NodeMessage(step_ready=ready))
+            self._report(wire.NodeMessage(step_ready=ready))
 
-    def _conclude(self, commit: Commit) -> None:
+    def _conclude(self, commit: wire.Commit) -> None:
         """Applies a committed step, does what the coordinator wants done before the next one, then trains that."""
         generation = self._generation
         if generation is None or generation.number != commit.generation:
@@ -470,36 +455,36 @@ class Trainer:
         if commit.pause:
             buckets = generation.stage.buckets
             digest, states = self._digests.of_stage(buckets), self._digests.of(buckets.values())
-            applied = Applied(generation=commit.generation, step=commit.step, state_digest=digest, states=states)
-            self._report(NodeMessage(applied=applied))
+            applied = wire.Applied(generation=commit.generation, step=commit.step, state_digest=digest, states=states)
+            self._report(wire.NodeMessage(applied=applied))
         if commit.evaluate:
             with span(Activity.EVALUATE, commit.step):
                 losses = generation.evaluate(commit.step)
             if losses:  # by the last stage's nodes that have held-out micro-batches
-                evaluated = Evaluated(generation=commit.generation, step=commit.step, losses=losses)
-                self._report(NodeMessage(evaluated=evaluated))
+                evaluated = wire.Evaluated(generation=commit.generation, step=commit.step, losses=losses)
+                self._report(wire.NodeMessage(evaluated=evaluated))
         if commit.pause:
             self._paused = self.at
         else:
             self._train(generation, by_bucket=commit.snapshot)
 
-    def _apply(self, generation: Generation, commit: Commit) -> None:
+    def _apply(self, generation: Generation, commit: wire.Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again
         self._committed_in = commit.generation
         with span(Activity.APPLY, commit.step):
             self._store.apply(commit, partial(generation.apply, commit))
         self._digests.begin(commit.step, generation.stage.buckets.values())  # the next step's vote waits for them
 
-    def _links_changed(self, changed: LinksChanged) -> None:
+    def _links_changed(self, changed: wire.LinksChanged) -> None:
         """After a step, or before the first one."""
         generation, node = self._generation, self._equipment.node
         bandwidth = {k.destination: k.bandwidth for k in changed.links if k.source == node and k.bandwidth}
         if generation is not None and generation.links_changed(bandwidth):
             log.info("compression from now on: %s", generation.codecs)
-            chosen = CodecsChosen(generation=generation.number, codecs=generation.codecs.report)
-            self._report(NodeMessage(codecs_chosen=chosen))
+            chosen = wire.CodecsChosen(generation=generation.number, codecs=generation.codecs.report)
+            self._report(wire.NodeMessage(codecs_chosen=chosen))
 
-    def _audit(self, audit: Audit, asked: Asked) -> None:
+    def _audit(self, audit: wire.Audit, asked: Asked) -> None:
         assert self._loaded is not None
         self._auditing.carry_out(audit, asked, self._generation, self._voted, self._loaded.dialler)
 
