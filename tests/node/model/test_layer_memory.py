@@ -104,5 +104,5 @@ def test_a_model_that_cannot_be_followed_is_guessed(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("data-dependent")
 
     monkeypatch.setattr(layer_memory_module, "_of_layer", fail)
-    kept = [memory.kept for memory in layer_memory(llama(), 2, torch.float32, torch.float32)]
-    assert kept[1] == USUALLY_KEPT * 4 * 2 * 256 * 128
+    kept = [memory.kept for memory in layer_memory(llama(), 3, torch.float32, torch.float32)]  # not known yet
+    assert kept[1] == USUALLY_KEPT * 4 * 3 * 256 * 128
