@@ -104,7 +104,7 @@ def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None, *
         if in_bf16:
             config = json.loads((partial / CONFIG).read_text())
             (partial / CONFIG).write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2))
-        layout_of = ledger.described.layout_of if ledger is not None and ledger.described is not None else _unknown
+        layout_of = ledger.described.layout_of if ledger is not None and ledger.described is not None else lambda _: ""
         _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial, in_bf16=in_bf16)
         os.chmod(partial, 0o755)
         partial.replace(target)
@@ -141,10 +141,6 @@ def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger)
             "somebody has replaced it. Use an older checkpoint, and look at who may write there"
         )
     return ledger.copies.agreed.get(manifest.step, ())
-
-
-def _unknown(_: int) -> str:
-    return ""
 
 
 def _shards(

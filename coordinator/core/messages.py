@@ -65,10 +65,6 @@ def link_message(link: Link) -> control_pb2.LinkReport.Link:
     )
 
 
-def peer_message(node: str, candidates: Iterable[str]) -> control_pb2.Peer:
-    return control_pb2.Peer(node=node, candidates=candidates)
-
-
 def part_message(bucket: int, part: SnapshotPart, nodes: Sequence[str]) -> control_pb2.Part:
     return control_pb2.Part(bucket=bucket, size_bytes=part.size_bytes, digest=bytes.fromhex(part.digest), nodes=nodes)
 
@@ -90,7 +86,7 @@ def assignments(
     named = {*plan.nodes, *giving, *on_disks} & ledger.members.keys()
     common = control_pb2.Assignment(
         plan=plan_message(plan),
-        peers=[peer_message(node, ledger.members[node].candidates) for node in sorted(named)],
+        peers=[control_pb2.Peer(node=node, candidates=ledger.members[node].candidates) for node in sorted(named)],
         step=ledger.training.step,
         snapshot=source,
         reason=reason,

@@ -180,8 +180,8 @@ class Front:
                 accepted.close()
                 refused = True
                 continue
-            if taken.instead_of is not None:
-                taken.instead_of.cut_off()
+            for other in taken:
+                other.cut_off()
             try:
                 accepted.setblocking(False)
                 _notice_death(accepted)

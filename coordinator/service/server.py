@@ -103,11 +103,6 @@ class Server:
     def ledger(self) -> Ledger:
         return self.state.ledger
 
-    @property
-    def is_deaf(self) -> bool:
-        """Whether nobody can connect any more, though the server has not ended."""
-        return self._front.has_died
-
     async def bind(self, host: str, port: int) -> int:
         """Takes the port (0: one that the system chooses), and returns it. Nobody is answered before ``start``. Raises
         ValueError."""
@@ -177,7 +172,7 @@ class Server:
         await self._handle(await self._next())
         if self._replaced is not None:
             raise self._replaced
-        if self.is_deaf:  # seen at the next beat at the latest
+        if self._front.has_died:  # seen at the next beat at the latest
             raise Deaf("the thread that takes connections has ended, so that nobody can connect any more")
 
     async def close(self) -> None:

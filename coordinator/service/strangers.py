@@ -44,13 +44,6 @@ class Limits:
         return cls(open=most, open_of_one=min(usual.open_of_one, most), members=min(usual.members, files // 6))
 
 
-@dataclass(frozen=True, slots=True)
-class Taken(Generic[Who]):
-    """``instead_of``: the connection that has to end for the one that is taken; None: there is room."""
-
-    instead_of: Who | None = None
-
-
 class Strangers(Generic[Who]):
     """Counts the connections of those who have not shown yet who they are, by origin. ``members``: origins of members."""
 
@@ -68,8 +61,9 @@ class Strangers(Generic[Who]):
         """The number of connections."""
         return len(self._unknown.origins) + len(self._known.origins)
 
-    def come(self, who: Who, origin: str, now: float) -> Taken[Who] | None:
-        """Takes another connection from there; None: it is refused. Each that is taken must be followed by `go`. An origin from
+    def come(self, who: Who, origin: str, now: float) -> list[Who] | None:
+        """Takes another connection from there, and returns those that have to end for it, at most one; None: it is refused. Each
+        that is taken must be followed by `go`. An origin from
         which a member has come has its own bounds alone. When there are too many, who comes takes the place of the oldest
         connection of the origin that has most, unless its own has as many."""
         places = self._known if origin in self._members else self._unknown
@@ -120,7 +114,7 @@ class _Places(Generic[Who]):
     def count(self, origin: str) -> int:
         return len(self._of.get(origin, ()))
 
-    def take(self, who: Who, origin: str) -> Taken[Who] | None:
+    def take(self, who: Who, origin: str) -> list[Who] | None:
         oldest = None
         if len(self.origins) >= self._most:
             crowded = max(self._of.values(), key=len, default={})
@@ -130,7 +124,7 @@ class _Places(Generic[Who]):
             self.free(oldest)
         self.origins[who] = origin
         self._of.setdefault(origin, {})[who] = None
-        return Taken(oldest)
+        return [] if oldest is None else [oldest]
 
     def free(self, who: Who) -> None:
         if (origin := self.origins.pop(who, None)) is not None:

@@ -86,18 +86,6 @@ class Place:
         return not self.count or (self.count < MOST_INPUTS and self.bytes + size <= MOST_INPUT_BYTES)
 
 
-class Budget:
-    """What one stream may still say now."""
-
-    def __init__(self) -> None:
-        self._messages = TokenBucket(MESSAGES_PER_SECOND, MESSAGES_AT_ONCE)
-        self._bytes = TokenBucket(BYTES_PER_SECOND, BYTES_AT_ONCE)
-
-    def spend(self, message: wire.NodeMessage, now: float) -> float:
-        """Seconds to wait before the next one is read."""
-        return max(self._messages.draw(now), self._bytes.draw(now, message.ByteSize()))
-
-
 class _Outgoing:
     """What one node is told, in order. ``ended`` is set once nothing more will follow."""
 
@@ -195,14 +183,15 @@ class Streams:
             await self._solvent(stream)  # others of the party may have said more meanwhile
 
     async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], caller: str, seen: str) -> None:
-        reason, place, budget = "it closed its stream", Place(), Budget()
+        reason, place = "it closed its stream", Place()
+        said, size = TokenBucket(MESSAGES_PER_SECOND, MESSAGES_AT_ONCE), TokenBucket(BYTES_PER_SECOND, BYTES_AT_ONCE)
         try:
             first = await asyncio.wait_for(anext(requests, None), self._first_message_seconds)
             first = first or wire.NodeMessage()
             await self._solvent(stream)
             await self._inputs.put_from(place, t.Greeted(stream, first, caller, seen), first.ByteSize())
             async for message in requests:
-                if pause := budget.spend(message, time.monotonic()):
+                if pause := max(said.draw(now := time.monotonic()), size.draw(now, message.ByteSize())):
                     await asyncio.sleep(pause)
                 await self._solvent(stream)
                 await self._inputs.put_from(place, t.Heard(stream, message), message.ByteSize())

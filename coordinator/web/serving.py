@@ -54,8 +54,8 @@ class StrangersProtocol(H11Protocol):
         taken = self._strangers.come(self, self._origin, time.monotonic())
         if taken is None:
             transport.abort()
-        elif taken.instead_of is not None:
-            taken.instead_of.transport.abort()
+        for other in taken or ():
+            other.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end.cancel()

@@ -21,7 +21,7 @@ from dtfm.coordinator.core.copies.availability import (
 )
 from dtfm.coordinator.core.copies.files import settle_files
 from dtfm.coordinator.core.copies.standby import rests_on_one_machine
-from dtfm.coordinator.core.messages import part_message, peer_message
+from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Session, SnapshotTally, State
 from dtfm.coordinator.core.transition import Transition
@@ -270,7 +270,7 @@ def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Col
     to_keep.missing.extend(part_message(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets))
     sessions = state.members.sessions
     names = sorted({name for part in to_keep.missing for name in part.nodes})
-    to_keep.peers.extend(peer_message(name, sessions[name].candidates) for name in names)
+    to_keep.peers.extend(wire.Peer(node=name, candidates=sessions[name].candidates) for name in names)
     return to_keep
 
 

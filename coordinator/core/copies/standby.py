@@ -19,7 +19,6 @@ from dtfm.coordinator.core.copies.availability import (
     step_of,
 )
 from dtfm.coordinator.core.givers import Givers
-from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State
@@ -390,7 +389,7 @@ def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.
         past_last_layer=layers[1],
         donors=[wire.Assignment.Donors(nodes=names) for names in donors],
         peers=[
-            peer_message(name, members[name].candidates)
+            wire.Peer(node=name, candidates=members[name].candidates)
             for name in sorted({name for names in donors for name in names})
         ],
     )

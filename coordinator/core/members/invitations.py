@@ -103,27 +103,24 @@ def revoke(transition: Transition, what: str, by: str, at: float) -> str:
         if others:
             sentence += f", with {name_some(others)} on the same machine"
         if ended:
-            sentence += f", and {_not_good(ended, holder.invitation)}; who else needs one: invite again"
+            sentence += (
+                f", and {_not_good(ended, ', by which it came or which it made,')}; who else needs one: invite again"
+            )
         return sentence + _who_stays(transition.state.ledger, concerned)
     if what in ledger.access.invitations:
         invitations = ledger.access.invitations
         made = sorted(id for id, invited in invitations.items() if invited.by == what and invited.is_usable(at))
         transition.emit(ev.Revoked("", (what, *made), at, by))
-        with_it = f", nor {name_some(made)}, made by its link" if made else ""
-        return f"invitation {what} is not good any more{with_it}{_who_stays(ledger, {what, *made})}"
+        return _not_good((what, *made)) + _who_stays(ledger, {what, *made})
     raise Refused(
         wire.MALFORMED,
         f"there is no invitation and no name {shorten(repr(what), 80)}; `dtfm-coordinator events` shows them",
     )
 
 
-def _not_good(ended: Sequence[str], came_by: str) -> str:
-    """The invitations that end with a name."""
-    named = [f"{came_by}, by which it came,"] if came_by in ended else []
-    if made := [id for id in ended if id != came_by]:
-        named.append(f"{name_some(made)}, made by it,")
+def _not_good(ended: Sequence[str], which: str = "") -> str:
     many = len(ended) > 1
-    return f"invitation{'s' if many else ''} {' and '.join(named)} {'are' if many else 'is'} not good any more"
+    return f"invitation{'s' if many else ''} {name_some(ended)}{which} {'are' if many else 'is'} not good any more"
 
 
 def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:

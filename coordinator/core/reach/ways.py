@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.state import Admission, Dialled, Session
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.links import check_reached
@@ -28,7 +27,7 @@ def have_dialled(transition: Transition, session: Session, others: Iterable[Sess
     members, node = transition.state.members, session.node
     tried = {pair: relays for pair, relays in members.tried.items() if node not in pair}
     transition.set_members(replace(members, dialled=_without(members.dialled, node), tried=tried))
-    message = wire.CoordinatorMessage(reach=wire.Reach(peers=[peer_message(node, session.candidates)]))
+    message = wire.CoordinatorMessage(reach=wire.Reach(peers=[wire.Peer(node=node, candidates=session.candidates)]))
     transition.send([other.node for other in others], message)
 
 
@@ -37,7 +36,7 @@ def probe(transition: Transition, node: str, peers: Iterable[Session]) -> None:
     session, asked = transition.state.members.sessions[node], sorted(peers, key=lambda peer: peer.node)
     due = Counter(session.to_measure) + Counter(peer.node for peer in asked)
     transition.set_session(replace(session, to_measure=dict(due)))
-    named = [peer_message(peer.node, peer.candidates) for peer in asked]
+    named = [wire.Peer(node=peer.node, candidates=peer.candidates) for peer in asked]
     transition.send([node], wire.CoordinatorMessage(probe=wire.Probe(peers=named)))
 
 
@@ -212,7 +211,7 @@ def _measure(transition: Transition, pairs: Iterable[Pair]) -> None:
 
 def _message(ledger: Ledger, told: tuple[tuple[Pair, ...], tuple[str, ...]]) -> wire.Ways:
     def peer(node: str) -> wire.Peer:
-        return peer_message(node, ledger.members[node].candidates)
+        return wire.Peer(node=node, candidates=ledger.members[node].candidates)
 
     ways, holders = told
     return wire.Ways(

@@ -97,7 +97,7 @@ async def test_strangers_who_come_one_after_the_other_are_refused_together_and_w
 
 async def test_a_coordinator_to_which_nobody_can_connect_ends_with_an_error(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        assert not served.server.is_deaf
+        assert not served.server._front.has_died
         at = served.server._front
         at._loop.call_soon_threadsafe(at._loop.stop)
         with pytest.raises(Deaf, match="nobody can connect any more"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.service.strangers import Limits, Strangers, Taken
+from dtfm.coordinator.service.strangers import Limits, Strangers
 
 LIMITS = Limits(open_of_one=2, rate_of_one=1, burst_of_one=4, open=5, rate=1, burst=10)
 
@@ -58,7 +58,7 @@ def test_when_all_have_too_many_the_oldest_of_the_origin_with_most_makes_room_fo
     oldest = came(strangers, "a")
     for origin in ("a", "b", "b", "c"):
         came(strangers, origin)
-    assert strangers.come(-1, "d", 0) == Taken(oldest)
+    assert strangers.come(-1, "d", 0) == [oldest]
     assert come(strangers, "b") is None, "its own has as many as any"
     strangers.go(oldest)  # this was not counted any more
     assert strangers.open == LIMITS.open
@@ -71,8 +71,8 @@ def test_strangers_whose_connections_stay_open_do_not_keep_out_where_a_member_is
         for _ in range(2):
             come(strangers, str(origin))
     assert strangers.open == LIMITS.open
-    assert strangers.come(-1, "rack", 0) == Taken()
-    assert strangers.come(-2, "home", 0) == Taken(), "a member of before the restart"
+    assert strangers.come(-1, "rack", 0) == []
+    assert strangers.come(-2, "home", 0) == [], "a member of before the restart"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["come", "come", "come", "go", "let in"]))))
@@ -92,8 +92,8 @@ def test_whoever_has_fewest_is_taken_and_nobody_with_as_few_as_the_newcomer_is_c
             most = max(among.values(), default=0)
             assert (taken is not None) == (among[origin] < limits.open_of_one and (not is_full or among[origin] < most))
             if taken is not None:
-                assert (taken.instead_of is not None) == is_full
-                there = [each for each in there if each[0] != taken.instead_of] + [(number, origin, known)]
+                assert bool(taken) == is_full
+                there = [each for each in there if each[0] not in taken] + [(number, origin, known)]
                 now = Counter(of for _, of, part in there if part == known)
                 assert [of for of in among if now[of] < among[of]] == [
                     of for of in among if is_full and now[of] == most - 1 and among[of] == most

@@ -16,7 +16,6 @@ from dtfm.coordinator.service.streams import (
     MOST_INPUTS,
     MOST_UNREAD,
     MOST_UNREAD_BYTES,
-    Budget,
     Inputs,
     Place,
     Streams,
@@ -150,13 +149,37 @@ async def test_what_all_say_together_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert {event.stream for event in taken if isinstance(event, t.Heard)} == {0, 1, 2, 3, 4}
 
 
-def test_who_says_more_than_a_node_has_to_say_is_read_more_slowly() -> None:
-    heartbeat = wire.NodeMessage(heartbeat=wire.Heartbeat())
-    long = wire.NodeMessage(goodbye=wire.Goodbye(reason="x" * (1 << 20)))
-    quick, bytes_ = Budget(), Budget()
-    assert not any(quick.spend(heartbeat, now / 100) for now in range(10_000))  # a hundred a second
-    assert quick.spend(heartbeat, 100.0) == 0
-    assert max(bytes_.spend(long, 0.0) for _ in range(26)) == pytest.approx(10, rel=0.01)
+@pytest.mark.parametrize(("at_once", "size"), [("MESSAGES_AT_ONCE", 0), ("BYTES_AT_ONCE", 100)])
+async def test_who_says_more_than_a_node_has_to_say_is_read_more_slowly(
+    monkeypatch: pytest.MonkeyPatch, at_once: str, size: int
+) -> None:
+    monkeypatch.setattr(f"dtfm.coordinator.service.streams.{at_once}", 5.0 * max(size, 1))
+    pauses: list[tuple[int, float]] = []
+    said, go_on = 0, asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        pauses.append((said, seconds))
+        await go_on(0)
+
+    async def says() -> AsyncIterator[wire.NodeMessage]:
+        nonlocal said
+        yield hello("a")
+        for number in range(1, 21):
+            said = number
+            yield wire.NodeMessage(goodbye=wire.Goodbye(reason="x" * size))
+
+    async def write(message: wire.CoordinatorMessage) -> None:
+        pass
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    inputs = Inputs()
+    task = asyncio.create_task(Streams(inputs, first_message_seconds=10).serve(says(), write, "a"))
+    for _ in range(21):
+        await asyncio.wait_for(inputs.get(), 10)
+    task.cancel()
+    assert 4 <= pauses[0][0] <= 6, "what is said at once is read at once"
+    assert [number for number, _ in pauses] == [*range(pauses[0][0], 21)]
+    assert pauses[-1][1] > pauses[0][1] > 0
 
 
 async def test_a_party_that_fills_the_log_is_not_heard_on_any_of_its_streams_and_others_are(
