@@ -24,7 +24,6 @@ import dtfm
 from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
-from dtfm.node.host.cache_folder import cache
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.network.addresses import candidates, host_of, reached_here
@@ -50,6 +49,7 @@ from dtfm.protos.access import runs_it
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.credentials import Identity
 from dtfm.protos.enrolment import NotAdmitted, refusal_in
+from dtfm.protos.private_files import cache_folder
 from dtfm.protos.proof import is_let_in
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Session:
             device=device,
             hardware=hardware,
             allowed_modules=settings.allowed_modules,
-            tokens=cache() / "tokens",
+            tokens=cache_folder() / "tokens",
             sender=self._sender,
             store=StateStore(Images(self._snapshots.disk.scratch)),
             snapshots=self._snapshots,

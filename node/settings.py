@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtfm.node.host.cache_folder import cache
 from dtfm.protos.control_pb2 import Hello
 from dtfm.protos.enrolment import Entry
+from dtfm.protos.private_files import cache_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +35,4 @@ class Settings:
     allowed_modules: tuple[str, ...] = ()
     allowed_data: tuple[str, ...] = ()
     leave_on_preemption: bool = False
-    snapshots: Path = field(default_factory=lambda: (cache() / "snapshots").absolute())
+    snapshots: Path = field(default_factory=lambda: (cache_folder() / "snapshots").absolute())

@@ -16,6 +16,11 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dtfm"
 
 
+def cache_folder() -> Path:
+    """Where they keep what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtfm"
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Writes the file whole or not at all, with mode 0600; it is on disk when this returns. Raises ValueError."""
     try:

@@ -44,8 +44,6 @@ class Audit:
     @property
     def awaited(self) -> Mapping[str, Request]:
         """The requests that are not answered yet."""
-        if len(self.answers) == len(self.requests):
-            return {}
         return {node: request for node, request in self.requests.items() if node not in self.answers}
 
 

@@ -4,6 +4,7 @@ One with the weights alone has an index too, with which transformers' ``from_pre
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,9 @@ import fsspec
 from blake3 import blake3
 from fsspec.implementations.local import LocalFileSystem
 
+from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log.events import CheckpointFile
+from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES, LENGTH_BYTES, MOST_HEADER_BYTES, layout_digest
 from dtfm.protos.checkpoint_names import bucket_file, bucket_of, marker_file, step_folder, step_of
 from dtfm.protos.places import told_by
@@ -295,4 +298,27 @@ def check_layout(header: bytes, data_bytes: int, layout: str, path: str, bucket:
         raise CheckpointError(
             f"{path} does not have the tensors that the run's model has: its writer has made it up. Use an older checkpoint",
             bucket,
+        )
+
+
+async def claim(place: str, run_id: str, seconds: float) -> None:
+    """Marks the place, which an operator names while the run goes on, as the run's. Raises Refused if that is not possible within
+    ``seconds``, or another run's checkpoints are there."""
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.to_thread(_claim, place, run_id)
+    except TimeoutError:
+        raise Refused(
+            wire.MALFORMED, f"{place} has not answered within {seconds:g} seconds; name another place"
+        ) from None
+    except CheckpointError as problem:
+        raise Refused(wire.MALFORMED, str(problem)) from None
+
+
+def _claim(place: str, run_id: str) -> None:
+    mark(place, run_id)
+    folder = newest(place)
+    if folder is not None and (other := read_manifest(folder)).run_id != run_id:
+        raise CheckpointError(
+            f"{place} holds checkpoints of another run, {other.run.get('name')!r}; name another place"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import time
 from collections.abc import Callable
@@ -77,7 +76,7 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
         )
     except Infeasible as error:
         return str(error)
-    predicted, bound = _finite(decision.predicted.iteration_seconds), _finite(decision.lower_bound_seconds)
+    predicted, bound = decision.predicted.iteration_seconds, decision.lower_bound_seconds
     log.info(
         "planned in %.1f s: %s; %d plans tried",
         time.monotonic() - began,
@@ -100,7 +99,3 @@ def carried_on(wanted: PlanWanted) -> PlanChosen | None:
         return None
     gone = sorted(set(wanted.incumbent.nodes) - set(plan.nodes))
     return PlanChosen(plan, f"the same stages without {name_nodes(gone)}" if gone else "the same plan as before")
-
-
-def _finite(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None

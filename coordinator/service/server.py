@@ -30,8 +30,7 @@ from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.record import AnotherWriter, Record, StoreError
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import joined
-from dtfm.coordinator.service.checkpoint_folder import CheckpointError, tidy, write_manifest
-from dtfm.coordinator.service.claiming import claim
+from dtfm.coordinator.service.checkpoint_folder import CheckpointError, claim, tidy, write_manifest
 from dtfm.coordinator.service.disk import MembersDisk
 from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate

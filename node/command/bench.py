@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from dtfm.node.command.options import mistakes
-from dtfm.node.host.cache_folder import cache
 from dtfm.node.host.packages import require_extra
 from dtfm.programs import ended_by_ctrl_c
+from dtfm.protos.private_files import cache_folder
 
 
 def bench(
@@ -29,7 +29,7 @@ def bench(
             from dtfm.node.host.rows import Row, show
 
         rows: list[Row] = []
-        for what, measure in measures(open_device(device), (snapshots or cache() / "snapshots").absolute()):
+        for what, measure in measures(open_device(device), (snapshots or cache_folder() / "snapshots").absolute()):
             print(f"measuring {what} ...", file=sys.stderr, flush=True)
             rows += measure()
     show(f"This machine, {socket.gethostname()}", rows, json_lines)

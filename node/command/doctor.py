@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from dtfm.node.command.options import mistakes
-from dtfm.node.host.cache_folder import cache
 from dtfm.node.network.place_on_the_net import NoWayThere, place_on_the_net, resolved, usual_listen
 from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
 from dtfm.protos.enrolment import Entry
+from dtfm.protos.private_files import cache_folder
 
 
 def doctor(
@@ -51,7 +51,7 @@ def doctor(
         place = Place(
             listen=listen,
             device=device,
-            snapshots=(snapshots or cache() / "snapshots").absolute(),
+            snapshots=(snapshots or cache_folder() / "snapshots").absolute(),
             advertise=tuple(map(resolved, advertise or ())),
             facing=facing,
             behind_nat=behind_nat,

@@ -18,7 +18,6 @@ from dtfm.node.command.options import InvitationArgument, log_to_stderr, mistake
 from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
 from dtfm.node.data.allowed import read_allowed
 from dtfm.node.data.problems import told_together
-from dtfm.node.host.cache_folder import cache
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.named_devices import devices_named, slots
@@ -32,6 +31,7 @@ from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE, read_address
 from dtfm.protos.control_pb2 import Hello
 from dtfm.protos.enrolment import Entry
+from dtfm.protos.private_files import cache_folder
 
 _network = partial(typer.Option, rich_help_panel="How others reach this node")
 _machine = partial(typer.Option, rich_help_panel="What of this machine is used")
@@ -145,7 +145,7 @@ def join(
             allowed_modules=tuple(allow_module or ()),
             allowed_data=read_allowed(allow_data or ()),
             leave_on_preemption=notices,
-            snapshots=(snapshots or cache() / "snapshots").absolute(),
+            snapshots=(snapshots or cache_folder() / "snapshots").absolute(),
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
         with write_trace(traced, node) if traced else nullcontext():

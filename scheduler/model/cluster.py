@@ -31,10 +31,7 @@ class Node:
     proven: bool = True
 
     def __post_init__(self) -> None:
-        for field in ("flops", "memory_bytes", "up", "down", "host_memory_bytes"):
-            value = getattr(self, field)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"node {self.id!r}: {field} is {value}; it must be a finite number above 0")
+        _check_positive(self, f"node {self.id!r}", "flops", "memory_bytes", "up", "down", "host_memory_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +46,14 @@ class Relay:
     down: float
 
     def __post_init__(self) -> None:
-        for field in ("up", "down"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"relay {self.id!r}: {field} is {value}; it must be a finite number above 0")
+        _check_positive(self, f"relay {self.id!r}", "up", "down")
+
+
+def _check_positive(of: Node | Relay, which: str, *fields: str) -> None:
+    for field in fields:
+        value = getattr(of, field)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{which}: {field} is {value}; it must be a finite number above 0")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
