@@ -275,17 +275,20 @@ class Cluster:
             return {}
         return {
             "XDG_STATE_HOME": str(self.folder / f"state-{name}"),
-            "DTFM_INVITATION": self._invite() if 'mode = "open"' in self.run_file.read_text() else self.invitation,
+            "DTFM_INVITATION": self.invite()["invitation"]
+            if 'mode = "open"' in self.run_file.read_text()
+            else self.invitation,
             "DTFM_ALLOW_DATA": str(self.folder),
         }
 
-    def _invite(self) -> str:
+    def invite(self, *options: str) -> dict[str, Any]:
         """An invitation of its own, as each key needs it in an open run."""
         said: list[bytes] = []
-        command = [sys.executable, "-m", "dtfm.coordinator.cli", "invite", self.address, "--json"]
+        command = [sys.executable, "-m", "dtfm.coordinator.cli", "invite", self.address, "--json", *options]
         process = Process(self._place(COORDINATOR, command), self.folder, on_line=said.append)
         assert process.wait(60) == 0, process.errors
-        return str(json.loads(said[0])["invitation"])
+        invited: dict[str, Any] = json.loads(said[0])
+        return invited
 
     def inject(self, fault: Fault) -> None:
         """From now on ``fault`` waits for its moment, in the process of its name that runs now or in a later one."""
