@@ -35,6 +35,9 @@ def steps(nodes: int, number: int) -> Iterator[ev.Event]:
     names = [f"node-{n:02d}" for n in range(nodes)]
     run = RunFile.model_validate({"train": {"steps": number, "global_batch": 512, "micro_batch": 8}})
     yield ev.RunStarted("run-id", run.model_dump(mode="json"))
+    for name in names:
+        gpu = ev.DeviceSeen("cuda", "NVIDIA GeForce RTX 4090", 24 << 30, 1e14, 64 << 30)
+        yield ev.NodeJoined(name, "first contact", "192.0.2.7:7000", gpu, "0.1", f"{name}-1")
     yield ev.PlanAdopted(1, from_routes(1, [Stage((0, 4), tuple(names), ())], [(names[:1], 64)]), "first", 0)
     chance = random.Random(0)
     for step in range(1, number + 1):

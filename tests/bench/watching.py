@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dtfm.coordinator.command.client import told
+from dtfm.coordinator.command.client import ask, told
 from dtfm.node.host.rows import Row, show
 from tests.bench.coordinator import environment, percentile
 from tests.bench.crowd import Crowd
@@ -81,12 +81,13 @@ async def rows(nodes: int, watchers: int, pages: int) -> list[Row]:
         async with started(*serve, *options, core=first) as process:
             serving = Serving(process)
             listening = await serving.until("listening")
-            invitation, page = listening["invitation"], listening["page"]
-            async with Crowd(invitation, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, STEP_SECONDS) as crowd:
+            address, page = listening["address"], listening["page"]
+            invited = await ask(address, "Invite", role="node", seconds=3600, uses=nodes)
+            async with Crowd(invited.invitation, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, STEP_SECONDS) as crowd:
                 await crowd.join([f"node-{number:04d}" for number in range(nodes)], nodes / JOINS_PER_SECOND)
                 await serving.until("step_committed", 3)
                 alone = await serving.late()
-                looking = ["tests.bench.watching", "--look", listening["address"], page, str(watchers), str(pages)]
+                looking = ["tests.bench.watching", "--look", address, page, str(watchers), str(pages)]
                 async with started(*looking, core=other) as onlookers:
                     assert onlookers.stdout is not None
                     await onlookers.stdout.readline()  # all look on
