@@ -40,6 +40,7 @@ def losses_are_those_of_one_process(cluster: Cluster) -> None:
         assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9 if event["samples"] == 8 else 0.02)
 
 
+@pytest.mark.soak
 def test_who_reports_wrong_held_out_losses_goes_where_no_plan_keeps_it_apart(tmp_path: Path) -> None:
     """What it has trained stays."""
     with audited(tmp_path, "lies_in_evaluations", [3], (*HONEST[:2], LIAR), evaluate_every=1) as cluster:

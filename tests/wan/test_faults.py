@@ -34,6 +34,7 @@ def training(wan: Wan, folder: Path, lease: float) -> Cluster:
     return wan_cluster(wan, folder, text)
 
 
+@pytest.mark.soak
 def test_the_run_goes_on_without_a_node_that_is_cut_off_until_the_network_is_back(wan: Wan, tmp_path: Path) -> None:
     with training(wan, tmp_path, LEASE) as cluster:
         for name in NAMES:

@@ -59,6 +59,7 @@ def test_three_nodes_train_over_slow_links_and_measure_them_as_they_are(tmp_path
             assert trained[stage["replicas"][0], after["replicas"][0]] >= passed
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("emulation")
 def test_when_a_link_becomes_slow_its_sender_changes_to_a_smaller_codec_between_two_steps(tmp_path: Path) -> None:
     quick = np.full((2, 2), QUICK_GBPS * 1e9 / 8)
