@@ -11,7 +11,7 @@ from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
 from dtfm.scheduler.bound.work import AS_GOOD, work_bound
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Decision, Infeasible
+from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import requested_shape
@@ -22,8 +22,6 @@ from dtfm.scheduler.search.proven import proven_alone, without_marks
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
 
 ALL_EQUAL = " Proven nodes are too few, or have too little memory, for one in each stage: all nodes count as equal."
-HORIZON_SECONDS = 1800.0
-"""Default seconds that a plan is expected to last before a node joins or leaves."""
 
 
 def schedule(

@@ -20,7 +20,6 @@ from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
-from dtfm.coordinator.service.planner import compile_scheduler
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import edits_followed, open_run, serve_until_over, start_over
 from dtfm.coordinator.web.app import make_app, make_metrics_app
@@ -62,6 +61,8 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
     metrics = bind_metrics(options.metrics) if options.metrics else None
     if reserve:
         _check_reserve(store_url, new, options.authority)
+        from dtfm.coordinator.service.planner import compile_scheduler
+
         asyncio.run(compile_scheduler())
         print(
             "This is a reserve: it takes over once no other coordinator renews the lease.", file=sys.stderr, flush=True

@@ -91,7 +91,9 @@ def write_manifest(
         for bucket in buckets:
             _check_size(filesystem, f"{path}/{bucket.file}", bucket)
             header = _header(filesystem, f"{path}/{bucket.file}", bucket)
-            _check_layout(header, f"{path}/{bucket.file}", bucket, layout_of(bucket.index))
+            if layout := layout_of(bucket.index):  # the header names the tensors of the run's model, in their order
+                size, weights = bucket.bytes - LENGTH_BYTES - len(header), bool(bucket.moments)
+                check_layout(header, size, layout, f"{path}/{bucket.file}", bucket.index, weights=weights)
             if bucket.moments and isinstance(filesystem, LocalFileSystem):
                 state = states[bucket.index] if bucket.index < len(states) else ""
                 _check_state(f"{path}/{bucket.file}", bucket, LENGTH_BYTES + len(header), state)
@@ -255,13 +257,6 @@ def _header(filesystem: Any, path: str, wanted: BucketFile) -> bytes:
     if len(begin) < length <= min(wanted.bytes, LENGTH_BYTES + MOST_HEADER_BYTES):
         begin = filesystem.cat_file(path, start=0, end=length)
     return bytes(begin[LENGTH_BYTES:length])
-
-
-def _check_layout(header: bytes, path: str, wanted: BucketFile, layout: str) -> None:
-    """That the header names the tensors of the run's model, in their order."""
-    if layout:
-        data_bytes = wanted.bytes - LENGTH_BYTES - len(header)
-        check_layout(header, data_bytes, layout, path, wanted.index, weights=bool(wanted.moments))
 
 
 def _check_state(path: str, wanted: BucketFile, begin: int, state: str) -> None:

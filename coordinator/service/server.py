@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import grpc.aio
@@ -37,7 +38,6 @@ from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.pasted_line import page_link, pasted_line, where_it_leads
-from dtfm.coordinator.service.planner import choose, compile_scheduler
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
 from dtfm.coordinator.view.follower import Follower
@@ -55,6 +55,12 @@ log = logging.getLogger(__name__)
 
 class Deaf(RuntimeError):
     """Nobody can connect any more."""
+
+
+async def _compile() -> None:
+    """Loads the planner too: to be reached again after a restart, nodes need not wait a second for it."""
+    planner = await asyncio.to_thread(import_module, "dtfm.coordinator.service.planner")
+    await planner.compile_scheduler()
 
 
 class Server:
@@ -144,7 +150,7 @@ class Server:
         stop while the log cannot be written."""
         work = (self._beat(), self._keep_the_lease(), self.follower.follow())
         working = {asyncio.create_task(each) for each in work}
-        self._compiling = asyncio.create_task(compile_scheduler())
+        self._compiling = asyncio.create_task(_compile())
         try:
             if events:
                 await self._log.append(events)
@@ -318,6 +324,8 @@ class Server:
         hopeless = False
         await asyncio.wait([self._compiling])
         try:
+            from dtfm.coordinator.service.planner import choose
+
             outcome = await asyncio.get_running_loop().run_in_executor(self._planning, choose, wanted, dropped)
         except ValueError as error:
             outcome, hopeless = str(error), True

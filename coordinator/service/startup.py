@@ -138,11 +138,9 @@ async def edits_followed(server: Server, file: Path | None, run: RunFile | None)
                         "this coordinator was started without a run file; dtfm-coordinator set changes a run"
                     )
                 now = await asyncio.to_thread(read_run_file, file)
-                for key, value in (edited := edits(before, now)):
+                for key, value in edits(before, now):
                     await server.ask(wire.SteerRequest(wish=wire.SteerRequest.SET, key=key, value=value), THE_RUN_FILE)
                 before = now
-                if not edited:
-                    print(f"SIGHUP: nothing was edited in {file}", file=sys.stderr, flush=True)
             except ValueError as problem:
                 print(f"SIGHUP: the run file was not followed: {problem}", file=sys.stderr, flush=True)
 

@@ -15,13 +15,13 @@ from dtfm.scheduler.islands.exchange import exchange_seconds
 from dtfm.scheduler.islands.partition import Partition, partitions
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Decision, Infeasible, Predicted, Reason
+from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible, Predicted, Reason
 from dtfm.scheduler.model.plan import Plan, from_routes, joined, validate
 from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.rounds import Rounds
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.replan.failover import rerouted
-from dtfm.scheduler.schedule import HORIZON_SECONDS, schedule
+from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search.search import TimeUsed
 
 MEASURED_PARAMETERS, TOKENS_PER_ISLAND = 10e6, 0.22

@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from dtfm.scheduler.model.plan import Plan
 
+HORIZON_SECONDS = 1800.0
+"""Default seconds that a plan is expected to last before a node joins or leaves."""
+
 
 class Reason(StrEnum):
     """Why this plan and no other."""

@@ -13,7 +13,7 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Carried
 from dtfm.coordinator.log.training import MOST_LOSSES
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
-from dtfm.scheduler.schedule import HORIZON_SECONDS
+from dtfm.scheduler.model.decision import HORIZON_SECONDS
 
 DEFAULT_LATENCY_SECONDS = 0.02
 DEFAULT_BANDWIDTH = 12.5e6

@@ -10,7 +10,7 @@ from hypothesis import assume, given, strategies as st
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds
 from dtfm.coordinator.log.training import MOST_LOSSES
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.schedule import HORIZON_SECONDS
+from dtfm.scheduler.model.decision import HORIZON_SECONDS
 from tests.coordinator.script import LONG, training
 
 LOSSES = st.lists(st.integers(0, 10**6), max_size=MOST_LOSSES).map(sorted)
