@@ -30,7 +30,7 @@ async def test_a_person_sees_a_node_die_what_came_of_it_and_pauses_the_run(tmp_p
             await expect(page.locator(".lanes title", has_text="left: ")).not_to_have_count(0)
             await expect(page.get_by_role("button", name="Plan 2")).to_be_visible()
             await expect(page.locator("#given-view")).to_contain_text(f"{dies} has left")
-            after = cluster.wait_for("plan_started", where=lambda event: event["generation"] == 2)["step"]
+            after = cluster.wait_for("plan_started", where=lambda event: event["generation"] >= 2)["step"]
             await expect(page.locator("#plan-view")).to_contain_text(stays)
             await page.get_by_role("button", name="Plan 2").click()
             await expect(page.locator("#detail")).to_contain_text(f"the same stages without {dies}")

@@ -63,7 +63,7 @@ async def test_a_dropped_question_is_told_to_stop_and_the_next_one_is_answered(
             dropped.set()
         return choose(wanted, stopped)
 
-    monkeypatch.setattr("dtfm.coordinator.service.server.choose", first_takes_long)
+    monkeypatch.setattr("dtfm.coordinator.service.planner.choose", first_takes_long)
     async with serving(tmp_path) as served, served.node("a"):
         async with served.node("b"):
             assert await asyncio.to_thread(begun.wait, 30)

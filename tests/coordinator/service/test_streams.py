@@ -149,11 +149,12 @@ async def test_what_all_say_together_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert {event.stream for event in taken if isinstance(event, t.Heard)} == {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize(("at_once", "size"), [("MESSAGES_AT_ONCE", 0), ("BYTES_AT_ONCE", 100)])
+@pytest.mark.parametrize(("of", "size"), [("MESSAGES", 0), ("BYTES", 100)])
 async def test_who_says_more_than_a_node_has_to_say_is_read_more_slowly(
-    monkeypatch: pytest.MonkeyPatch, at_once: str, size: int
+    monkeypatch: pytest.MonkeyPatch, of: str, size: int
 ) -> None:
-    monkeypatch.setattr(f"dtfm.coordinator.service.streams.{at_once}", 5.0 * max(size, 1))
+    monkeypatch.setattr(f"dtfm.coordinator.service.streams.{of}_AT_ONCE", 5.0 * max(size, 1))
+    monkeypatch.setattr(f"dtfm.coordinator.service.streams.{of}_PER_SECOND", 1e-3)
     pauses: list[tuple[int, float]] = []
     said, go_on = 0, asyncio.sleep
 

@@ -31,7 +31,8 @@ async def browser_at(link: str, problems: list[str]) -> AsyncIterator[Page]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = await browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)
+        expect.set_options(timeout=30_000)  # this machine may be busy
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
         await page.goto(link)
