@@ -16,6 +16,7 @@ from tests.coordinator.script import training
 from tests.coordinator.serving import serving
 
 
+@pytest.mark.usefixtures("in_sqlite")
 async def test_the_log_and_the_key_of_a_coordinator_that_runs_come_back_as_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

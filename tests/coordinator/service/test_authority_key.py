@@ -23,6 +23,7 @@ def test_the_key_is_beside_an_sqlite_store_and_otherwise_in_the_users_state_fold
     assert authority_file("sqlite://", "id") == tmp_path / "dtfm" / "authorities" / "id.pem"
 
 
+@pytest.mark.usefixtures("in_sqlite")
 def test_it_is_made_once_for_its_owner_alone_and_is_not_in_the_store(tmp_path: Path) -> None:
     path = tmp_path / "dtfm.authority.pem"
     with Store(store_url(tmp_path), write=True):

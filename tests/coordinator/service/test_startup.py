@@ -54,6 +54,7 @@ async def test_a_run_resumed_from_its_log_goes_on_from_its_checkpoint(tmp_path: 
         assert await asyncio.wait_for(served.task, 10) == 0
 
 
+@pytest.mark.usefixtures("in_sqlite")
 async def test_a_run_without_its_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     run_id = await train_to_checkpoint(tmp_path)
     forget_log(tmp_path)
@@ -203,6 +204,7 @@ def test_without_a_run_file_the_run_in_the_store_goes_on_and_another_run_is_refu
         begin(tmp_path, RunFile(name="second"))
 
 
+@pytest.mark.usefixtures("in_sqlite")
 def test_starting_over_gives_other_names_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunFile(name="mine")
