@@ -125,7 +125,7 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays:
 
 @asynccontextmanager
 async def edits_followed(server: Server, file: Path | None, run: RunFile | None) -> AsyncIterator[None]:
-    """On SIGHUP, sets what was edited in the run file since it was ``run``, and says so."""
+    """On SIGHUP, sets what was edited in the run file since it was ``run``; the log says so."""
     loop, called = asyncio.get_running_loop(), asyncio.Event()
 
     async def follow() -> None:

@@ -133,8 +133,7 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
 
 
 def _nodes(ledger: Ledger, spans: list[Span]) -> Iterator[Document]:
-    """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last step with
-    times."""
+    """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last timed step."""
     does = {span.node: {"doing": span.doing, "place": span.place} for span in spans if not span.last}
     timed, plan = ledger.training.timed, ledger.training.plan
     loads = {n: load for s in (plan.stages if plan else ()) for n, load in zip(s.replicas, s.loads, strict=True)}

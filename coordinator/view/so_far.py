@@ -36,8 +36,8 @@ def is_stalled(ledger: Ledger, since: float, now: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a node has given to the run: micro-batches of committed steps, and the seconds that it computed for them, about: steps
-    that the log has no times of count like the last one that it has."""
+    """What a node has given to the run: micro-batches of committed steps, and about how many seconds
+    it computed for them: a step without times in the log counts like the last one with times."""
 
     micro_batches: int = 0
     computed: float = 0.0

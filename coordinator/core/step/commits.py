@@ -20,8 +20,8 @@ MOST_TIMES = 1e9
 
 
 TIMED_STEPS, TIMED_EVERY = 1000, 16
-"""The log has each node's times in so many first steps of the run, in the first step of a plan, and then in one of TIMED_EVERY:
-most of a long log would be these."""
+"""The first TIMED_STEPS steps of a run and the first step of each plan are logged with each node's times. Of the others every
+TIMED_EVERY-th is: with more, a long log would be little else."""
 
 
 def commit_if_due(transition: Transition) -> None:
