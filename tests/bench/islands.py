@@ -1,11 +1,16 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
-[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 topk:0.7:0.9 topk:1:0]``.
+[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 topk:0.7:0.9 topk:1:0]
+[--batch-each]``.
 
 The model is trained once with an exchange after every step, which is what a run without rounds does, and once for each number of
 islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum). The rule is the product's, written again
 in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per token; "steps lost" is how
 many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says nothing about
 seconds. Multiply with the tokens per second that `plan` prints.
+
+With ``--batch-each`` an island does not share the samples of a step, but has as many as the first run: as if each GPU that joins
+brought its own. A step of N islands then takes as long as one of the first run's, and trains N times as many tokens. What is
+printed is after how many steps it had the first run's last loss.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -34,18 +39,21 @@ SMALL = {"train": {"global_batch": 32, "micro_batch": 4}, "data": {"sequence_len
 
 @dataclass(frozen=True, slots=True)
 class Way:
+    """``batch``: its samples per step, as a multiple of the run file's global_batch."""
+
     islands: int = 1
     every: int = 1
     codec: str = "off"
     rate: float = 1.0
     momentum: float = 0.0
+    batch: int = 1
 
     def __str__(self) -> str:
         if self.every == 1:
             return "every step"
-        return (
-            f"{self.islands} islands, every {self.every}, {self.codec}, rate {self.rate:g}, momentum {self.momentum:g}"
-        )
+        samples = f", {self.batch} times the samples" if self.batch > 1 else ""
+        outer = f"{self.codec}, rate {self.rate:g}, momentum {self.momentum:g}"
+        return f"{self.islands} islands, every {self.every}, {outer}{samples}"
 
 
 def held_out(
@@ -67,18 +75,18 @@ def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
     """Makes ``run`` train ``steps`` steps in this way. Exchanges are steps, too, also of the warm-up."""
     rounds = (way.every + 1) / way.every
     train = run.train
+    train.global_batch *= way.batch
     train.warmup_steps = min(round(train.warmup_steps * rounds), int(steps * rounds) // 4)
     train.steps, train.rounds, run.seed = round(steps * rounds), way.every, seed
     train.outer_rate, train.outer_momentum, run.network.exchange = way.rate, way.momentum, way.codec
 
 
-def steps_lost(first: Mapping[int, float], loss: float) -> float:
-    """How many steps before the end the ``first`` run had this loss."""
-    last = max(first)
-    for (before, high), (after, low) in itertools.pairwise(first.items()):
+def steps_to(loss: float, losses: Mapping[int, float]) -> float:
+    """After how many steps a run with these ``losses``, by step, had this one: its last step, if never."""
+    for (before, high), (after, low) in itertools.pairwise(losses.items()):
         if high >= loss >= low:
-            return last - (before + (after - before) * (high - loss) / (high - low or 1))
-    return 0.0 if loss <= first[last] else float(last)
+            return before + (after - before) * (high - loss) / (high - low or 1)
+    return 0.0 if loss > max(losses.values()) else float(max(losses))
 
 
 def outer(text: str) -> tuple[str, float, float]:
@@ -94,8 +102,11 @@ def rows_of(ways: Sequence[Way], found: Sequence[Sequence[Mapping[int, float]]],
         pairs = list(zip(of_way, found[0], strict=True))
         ratio = statistics.mean(mine[whole] / first[whole] for mine, first in pairs)
         rows.append(Row(str(way), value, "nats/token", *((str(ways[0]), ratio) if rows else ())))
-        if way.every > 1:
-            lost = statistics.mean(steps_lost(first, mine[whole]) for mine, first in pairs)
+        if way.batch > 1:
+            needed = statistics.mean(steps_to(first[whole], mine) for mine, first in pairs)
+            rows.append(Row(f"{way}: steps to the first run's loss", needed, "steps", "all", needed / whole))
+        elif way.every > 1:
+            lost = whole - statistics.mean(steps_to(mine[whole], first) for mine, first in pairs)
             rows.append(Row(f"{way}: steps lost", lost, "steps", "all", lost / steps))
     return rows
 
@@ -111,6 +122,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, nargs="+", default=[10, 30], help="steps between two exchanges")
     outers = [("off", 0.7, 0.9), ("topk", 0.7, 0.9), ("topk", 1.0, 0.0)]
     parser.add_argument("--outer", type=outer, nargs="+", default=outers, help="CODEC:RATE:MOMENTUM")
+    parser.add_argument("--batch-each", action="store_true", help="each island has global_batch samples in a step")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
@@ -119,6 +131,8 @@ def main() -> int:
         parser.error(f"--every {arguments.every}: give 2 or more, and divisors of --after {after} and --steps {steps}")
     kinds = itertools.product(arguments.islands, arguments.every, arguments.outer)
     ways = [Way(), *(Way(islands, every, *rule) for islands, every, rule in kinds)]
+    if arguments.batch_each:
+        ways = [replace(way, batch=way.islands) for way in ways]
     seeds = range(1, arguments.seeds + 1)
     with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
         running = [
@@ -128,7 +142,11 @@ def main() -> int:
         found = []
         for way, futures in zip(ways, running, strict=True):
             found.append([future.result() for future in futures])
-            print(f"{way}: {[round(each[whole], 4) for each in found[-1]]}", file=sys.stderr, flush=True)
+            quarters = [
+                [round(losses[whole * part // 4 // way.every * way.every], 4) for part in (1, 2, 3, 4)]
+                for losses in found[-1]
+            ]
+            print(f"{way}, at each quarter: {quarters}", file=sys.stderr, flush=True)
     title = f"Held-out loss after {steps} steps" + (f", and {after} of one island before" if after else "")
     show(title, rows_of(ways, found, after, steps), arguments.json)
     return 0

@@ -66,7 +66,10 @@ class End:
 
     def send(self, way: str, to: End, tensors: int) -> float:
         """Sends ``tensors`` tensors; returns the seconds until all have arrived."""
-        return self._ask({"send": way, "to": to.address(way), "tensors": tensors})
+        return self.send_to(way, to.address(way), tensors)
+
+    def send_to(self, way: str, address: str, tensors: int) -> float:
+        return self._ask({"send": way, "to": address, "tensors": tensors})
 
     def cpu(self) -> float:
         """The CPU seconds that the process has used so far."""
