@@ -185,6 +185,18 @@ def test_a_local_folder_of_a_hub_data_set(tmp_path: Path) -> None:
         load(f"hf:{folder}")
 
 
+@pytest.mark.parametrize("named", ["{folder}/secret.txt", "../secret.txt", "{folder}/set-of-another/secret.txt"])
+def test_a_hub_data_set_cannot_name_files_that_are_not_its_own(named: str, tmp_path: Path) -> None:
+    for folder in ("set", "set-of-another"):
+        (tmp_path / folder).mkdir()
+    for secret in (tmp_path / "secret.txt", tmp_path / "set-of-another" / "secret.txt"):
+        secret.write_text("secret\n")
+    files = f"configs:\n- config_name: default\n  data_files: {named.format(folder=tmp_path)}\n"
+    (tmp_path / "set" / "README.md").write_text(f"---\n{files}---\n")
+    with pytest.raises(ValueError, match=r"cannot be loaded \(it names .*secret.txt, which is not part of it\)"):
+        list(sources.documents(f"hf:{tmp_path / 'set'}", "text"))
+
+
 def test_a_hub_data_set_without_the_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"-m pip install .*\[hub\]"):
