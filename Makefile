@@ -23,7 +23,7 @@ TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --no-compile --pro
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docker-test soak lint proto bench gpu clean
+.PHONY: help setup demo test docker-test soak pythons lint proto bench gpu clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -59,6 +59,17 @@ soak: $(READY)  ## The long versions of tests: a million hostile messages, ten m
 	DTFM_TEST_DATABASE=postgresql $(BIN)/python -m pytest -n 2 --durations=15 tests/coordinator
 	$(BIN)/python -m pytest -n 2 --durations=15 -m soak tests/scheduler tests/coordinator tests/node tests/kernels tests/attacks/test_strangers_frames.py
 	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/attacks tests/wan --ignore=tests/attacks/test_strangers_frames.py
+	$(MAKE) pythons
+
+# Where PyTorch is not at hand for one of them, the coordinator still has to run on it.
+TORCH_S := command/test_export.py command/test_run_workload.py core/plan/test_planner_input.py core/trust/test_codecs.py
+pythons:  ## The coordinator's tests, which need no PyTorch, on each newer Python that is here
+	@for python in python3.12 python3.13 python3.14; do \
+	  $$python -c '' 2> /dev/null || { echo "There is no $$python."; continue; }; \
+	  $$python -m venv .venv-$$python && grep -v '^torch==' constraints.txt > .venv-$$python/constraints.txt && \
+	  .venv-$$python/bin/python -m pip install -q -c .venv-$$python/constraints.txt -e '.[tests]' && \
+	  .venv-$$python/bin/python -m pytest -n 2 --dist worksteal tests/coordinator tests/scheduler $(TORCH_S:%=--ignore=tests/coordinator/%) || exit; \
+	done
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -82,4 +93,4 @@ gpu: $(READY)  ## On a machine with a GPU: test and measure all that needs one, 
 	$(BIN)/python -m tests.bench.gpu
 
 clean:  ## Remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
 
@@ -26,7 +28,7 @@ FILES = sorted(
 )
 PROGRAMS = {"dtfm-node": dtfm.node.cli.app, "dtfm-coordinator": dtfm.coordinator.cli.app}
 SERVICES = (("dtfm-node", "join"), ("dtfm-node", "relay"), ("dtfm-coordinator", "serve"))
-COMPOSE_FILE_S_OWN = {"DTFM_RUN_FILE"}
+COMPOSE_FILE_S_OWN = {"DTFM_RUN_FILE", "DTFM_POSTGRES_IMAGE", "DTFM_POSTGRES_PASSWORD", "DTFM_PROMETHEUS_IMAGE"}
 
 
 def commands(program: str) -> dict[str, typer.core.TyperCommand]:
@@ -66,7 +68,7 @@ def test_every_command_and_option_is_there(path: Path) -> None:
 def test_what_is_yaml_and_json_can_be_read() -> None:
     read = [yaml.safe_load(path.read_text()) for path in FILES if path.suffix in (".yaml", ".yml")]
     read += [json.loads(path.read_text()) for path in FILES if path.suffix == ".json"]
-    assert len(read) == 9
+    assert len(read) == 10
     assert all(isinstance(document, dict) for document in read)
 
 
@@ -79,6 +81,22 @@ def test_compose_mounts_no_secret_where_others_read_it() -> None:
         assert not any("coordinator" in volume for volume in services[name]["volumes"]), (
             "the authority's key lies there"
         )
+
+
+def test_the_on_start_script_pins_what_it_installs_but_for_pytorch_and_keeps_its_log_to_itself(tmp_path: Path) -> None:
+    for program, does in (("pip", 'cat "$3" > pinned; echo "$4" > wanted'), ("dtfm-node", 'echo "$1"')):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / program).chmod(0o700)
+    script = (DOCKER / "vast-onstart.sh").read_text().replace("/var/log/", f"{tmp_path}/")
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = {"PATH": path, "SOURCE": "dtfm.whl", "CONSTRAINTS": (ROOT / "constraints.txt").as_uri()}
+    subprocess.run(["bash", "-c", f"{script}\nwait"], cwd=tmp_path, env=given, check=True, timeout=60)
+    pinned = (tmp_path / "pinned").read_text().splitlines()
+    named = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("torch==")]
+    assert pinned == [*named, f"torch=={torch.__version__}"]
+    assert (tmp_path / "wanted").read_text() == "dtfm[cuda13] @ dtfm.whl\n"
+    log = tmp_path / "dtfm-node.log"
+    assert (log.read_text(), log.stat().st_mode & 0o777) == ("join\n", 0o600)
 
 
 def test_the_units_are_what_systemd_reads(tmp_path: Path) -> None:

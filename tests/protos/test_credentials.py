@@ -177,10 +177,12 @@ async def test_who_poses_as_the_coordinator_is_refused_even_with_a_certificate_o
 
 
 async def test_a_server_that_accepts_and_stays_silent_times_out() -> None:
-    silent = await asyncio.start_server(lambda *_: asyncio.sleep(0), "127.0.0.1", 0)
+    open_ends = list[asyncio.StreamWriter]()
+    silent = await asyncio.start_server(lambda _, writer: open_ends.append(writer), "127.0.0.1", 0)
     async with silent:
         with pytest.raises(ConnectionError, match="no answer within 0 s"):
             await fetch_authority([f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"], PIN, 0.2)
+        open_ends[0].close()
 
 
 async def test_a_clock_from_before_the_authoritys_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
