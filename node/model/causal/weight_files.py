@@ -84,7 +84,7 @@ class WeightFiles:
         the same shapes, such as another revision or another fine-tuning, but not a single byte that is wrong. Read once. Raises
         ValueError if a file cannot be read."""
         if seed not in self._of_values:
-            chance = {name: _number(f"{seed} {name}") for name in self.tensors}
+            chance = {name: int.from_bytes(blake3(f"{seed} {name}".encode()).digest()) for name in self.tensors}
             chosen = sorted(sorted(chance, key=chance.__getitem__)[:MOST_PIECES])
             with ThreadPoolExecutor(READERS, "weights") as readers:
                 pieces = readers.map(lambda name: self._piece(name, chance[name]), chosen)
@@ -193,10 +193,6 @@ class WeightFiles:
 
     def _wrong(self, what: str, fix: str) -> ValueError:
         return ValueError(f"model.pretrained: {self.name}: {what}; {fix}")
-
-
-def _number(text: str) -> int:
-    return int.from_bytes(blake3(text.encode()).digest(), "big")
 
 
 def _open(name: str) -> tuple[Any, str]:
