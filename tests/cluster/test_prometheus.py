@@ -33,7 +33,9 @@ def prometheus(folder: Path, target: str) -> Iterator[Callable[[str, Callable[[A
     config = yaml.safe_load((METRICS / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(METRICS / "alerts.yaml")]
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+    job = config["scrape_configs"][0]
+    del job["dns_sd_configs"]
+    job["static_configs"] = [{"targets": [target]}]
     (folder / "prometheus.yaml").write_text(json.dumps(config))
     at = f"127.0.0.1:{free_port()}"
     command = [program, "--config.file=prometheus.yaml", "--storage.tsdb.path=data", f"--web.listen-address={at}"]

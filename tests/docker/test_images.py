@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ pytestmark = [
 ]
 
 BASE = "dtfm-test-base"
+POSTGRES, PROMETHEUS = "dtfm-test-postgres", "dtfm-test-prometheus"
 MOST_BYTES = {"coordinator": 0.9e9, "node-cpu": 1.9e9, "node": 1.9e9}
 """With the base image; of the target node without CUDA's wheels."""
 
@@ -50,6 +51,16 @@ lease = 5
 [train]
 steps = 10
 """
+
+DATABASE = """set -e; data=/var/lib/postgresql/data; PATH=$(echo /usr/lib/postgresql/*/bin):$PATH; cd /
+(umask 077; echo "$POSTGRES_PASSWORD" > password); chown -R postgres password $data
+as() { su postgres -s /bin/sh -c "PATH=$PATH; $1"; }
+as "initdb -D $data -U $POSTGRES_USER --pwfile=/password --auth=scram-sha-256 --encoding=UTF8 --locale=C"
+echo "host all all all scram-sha-256" >> $data/pg_hba.conf
+echo "CREATE DATABASE $POSTGRES_USER" | as "postgres --single -D $data postgres"
+as "exec postgres -D $data -c listen_addresses=* -c unix_socket_directories="
+"""
+"""What Docker's image of PostgreSQL does when it starts for the first time."""
 
 
 @contextlib.contextmanager
@@ -69,22 +80,17 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         try:
             with part("base image and wheels"):
                 copy_source(context)
-                base = subprocess.Popen(
-                    [
-                        "mmdebstrap",
-                        "--quiet",
-                        "--variant=minbase",
-                        "--include=python3,python3-venv",
-                        "bookworm",
-                        "base.tar",
-                    ],
-                    cwd=context,
-                    stdin=subprocess.DEVNULL,
-                )
+                base = debian(context / "base.tar", "python3", "python3-venv")
+                others = debian(context / "others.tar", "postgresql", "prometheus")
                 download_wheels(context / "docker" / "wheels")
-                assert base.wait(300) == 0
-                docker.docker("import", str(context / "base.tar"), BASE, timeout=120)
-                (context / "base.tar").unlink()
+                bring(docker, context / "base.tar", base, {BASE: ()})
+            with part("PostgreSQL and Prometheus"):
+                stored = "--storage.tsdb.path=/prometheus"
+                starts = {
+                    POSTGRES: ("sh", "-c", DATABASE),
+                    PROMETHEUS: ("prometheus", "--config.file=/etc/prometheus/prometheus.yml", stored),
+                }
+                bring(docker, context / "others.tar", others, starts)
             # CUDA's wheels are gigabytes. All other steps of the target are the same with the CPU's.
             for target, extra in (("coordinator", ""), ("node-cpu", "node"), ("node", "node")):
                 with part(f"image {target}"):
@@ -92,6 +98,21 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         finally:
             shutil.rmtree(context)
         yield docker
+
+
+def debian(archive: Path, *packages: str) -> subprocess.Popen[bytes]:
+    included = f"--include={','.join(packages)}"
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", included, "bookworm", str(archive)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+def bring(docker: Engine, archive: Path, made: subprocess.Popen[bytes], images: Mapping[str, Sequence[str]]) -> None:
+    """``images``: by name, what it runs, if anything."""
+    assert made.wait(300) == 0
+    for image, command in images.items():
+        change = ("--change", f"ENTRYPOINT {json.dumps(command)}") if command else ()
+        docker.docker("import", *change, str(archive), image, timeout=120)
+    archive.unlink()
 
 
 def copy_source(context: Path) -> None:
@@ -107,7 +128,8 @@ def copy_source(context: Path) -> None:
 def download_wheels(folder: Path) -> None:
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = table["project"]
-    wanted = [*table["build-system"]["requires"], *project["dependencies"], *project["optional-dependencies"]["node"]]
+    extras = project["optional-dependencies"]
+    wanted = [*table["build-system"]["requires"], *project["dependencies"], *extras["node"], *extras["postgres"]]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
     subprocess.run(
         [*pip, "--constraint", str(ROOT / "constraints.txt"), *wanted], check=True, timeout=400, stderr=subprocess.PIPE
@@ -163,6 +185,10 @@ class Events:
             if found["event"] == event and where(found):
                 return found
             seen.append(f"{found['event']} {found.get('node', '')} {found.get('reason', '')}")
+
+    def rest(self) -> Iterator[dict[str, Any]]:
+        """All that no call has passed, until the events end."""
+        return iter(self._coming.get, None)
 
     def close(self) -> None:
         self._process.kill()
@@ -220,6 +246,55 @@ def test_compose_trains_while_a_node_is_killed_and_another_stopped(docker: Engin
     assert (sorted(set(steps)), steps[-1]) == (list(range(1, 11)), 10)
     assert "The log is in order" in compose(*look, "check", *stored)
     compose("down", "--volumes")
+
+
+def test_compose_trains_on_postgresql_and_goes_on_when_the_coordinator_is_killed(
+    docker: Engine, tmp_path: Path
+) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(RUN.replace("steps = 10", "steps = 100_000"))
+    files = [part for name in ("compose.yaml", "postgres.yaml") for part in ("--file", str(ROOT / "docker" / name))]
+
+    def compose(*arguments: str) -> str:
+        return docker.compose(
+            *("--project-name", "reserve", *files, *arguments),
+            DTFM_RUN_FILE=str(run),
+            DTFM_POSTGRES_IMAGE=POSTGRES,
+            DTFM_PROMETHEUS_IMAGE=PROMETHEUS,
+        )
+
+    services = ("coordinator", "reserve", "node-1", "node-2")
+    with part("from compose up to the first step"):
+        compose("up", "--detach", "--no-build", *services, "prometheus")
+        coordinator, reserve = (compose("ps", "--quiet", service).strip() for service in services[:2])
+        events = Events(docker, coordinator)
+        events.until("step_committed")
+    try:
+        with part("until Prometheus sees that a reserve waits"):
+            asks(docker, coordinator, "dtfm_reserves == 1")
+        with part("from a kill to the reserve's third step"):
+            os.kill(int(docker.inspect(coordinator, ".State.Pid")), signal.SIGKILL)
+            last = max(e["step"] for e in events.rest() if e["event"] == "step_committed")
+            asks(docker, reserve, f"dtfm_step > {last + 2}")
+        with part("until Prometheus sees that the other one waits now"):
+            asks(docker, reserve, f"dtfm_reserves == 1 and on(instance) dtfm_step > {last + 2}")
+    finally:
+        events.close()
+    stored = ("--store", "postgresql+psycopg://dtfm@postgres/dtfm")
+    assert "The log is in order" in compose("run", "--rm", "--no-deps", "-T", "coordinator", "check", *stored)
+    compose("down", "--volumes")
+
+
+ASK = """import json, sys, time, urllib.parse, urllib.request
+url = "http://prometheus:9090/api/v1/query?" + urllib.parse.urlencode({"query": sys.argv[1]})
+while not json.load(urllib.request.urlopen(url))["data"]["result"]:
+    time.sleep(0.5)
+"""
+
+
+def asks(docker: Engine, container: str, expression: str) -> None:
+    """Waits until Prometheus finds that this holds."""
+    docker.docker("exec", container, "python3", "-c", ASK, expression, timeout=90)
 
 
 def takes_part(events: Events, node: str) -> None:
