@@ -129,6 +129,8 @@ def main() -> int:
     after, steps, whole = arguments.after, arguments.steps, arguments.after + arguments.steps
     if any(every < 2 or after % every or steps % every for every in arguments.every):
         parser.error(f"--every {arguments.every}: give 2 or more, and divisors of --after {after} and --steps {steps}")
+    if after and arguments.batch_each:
+        parser.error("--batch-each: leave out --after, as one island would train the samples of all of them")
     kinds = itertools.product(arguments.islands, arguments.every, arguments.outer)
     ways = [Way(), *(Way(islands, every, *rule) for islands, every, rule in kinds)]
     if arguments.batch_each:

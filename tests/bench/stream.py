@@ -64,11 +64,8 @@ class End:
     def address(self, way: str) -> str:
         return f"{self._address}:{int(self._ports[way])}"
 
-    def send(self, way: str, to: End, tensors: int) -> float:
-        """Sends ``tensors`` tensors; returns the seconds until all have arrived."""
-        return self.send_to(way, to.address(way), tensors)
-
-    def send_to(self, way: str, address: str, tensors: int) -> float:
+    def send(self, way: str, address: str, tensors: int) -> float:
+        """Sends ``tensors`` tensors to another end; returns the seconds until all have arrived."""
         return self._ask({"send": way, "to": address, "tensors": tensors})
 
     def cpu(self) -> float:
@@ -119,7 +116,7 @@ def take_turns(ways: tuple[str, ...], sender: End, receiver: End, turns: int, te
     for turn in range(turns + 1):
         for way in ways:
             cpu = sender.cpu() + receiver.cpu()
-            seconds = sender.send(way, receiver, tensors)
+            seconds = sender.send(way, receiver.address(way), tensors)
             cpu = sender.cpu() + receiver.cpu() - cpu
             size = tensors * TENSOR_BYTES
             if turn:
