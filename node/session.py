@@ -8,7 +8,6 @@ import itertools
 import logging
 import random
 import secrets
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
@@ -146,6 +145,11 @@ class Session:
         """How the run and this node's part in it fare, as one line; empty before anything is known."""
         return self._status.line(self._problem) if self._exit is None else self._status.last_line()
 
+    def places(self, record: logging.LogRecord) -> bool:
+        """A filter that passes every record, and adds of which run, node, generation and step it is."""
+        record.place = self._status.place()
+        return True
+
     def leave(self, reason: str) -> None:
         """Works on until this node's part is handed over, then makes ``run`` return 0."""
         self._leaving.set()
@@ -171,22 +175,18 @@ class Session:
                 longer = (
                     "[cluster] wait_for_coordinator in the run file" if self._identity else "--give-up-after SECONDS"
                 )
-                print(
-                    f"Gave up after {self._patience:.0f} s without the coordinator at "
-                    f"{self._settings.coordinator}: {problem}. Is it running there, and is that port open? "
-                    f"({longer} waits longer)",
-                    file=sys.stderr,
-                    flush=True,
+                log.error(
+                    "Gave up after %.0f s without the coordinator at %s: %s. Is it running there, and is that port open? (%s "
+                    "waits longer)",
+                    *(self._patience, self._settings.coordinator, problem, longer),
                 )
                 self._exit = 1
                 return
             pause = min(max(silent / 10, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             wait = min(pause * random.uniform(0.8, 1.2), max(left, 0.05))
-            print(
-                f"The coordinator at {self._settings.coordinator} does not answer ({problem}); trying again in {wait:.1f} s, "
-                f"giving up in {left:.0f} s",
-                file=sys.stderr,
-                flush=True,
+            log.warning(
+                "The coordinator at %s does not answer (%s); trying again in %.1f s, giving up in %.0f s",
+                *(self._settings.coordinator, problem, wait, left),
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), wait)
@@ -318,7 +318,7 @@ class Session:
             case "finish":
                 finish = message.finish
                 good = finish.completed or finish.stopped
-                print(finish.reason or "The run is complete.", file=sys.stdout if good else sys.stderr, flush=True)
+                log.log(logging.INFO if good else logging.ERROR, "%s", finish.reason or "The run is complete.")
                 self._exit = 0 if good or self._leaving.is_set() else 1
                 if finish.completed:
                     self._snapshots.run_is_over()
@@ -336,7 +336,7 @@ class Session:
         self._ways.become(identity, self._lease)
 
     def _refused(self, reason: str, sentence: str) -> None:
-        print(f"This node was not let in: {reason}: {sentence}", file=sys.stderr, flush=True)
+        log.error("This node was not let in: %s: %s", reason, sentence)
         self._exit = 1 if reason in TEMPORARY else 2
 
     async def _probe(self, probe: wire.Probe) -> None:
@@ -349,7 +349,7 @@ class Session:
 
     async def _leave_on_preemption(self) -> None:
         if reason := await preemption_notice():
-            print(f"{reason}: handing over to the others, then leaving.", file=sys.stderr, flush=True)
+            log.warning("%s: handing over to the others, then leaving.", reason)
             self.leave(reason)
 
     async def _beat(self, every: float) -> None:
@@ -374,7 +374,7 @@ class Session:
         self._outgoing.put_nowait(message)
 
     def _fail(self, error: Exception) -> None:
-        print(sentence := sentence_of(error), file=sys.stderr, flush=True)
+        log.error("%s", sentence := sentence_of(error))
         self._exit = exit_code(error)
         if self._exit == START_AGAIN:  # it comes back, as who it is and with what is on its disk
             self._hang_up()

@@ -12,6 +12,7 @@ import ctypes
 import gc
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from dtfm.programs import START_AGAIN, ended_by_ctrl_c
+
+log = logging.getLogger(__name__)
 
 PRELOADED = ("dtfm.node.session", "dtfm.node.model.causal.language_model")
 """What a node imports while it enrols, and what only once it knows the run. Each takes seconds."""
@@ -75,7 +78,7 @@ def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
     while running:
         number, code = _next_end(running)
         if code == START_AGAIN and not leaving and time.monotonic() - began[number] >= LEAST_SECONDS:
-            print(f"[{labels[number]}] its device has failed; it is started again", file=sys.stderr, flush=True)
+            log.warning("[%s] its device has failed; it is started again", labels[number])
             start(number)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             continue
@@ -83,7 +86,7 @@ def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
         why = _MEANING.get(code, f"exit code {code}") if code >= 0 else f"killed by {signal.Signals(-code).name}"
         others = ", ".join(labels[other] for other in running.values())
         rest = f"; {others} go{'es' if len(running) == 1 else ''} on" if others else ""
-        print(f"[{labels[number]}] has ended: {why}{rest}", file=sys.stderr, flush=True)
+        log.warning("[%s] has ended: %s%s", labels[number], why, rest)
     return worst
 
 

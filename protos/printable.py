@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 
@@ -20,3 +21,11 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record)).replace("\n", "\n    ")
+
+
+class JsonFormatter(PrintableFormatter):
+    """Each record as a JSON object in a line. ``place`` of a record, a dictionary, adds its keys."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {"time": record.created, "level": record.levelname.lower(), **getattr(record, "place", {})}
+        return json.dumps({**told, "message": super().format(record)})

@@ -12,7 +12,7 @@ from dtfm.coordinator.command.background import announced
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json, RunFilePath, Verbose, store_option
 from dtfm.coordinator.web import DEFAULT_PAGE
 from dtfm.protos import DEFAULT_ADDRESS
-from dtfm.protos.printable import PrintableFormatter
+from dtfm.protos.printable import JsonFormatter, PrintableFormatter
 
 
 def serve(
@@ -107,7 +107,8 @@ def serve(
     `dtfm-coordinator stop` ended it; 1 it failed, or this process was interrupted before; 2 bad input.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    lines = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    handler.setFormatter(JsonFormatter() if json else PrintableFormatter(lines))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     with announced("Loading the coordinator"):
         from dtfm.coordinator.command.serving import Serving, serve_run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from typing import Annotated
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from dtfm.node.command.options import InvitationArgument, log_to_stderr, mistakes
+from dtfm.node.command.options import InvitationArgument, Json, Verbose, log_to_stderr, look, mistakes
 from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
 from dtfm.node.data.allowed import read_allowed
 from dtfm.node.data.problems import told_together
@@ -33,11 +34,12 @@ from dtfm.protos.control_pb2 import Hello
 from dtfm.protos.enrolment import Entry
 from dtfm.protos.private_files import cache_folder
 
+log = logging.getLogger(__name__)
+
 _network = partial(typer.Option, rich_help_panel="How others reach this node")
 _machine = partial(typer.Option, rich_help_panel="What of this machine is used")
 _allowed = partial(typer.Option, rich_help_panel="What of this machine the run may name")
 _end = partial(typer.Option, rich_help_panel="When it ends")
-_look = partial(typer.Option, rich_help_panel="Looking into it")
 
 
 def join(
@@ -108,7 +110,7 @@ def join(
     ] = True,
     trace: Annotated[
         Path | None,
-        _look(help="Write what this node does, and when, to this file, to be opened at ui.perfetto.dev."),
+        look(help="Write what this node does, and when, to this file, to be opened at ui.perfetto.dev."),
     ] = None,
     snapshots: Annotated[
         Path | None,
@@ -117,7 +119,8 @@ def join(
             "loss of other nodes. Default: ~/.cache/dtfm/snapshots."
         ),
     ] = None,
-    verbose: Annotated[bool, _look("--verbose", "-v", help="Log every message.")] = False,
+    verbose: Verbose = False,
+    json: Json = False,
 ) -> None:
     """Joins a run and takes part until it is over.
 
@@ -126,7 +129,7 @@ def join(
     failed, or there is no room or no coordinator, 2 bad input
     or a refusal.
     """
-    log_to_stderr(verbose)
+    log_to_stderr(verbose, json)
 
     def member(number: int) -> int:
         slot = slots(devices)[number] if several else ""
@@ -185,7 +188,7 @@ async def _join(settings: Settings, device: str, threads: int, most_memory: int 
     measured.memory_bytes = min(measured.memory_bytes, most_memory or measured.memory_bytes)
     memory, speed = measured.memory_bytes / 2**30, measured.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
-    print(f"{settings.node}: {measured.name} ({measured.kind}), {power}", flush=True)
+    log.info("%s: %s (%s), %s", settings.node, measured.name, measured.kind, power)
     code = await take_part(settings, opened, measured, supervised=supervised)
     if code == START_AGAIN:
         for stream in (sys.stdout, sys.stderr):

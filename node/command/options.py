@@ -6,11 +6,12 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, TextIO
 
 import typer
 
-from dtfm.protos.printable import PrintableFormatter, printable_lines
+from dtfm.protos.printable import JsonFormatter, PrintableFormatter, printable_lines
 
 InvitationArgument = Annotated[
     str,
@@ -22,6 +23,10 @@ InvitationArgument = Annotated[
         show_envvar=True,
     ),
 ]
+
+look = partial(typer.Option, rich_help_panel="Looking into it")
+Verbose = Annotated[bool, look("--verbose", "-v", help="Log every message.")]
+Json = Annotated[bool, look("--json", help="Log JSON objects, with run, node, generation and step.")]
 
 
 @contextmanager
@@ -42,8 +47,8 @@ class ToStderr(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def log_to_stderr(verbose: bool) -> None:
-    handler = ToStderr()
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+def log_to_stderr(verbose: bool, json: bool) -> None:
+    handler = logging.StreamHandler() if json else ToStderr()
+    handler.setFormatter(JsonFormatter() if json else PrintableFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)

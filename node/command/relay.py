@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dtfm.node.command.options import InvitationArgument, log_to_stderr, mistakes
+from dtfm.node.command.options import InvitationArgument, Json, Verbose, log_to_stderr, mistakes
 from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.packages import require_extra
@@ -26,10 +26,11 @@ def relay(
     give_up_after: Annotated[
         float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
     ] = 300.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
+    verbose: Verbose = False,
+    json: Json = False,
 ) -> None:
     """Passes on what nodes that cannot reach each other have to say, and sees ciphertext alone. It computes nothing."""
-    log_to_stderr(verbose)
+    log_to_stderr(verbose, json)
     with mistakes():
         require_extra()
         with ended_by_ctrl_c():

@@ -1,12 +1,15 @@
-"""Shows a line that changes: in its place on a terminal, else now and then as a line of its own."""
+"""Shows a line that changes: in its place on a terminal, else now and then in the log."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+
+log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
 """Seconds between two lines."""
@@ -17,7 +20,7 @@ REFRESH_SECONDS = 1.0  # on a terminal
 
 @asynccontextmanager
 async def status_line(line: Callable[[], str]) -> AsyncIterator[None]:
-    """A context in which standard output shows what ``line`` returns, unless that is empty; and at the end, once more."""
+    """A context in which what ``line`` returns is shown, unless that is empty; and at the end, once more."""
     showing = asyncio.create_task(_live(line) if sys.stdout.isatty() else _lines(line))
     try:
         yield
@@ -34,11 +37,11 @@ async def _lines(line: Callable[[], str]) -> None:
             now = line()
             if now and (now != said or time.monotonic() - at >= SAME_SECONDS):
                 said, at = now, time.monotonic()
-                print(said, flush=True)
+                log.info("%s", said)
             await asyncio.sleep(EVERY_SECONDS)
     finally:
         if (last := line()) != said:
-            print(last, flush=True)
+            log.info("%s", last)
 
 
 async def _live(line: Callable[[], str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ from dtfm.protos.invitation import read_invitation
 
 if TYPE_CHECKING:  # PyTorch takes seconds to load
     import torch
+
+log = logging.getLogger(__name__)
 
 SAME_SIGNAL_SECONDS = 0.5
 """A signal comes twice if the supervisor of several nodes gets it, and the nodes too, as from systemd."""
@@ -70,13 +73,11 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
                 return
             os._exit(130)
         signalled = time.monotonic()
-        print(
-            f"{name}: handing over to the others, then leaving. A second {name} exits at once.",
-            file=sys.stderr,
-            flush=True,
-        )
+        log.warning("%s: handing over to the others, then leaving. A second %s exits at once.", name, name)
         session.leave(name)
 
+    for handler in logging.root.handlers:
+        handler.addFilter(session.places)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, signal.Signals(number).name)
     async with status_line(session.status_line):

@@ -22,6 +22,7 @@ class Status:
         self._node = node
         self._without_share = without_share
         self._clock = clock
+        self._name = ""  # the run's
         self._run = RunStatus()
         self._heard = 0.0  # when the last step was committed, by the clock
         self._speeds: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)  # tokens and seconds, of whole steps
@@ -33,7 +34,7 @@ class Status:
         self._worked = 0  # committed steps in which this node took part, in all of its processes
 
     def welcomed(self, welcome: Welcome) -> None:
-        self._worked = welcome.worked_steps
+        self._name, self._worked = welcome.run.name, welcome.worked_steps
         self.told(welcome.status)
 
     def told(self, run: RunStatus) -> None:
@@ -77,6 +78,10 @@ class Status:
             parts += [f"{tokens / seconds:,.0f} tokens/s", f"{timedelta(seconds=round(max(left, 0)))} left"]
         share = self._share if run.generation == self._generation else self._copy or self._without_share
         return f"{', '.join(parts)} | this node: {share}; {self._done}"
+
+    def place(self) -> dict[str, str | int]:
+        """Of which run, node, generation and step something that is logged now is."""
+        return {"run": self._name, "node": self._node, "generation": self._run.generation, "step": self._run.step}
 
     def last_line(self) -> str:
         """What is left to say once this node ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -19,44 +20,32 @@ from tests.cluster.test_invitations import invite, machine
 LONG = run_file(model=GPT2, stages=[3], steps=5000, learning_rate=1e-3)
 
 
-class Machine:
-    """Starts ``dtfm-node join --device cpu,cpu``; keeps what it prints."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.printed: list[str] = []
-
-    def join(self, invitation: str = "", **settings: str) -> Process:
-        line = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1"]
-        line += [] if settings else ["--device", "cpu,cpu"]
-        supervisor = Process(
-            line,
-            self.cluster.folder,
-            environment={**machine(self.cluster, "m", invitation), **settings},
-            on_line=lambda line: self.printed.append(line.decode()),
-        )
-        self.cluster._started.append(("m", supervisor))
-        return supervisor
+def join(cluster: Cluster, invitation: str = "", **settings: str) -> Process:
+    """Starts ``dtfm-node join --device cpu,cpu``."""
+    line = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1"]
+    line += [] if settings else ["--device", "cpu,cpu"]
+    supervisor = Process(line, cluster.folder, environment={**machine(cluster, "m", invitation), **settings})
+    cluster._started.append(("m", supervisor))
+    return supervisor
 
 
 def test_several_devices_train_leave_in_order_and_come_back_under_their_names(tmp_path: Path) -> None:
     with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
-        host = Machine(cluster)
-        supervisor = host.join(invite(cluster))  # good for one use
+        supervisor = join(cluster, invite(cluster))  # good for one use
         cluster.wait_for("step_committed")
         first, second = sorted({e["node"] for e in cluster.of("node_joined")} - {"other"})
         assert (first[-4:], second) == ("-cpu", f"{first}2")
-        measured = sorted(line.partition(": ")[0] for line in host.printed if "GFLOP/s" in line)
-        assert measured == [f"[cpu2] {second}", f"[cpu] {first}"]
+        measured = sorted(re.findall(r"(\[\w+\]) \S+ (\S+): .* GFLOP/s", supervisor.errors))
+        assert measured == [("[cpu2]", second), ("[cpu]", first)]
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait(60) == 0
         assert {e["node"]: e["reason"] for e in cluster.of("node_left")} == dict.fromkeys(
             (first, second), "in order: SIGTERM"
         )
-        assert "[cpu] SIGTERM: handing over" in supervisor.errors
+        assert re.search(r"\[cpu\] \S+ SIGTERM: handing over", supervisor.errors)
         assert not cluster.of("step_aborted")
         begun = len(cluster.events)
-        again = host.join()
+        again = join(cluster)
         for name in (first, second):
             cluster.wait_for("node_ready", after=begun, where=lambda e, name=name: e["node"] == name)  # type: ignore[misc]
         again.send(signal.SIGTERM)
@@ -66,7 +55,7 @@ def test_several_devices_train_leave_in_order_and_come_back_under_their_names(tm
 @pytest.mark.soak
 def test_a_member_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None:
     with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
-        supervisor = Machine(cluster).join(invite(cluster))
+        supervisor = join(cluster, invite(cluster))
         cluster.wait_for("step_committed")
         killed, _ = children_of(supervisor.running.pid)
         before = len(cluster.events)
@@ -91,7 +80,7 @@ def test_settings_from_the_environment_are_the_supervisors_and_each_node_takes_i
         "DTFM_LISTEN": f"127.0.0.1:{port}",
     }
     with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
-        supervisor = Machine(cluster).join(invite(cluster), **settings)
+        supervisor = join(cluster, invite(cluster), **settings)
         cluster.wait_for("step_committed")
         assert {e["node"] for e in cluster.of("node_joined")} == {"other", "m-cpu", "m-cpu2"}
         for each in (port, port + 1):

@@ -173,11 +173,10 @@ def test_two_nodes_of_one_machine_come_by_one_invitation_and_each_gets_its_name_
     unnamed = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1", "--device", "cpu"]
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3)) as cluster:
 
-        def start(invitation: str) -> tuple[Process, list[bytes]]:
-            printed: list[bytes] = []
-            process = Process(unnamed, tmp_path, environment=machine(cluster, "m", invitation), on_line=printed.append)
+        def start(invitation: str) -> Process:
+            process = Process(unnamed, tmp_path, environment=machine(cluster, "m", invitation))
             cluster._started.append(("m", process))
-            return process, printed
+            return process
 
         once = invite(cluster)
         running = [start(once), start(once)]
@@ -185,14 +184,14 @@ def test_two_nodes_of_one_machine_come_by_one_invitation_and_each_gets_its_name_
         first, second = sorted(e["node"] for e in cluster.of("node_joined"))
         assert second == f"{first}-2"
         for name in (second, first):
-            (killed,) = (process for process, printed in running if printed[0].startswith(f"{name}: ".encode()))
+            (killed,) = (process for process in running if f" {name}: " in process.errors)
             before = len(cluster.events)
             killed.send(signal.SIGKILL)
             killed.wait(20)
             running.append(start(""))
             assert cluster.wait_for("node_joined", after=before)["node"] == name
             cluster.wait_for("step_committed", after=before)
-            running = [(process, printed) for process, printed in running if process is not killed]
+            running.remove(killed)
 
 
 @pytest.mark.soak

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -44,31 +44,24 @@ def test_a_node_that_starts_before_its_coordinator_joins_when_it_comes(tmp_path:
 
 @pytest.mark.soak
 def test_who_lends_a_device_sees_what_it_waits_for_and_then_what_it_does(tmp_path: Path) -> None:
-    lines: list[str] = []
-    waits, trains = threading.Event(), threading.Event()
-
-    def hear(line: bytes) -> None:
-        lines.append(line.decode())
-        if "waiting: 1 of 2 nodes are ready" in lines[-1]:
-            waits.set()
-        if "tokens/s" in lines[-1]:
-            trains.set()
-
     with Cluster(tmp_path, run_file(stages=[1, 1], steps=5000, model=GPT2)) as cluster:
-        lender = Process(join_command([cluster.address], "lender"), tmp_path, on_line=hear)
-        cluster._started.append(("lender", lender))
-        assert waits.wait(60), lines
+        lender = cluster.add("lender", "--json")
+        lender.wait_for_error("waiting: 1 of 2 nodes are ready")
         cluster.add("other")
-        assert trains.wait(60), lines
+        lender.wait_for_error("tokens/s")
         lender.send(signal.SIGTERM)
         assert lender.wait(60) == 0
         worked = sum("lender" in event["compute_seconds"] for event in cluster.of("step_committed"))
     parts = (
         r"step [\d,]+ of 5,000, loss \d\.\d{4}, [\d,]+ tokens/s, [\d:]+ left",
-        r"this node: 10 of 10 micro-batches, layers \d-\d of \d; [\d,]+ steps done \([\d,]+ micro-batches since it started\)\n",
+        r"this node: 10 of 10 micro-batches, layers \d-\d of \d; [\d,]+ steps done \([\d,]+ micro-batches since it started\)",
     )
-    assert any(re.fullmatch(" \\| ".join(parts), line) for line in lines), lines
-    assert lines[-1].startswith(f"This node took part: {worked:,} steps done ({10 * worked:,} micro-batches")
+    logged = [json.loads(line) for line in lender.errors.splitlines()]
+    [first, *_] = [each for each in logged if re.fullmatch(" \\| ".join(parts), each["message"])]
+    assert (first["run"], first["node"], first["generation"], first["level"]) == ("test", "lender", 1, "info")
+    assert first["message"].startswith(f"step {first['step']:,} of 5,000, ")
+    last = logged[-1]["message"]
+    assert last.startswith(f"This node took part: {worked:,} steps done ({10 * worked:,} micro-batches")
 
 
 def test_a_second_node_with_the_same_identity_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dtfm.node.command.options import log_to_stderr, mistakes
-from dtfm.protos.printable import PrintableFormatter, printable
+from dtfm.protos.printable import JsonFormatter, PrintableFormatter, printable
 
 EVIL = "\x1b]0;hacked\x07\x1b[2J\r\u202e\x9b31m"
 
@@ -45,10 +46,23 @@ def test_a_nodes_log_and_its_last_word_are_printable(
 ) -> None:
     root = logging.Logger("root")
     monkeypatch.setattr(logging, "root", root)
-    log_to_stderr(verbose=False)
+    log_to_stderr(verbose=False, json=False)
     root.warning("peer a: %s", EVIL)
     with pytest.raises(BaseException, match="2"), mistakes():
         raise ValueError(f"the coordinator says {EVIL}\nand more")
     shown = capsys.readouterr().err
     assert shown.count("hacked") == 2
     assert all(line.isprintable() for line in shown.split("\n"))
+
+
+def test_as_json_a_record_is_one_line_and_says_of_which_run_node_generation_and_step_it_is() -> None:
+    place = {"run": "r", "node": "n", "generation": 3, "step": 7}
+    record = logging.LogRecord("dtfm", logging.WARNING, "", 0, "peer a: %s", (f"{EVIL}\nand more",), None)
+    assert set(json.loads(JsonFormatter().format(record))) == {"time", "level", "message"}, "as before it is let in"
+    record.place = place
+    text = JsonFormatter().format(record)
+    assert text.isprintable()
+    told = json.loads(text)
+    assert {key: told[key] for key in place} == place
+    assert (told["time"], told["level"]) == (record.created, "warning")
+    assert told["message"] == f"peer a: {printable(EVIL)}\n    and more"

@@ -19,8 +19,9 @@ from dtfm.node.command.status_line import status_line
 
 
 async def test_without_a_terminal_a_line_comes_now_and_then_and_once_more_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "EVERY_SECONDS", 0)
     lines = iter(["", "one", "one", "two"])
     shown, last = asyncio.Event(), "the end"
@@ -32,7 +33,7 @@ async def test_without_a_terminal_a_line_comes_now_and_then_and_once_more_at_the
 
     async with status_line(line):
         await asyncio.wait_for(shown.wait(), 10)
-    assert capsys.readouterr().out == "one\ntwo\nthe end\n"
+    assert caplog.messages == ["one", "two", "the end"]
 
 
 async def test_on_a_terminal_it_is_rewritten_in_its_place_below_what_else_is_printed(
