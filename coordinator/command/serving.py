@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
-from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarted
+from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarted, RunStopped
 from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addresses
@@ -70,6 +70,9 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
     for aside in start_over(store_url, run) if new and run is not None else ():
         print(f"What was there is {aside} now.", file=sys.stderr)
     with Store(store_url, write=True, waits=reserve) as store:
+        if store.was_reserve and any(isinstance(newest.event, RunStopped) for newest in store.page(store.last - 1)):
+            print("The run was stopped, so no reserve is needed.", file=sys.stderr, flush=True)
+            return 0
         return asyncio.run(_serve(store, run, run_file, page, metrics, options))
 
 

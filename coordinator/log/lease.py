@@ -49,11 +49,12 @@ _RESERVES = sa.Table(
 _IS_THERE = _RESERVES.c.looked > sa.func.now() - timedelta(seconds=RESERVE_SECONDS)
 
 
-def take(engine: sa.Engine, name: str, *, waits: bool) -> int:
-    """Takes the lease of the store ``name`` once it has run out, and returns its epoch. Makes the tables that are missing.
-    ``waits``: however long another coordinator renews it, and while the database is away. Raises StoreError."""
+def take(engine: sa.Engine, name: str, *, waits: bool) -> tuple[int, bool]:
+    """Takes the lease of the store ``name`` once it has run out. Returns its epoch, and whether it waited. Makes the
+    tables that are missing. ``waits``: however long another coordinator renews it, and while the database is away. Raises
+    StoreError."""
     seen: sa.Row[Any] | None = None
-    since, pause, is_away, own_name = 0.0, LONGEST_PAUSE_SECONDS, False, secrets.token_hex(16)
+    since, pause, is_away, waited, own_name = 0.0, LONGEST_PAUSE_SECONDS, False, False, secrets.token_hex(16)
     while True:
         try:
             with explained(name), engine.begin() as connection:
@@ -62,7 +63,7 @@ def take(engine: sa.Engine, name: str, *, waits: bool) -> int:
                 row = connection.execute(sa.select(_LEASE)).one_or_none()
                 if row is None:
                     connection.execute(sa.insert(_LEASE).values(row=1, epoch=1, beats=0, seconds=DEFAULT_LEASE))
-                    return 1
+                    return 1, False
                 if row != seen:
                     if seen is not None and not waits:
                         fix = "stop it, let this one wait with --reserve, or give this one another store with --store"
@@ -73,8 +74,9 @@ def take(engine: sa.Engine, name: str, *, waits: bool) -> int:
                     own = {"epoch": row.epoch + 1, "seconds": row.seconds or DEFAULT_LEASE}
                     if connection.execute(sa.update(_LEASE).where(unchanged).values(own)).rowcount:
                         connection.execute(sa.delete(_RESERVES).where(_RESERVES.c.name == own_name))
-                        return int(row.epoch) + 1
+                        return int(row.epoch) + 1, waited
                 if waits:
+                    waited = True
                     _note(connection, own_name)
         except AnotherWriter:
             raise

@@ -49,6 +49,7 @@ class Store:
         self.url = self._engine.url.render_as_string()
         self._lock: int | None = None
         self._epoch = 0  # of the lease; 0: it has none
+        self.was_reserve = False  # whether it has waited for the lease
         self._last = 0
         self._is_uncertain = False  # whether the last append has been stored
         if write and (path := sqlite_file(self._engine.url)):
@@ -61,7 +62,7 @@ class Store:
             if self._lock is not None:
                 lease.METADATA.create_all(self._engine)
             elif write:
-                self._epoch = lease.take(self._engine, self.url, waits=waits)
+                self._epoch, self.was_reserve = lease.take(self._engine, self.url, waits=waits)
             with self._engine.connect() as connection:
                 self._last = connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0
 

@@ -14,6 +14,7 @@ from tests.cluster.exact import assert_exact
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, run_file
+from tests.cluster.test_life_cycle import command
 
 LEASE = 3.0
 LEARNING_RATE = 1e-4
@@ -65,11 +66,11 @@ class Pair(Cluster):
         return float(first["time"]) - at
 
     def end(self) -> None:
-        """Ends both, and looks at what they leave behind: no step is lost, and none is doubled."""
+        """Stops the run, which ends both, and looks at what they leave behind: no step is lost, and none is doubled."""
         assert self.coordinator is not None
-        self.reserve.close()
-        self.coordinator.send(signal.SIGINT)
-        assert self.coordinator.wait(20) == 1
+        command(self, "stop")
+        assert (self.coordinator.wait(30), self.reserve.wait(30)) == (0, 0)
+        assert "The run was stopped, so no reserve is needed." in self.reserve.errors
         told = [e["step"] for e in self.of("step_committed")]
         committed = [e["step"] for e in self.log() if e["event"] == "step_committed"]
         assert committed == list(range(1, len(committed) + 1))

@@ -278,6 +278,11 @@ def test_compose_trains_on_postgresql_and_goes_on_when_the_coordinator_is_killed
             asks(docker, reserve, f"dtfm_step > {last + 2}")
         with part("until Prometheus sees that the other one waits now"):
             asks(docker, reserve, f"dtfm_reserves == 1 and on(instance) dtfm_step > {last + 2}")
+        with part("until all have ended, as an operator stops the run"):
+            docker.docker("exec", reserve, "dtfm-coordinator", "stop")
+            containers = [compose("ps", "--all", "--quiet", service).strip() for service in services]
+            codes = docker.docker("wait", *containers, timeout=120).split()
+        assert codes == ["0"] * 4
     finally:
         events.close()
     stored = ("--store", "postgresql+psycopg://dtfm@postgres/dtfm")

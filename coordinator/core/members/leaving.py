@@ -26,7 +26,8 @@ def leave(transition: Transition, session: Session, reason: str, *, for_good: bo
     others = tuple(other for other in transition.state.members.ended if other != node)
     ended = (*others, node)[-MAX_NODES:] if for_good else others
     transition.set_members(replace(transition.state.members.without_session(node), ended=ended))
-    transition.emit(ev.NodeLeft(node, reason))
+    if node in transition.state.ledger.members:  # else all left when the run was stopped
+        transition.emit(ev.NodeLeft(node, reason))
     drop_stale_choice(transition)
     if transition.state.stopped:
         return

@@ -99,6 +99,8 @@ def test_a_run_stops_once_its_last_step_is_in_a_checkpoint_and_is_not_over() -> 
     assert world.last_to("a", "finish") == wire.Finish(stopped=True, reason=stopped.reason)
     assert world.refolded().outcome is None
     assert world.refolded().hold is None
+    world.lose("a")
+    assert world.log[-1] == stopped, "a reserve sees that it is not needed"
     again = restarted(world, **LONG)
     again.join("a", "b")
     again.settle()
