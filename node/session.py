@@ -84,7 +84,6 @@ class Session:
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
         self._own = False  # whether this user runs the coordinator
-        self._lease = DEFAULT_LEASE  # until the first welcome
         self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._sending_failed)
@@ -144,6 +143,10 @@ class Session:
     def status_line(self) -> str:
         """How the run and this node's part in it fare, as one line; empty before anything is known."""
         return self._status.line(self._problem) if self._exit is None else self._status.last_line()
+
+    @property
+    def _lease(self) -> float:
+        return self._status.run.lease_seconds or DEFAULT_LEASE
 
     def places(self, record: logging.LogRecord) -> bool:
         """A filter that passes every record, and adds of which run, node, generation and step it is."""
@@ -225,6 +228,7 @@ class Session:
             )
         )
         heartbeat: asyncio.Task[None] | None = None
+        every = 0.0
         async with opened.channel(self._lease) as channel:
             stub = services.stub("Coordinator", channel)
             let_in = asyncio.Event()
@@ -235,11 +239,15 @@ class Session:
                     let_in.set()
                 async for message in stream:
                     answered = True
-                    if message.WhichOneof("message") == "welcome" and heartbeat is None:
-                        heartbeat = asyncio.create_task(self._beat(message.welcome.heartbeat_seconds))
                     await self._handle(message)
                     if self._exit is not None:
                         break
+                    if self._identity is not None and self._status.run.heartbeat_seconds != every:
+                        every = self._status.run.heartbeat_seconds
+                        self._become(self._identity)
+                        if heartbeat is not None:
+                            heartbeat.cancel()
+                        heartbeat = asyncio.create_task(self._beat(every))
                 return "it closed the connection", answered
             except grpc.aio.AioRpcError as error:
                 if (refusal := refusal_in(error)) is not None:
@@ -261,7 +269,6 @@ class Session:
         match kind:
             case "welcome":
                 welcome = message.welcome
-                self._lease = welcome.run.lease_seconds
                 self._patience = welcome.wait_for_coordinator_seconds or self._patience
                 self._problem = ""
                 self._status.welcomed(welcome)

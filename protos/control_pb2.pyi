@@ -187,9 +187,8 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory_bytes: _Optional[int] = ..., bf16: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "heartbeat_seconds", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined", "worked_steps", "status", "wait_for_coordinator_seconds")
+    __slots__ = ("run", "authority", "certificate", "revoked", "data_fingerprint", "unigram_entropy", "quarantined", "worked_steps", "status", "wait_for_coordinator_seconds")
     RUN_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
@@ -200,7 +199,6 @@ class Welcome(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     WAIT_FOR_COORDINATOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     run: _plan_pb2.Run
-    heartbeat_seconds: float
     authority: bytes
     certificate: bytes
     revoked: _containers.RepeatedScalarFieldContainer[str]
@@ -210,10 +208,10 @@ class Welcome(_message.Message):
     worked_steps: int
     status: RunStatus
     wait_for_coordinator_seconds: float
-    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ..., worked_steps: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., wait_for_coordinator_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ..., worked_steps: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., wait_for_coordinator_seconds: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("step", "steps", "generation", "loss", "tokens", "seconds", "waiting")
+    __slots__ = ("step", "steps", "generation", "loss", "tokens", "seconds", "waiting", "lease_seconds", "heartbeat_seconds")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +219,8 @@ class RunStatus(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     step: int
     steps: int
     generation: int
@@ -228,7 +228,9 @@ class RunStatus(_message.Message):
     tokens: int
     seconds: float
     waiting: str
-    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., generation: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., waiting: _Optional[str] = ...) -> None: ...
+    lease_seconds: float
+    heartbeat_seconds: float
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., generation: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., waiting: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class Certificate(_message.Message):
     __slots__ = ("certificate",)

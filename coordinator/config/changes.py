@@ -21,11 +21,12 @@ WHILE_IT_RUNS = (
     "checkpoint.uri",
     "checkpoint.every",
     "checkpoint.keep",
+    "cluster.lease",
     "cluster.nodes",
     "trust.audit_rate",
     "trust.keys_per_address",
 )
-"""The coordinator alone follows these, or tells nodes with each commit."""
+"""The coordinator alone follows these, or tells nodes at once, and with each commit."""
 
 FOUND_AT_THE_START = ("model.pretrained", "data.tokenizer", "train.precision")
 """What these lead to is found when a run starts, or its first node joins, and stays."""

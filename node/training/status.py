@@ -23,7 +23,7 @@ class Status:
         self._without_share = without_share
         self._clock = clock
         self._name = ""  # the run's
-        self._run = RunStatus()
+        self.run = RunStatus()
         self._heard = 0.0  # when the last step was committed, by the clock
         self._speeds: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)  # tokens and seconds, of whole steps
         self._generation = -1  # of the plan in which `_share` is this node's; -1: none yet
@@ -38,11 +38,11 @@ class Status:
         self.told(welcome.status)
 
     def told(self, run: RunStatus) -> None:
-        if run.step != self._run.step:
+        if run.step != self.run.step:
             self._heard = self._clock()
             if run.seconds > 0:
                 self._speeds.append((run.tokens, run.seconds))
-        self._run = run
+        self.run = run
 
     def committed(self, commit: Commit) -> None:
         if commit.generation == self._generation:
@@ -64,7 +64,7 @@ class Status:
 
     def line(self, problem: str = "") -> str:
         """The line, without its end; empty before anything is known. ``problem``: why the coordinator is not heard."""
-        run = self._run
+        run = self.run
         if not run.steps:
             return ""
         parts = [f"step {run.step:,} of {run.steps:,}"]
@@ -81,7 +81,7 @@ class Status:
 
     def place(self) -> dict[str, str | int]:
         """Of which run, node, generation and step something that is logged now is."""
-        return {"run": self._name, "node": self._node, "generation": self._run.generation, "step": self._run.step}
+        return {"run": self._name, "node": self._node, "generation": self.run.generation, "step": self.run.step}
 
     def last_line(self) -> str:
         """What is left to say once this node ends."""

@@ -388,7 +388,8 @@ class Cluster(Table):
         default=10.0,
         ge=0.5,
         le=3600,
-        description="Seconds without a heartbeat after which a node counts as gone. The run's other time-outs derive from it.",
+        description="Seconds without a heartbeat after which a node counts as gone. The run's other time-outs derive from it. "
+        "Set while the run goes on, it counts between nodes once they are started again.",
     )
     wait_for_coordinator: float = Field(
         default=3600.0,

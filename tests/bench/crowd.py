@@ -78,7 +78,7 @@ class Member:
             case "refusal":
                 raise RuntimeError(f"{self.name} was refused: {message.refusal.sentence}")
             case "welcome":
-                self._start(self._beat(message.welcome.heartbeat_seconds))
+                self._start(self._beat(message.welcome.status.heartbeat_seconds))
                 self._say(prepared(self._micro_batches))
             case "probe":
                 self._say(links(self.name, [peer.node for peer in message.probe.peers]))

@@ -134,6 +134,17 @@ def test_a_run_gets_more_steps_while_it_goes_on_and_after_it_is_over(tmp_path: P
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=17), rel=1e-9, abs=0)
 
 
+def test_the_lease_gets_shorter_while_the_run_goes_on(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=5000, lease=60), nodes="ab") as cluster:
+        cluster.wait_for("step_committed")
+        command(cluster, "pause")
+        command(cluster, "set", "cluster.lease=2")
+        cluster.nodes["a"].send(signal.SIGSTOP)
+        left = cluster.wait_for("node_left")
+        assert (left["node"], left["reason"]) == ("a", "no sign of life for 2 seconds"), "heartbeats alone keep b"
+        assert "b" not in {e["node"] for e in cluster.of("node_left")}
+
+
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     with Cluster(tmp_path, run_file(model=GPT2, stages=[1], steps=5000, lease=60), nodes="a") as cluster:
         cluster.wait_for("step_committed")

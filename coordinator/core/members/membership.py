@@ -91,7 +91,6 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
         ways.relay_came(transition)
     welcome = wire.Welcome(
         run=transition.state.message,
-        heartbeat_seconds=state.heartbeat,
         revoked=sorted(transition.state.ledger.access.revoked),
         quarantined=transition.state.ledger.quarantined_names,
         status=telling.status(transition.state),

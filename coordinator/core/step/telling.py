@@ -21,6 +21,8 @@ def status(state: State) -> wire.RunStatus:
         steps=state.run.train.steps,
         generation=training.generation,
         waiting=shorten(without_addresses(awaited(state))),
+        lease_seconds=state.lease,
+        heartbeat_seconds=state.heartbeat,
     )
     if (last := training.last) is not None:
         told.loss, told.tokens, told.seconds = last.loss, last.tokens, 0.0 if last.resumed else last.seconds

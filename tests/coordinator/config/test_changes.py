@@ -32,7 +32,7 @@ def test_edits_are_the_keys_that_differ_each_as_set_takes_it() -> None:
     ("key", "edited"),
     [
         ("train.learning_rate", {"train": {"learning_rate": 1e-5}}),
-        ("cluster.lease", {"cluster": {"lease": 3.0}}),
+        ("cluster.stages", {"cluster": {"stages": 3}}),
         ("seed", {"seed": 7}),
     ],
 )

@@ -283,6 +283,19 @@ def test_a_checkpoint_under_way_is_finished_where_it_began() -> None:
     assert world.last_to("a", "upload").folder == "file:///elsewhere/step-00000002"
 
 
+def test_with_a_shorter_lease_silence_counts_from_when_nodes_are_told_of_it() -> None:
+    world = paused()
+    world.wait(LEASE / 2)
+    set_key(world, "cluster.lease", LEASE / 10)
+    told = world.told[world.streams["a"]][-1]
+    assert (told.lease_seconds, told.heartbeat_seconds) == (LEASE / 10, LEASE / 40)
+    world.wait(LEASE / 20)
+    assert not world.events(ev.NodeLeft)
+    world.wait(LEASE / 10, beating=["a"])
+    [left] = world.events(ev.NodeLeft)
+    assert (left.node, left.reason) == ("b", f"no sign of life for {LEASE / 10:g} seconds")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [

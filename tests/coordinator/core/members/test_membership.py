@@ -35,7 +35,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
     world.greet("a")
     welcome = world.last_to("a", "welcome")
     assert welcome.run == world.state.message
-    assert welcome.heartbeat_seconds == LEASE / 4
+    assert (welcome.status.lease_seconds, welcome.status.heartbeat_seconds) == (LEASE, LEASE / 4)
     assert world.certified == ["a"]
     assert world.names() == ["node_joined", "waiting"]
 

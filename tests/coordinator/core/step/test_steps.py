@@ -14,7 +14,7 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST
-from tests.coordinator.script import training
+from tests.coordinator.script import LEASE, training
 from tests.coordinator.strangers import strangers
 
 
@@ -36,7 +36,16 @@ def test_a_commit_carries_the_whole_models_norm_the_mean_loss_and_the_learning_r
     assert committed.loss == 0.5
     assert committed.gradient_norm == 2.0  # two stages, 2.0 squared each
     assert committed.seconds == 2.0
-    fares = wire.RunStatus(step=1, steps=3, generation=1, loss=0.5, tokens=128, seconds=2.0)
+    fares = wire.RunStatus(
+        step=1,
+        steps=3,
+        generation=1,
+        loss=0.5,
+        tokens=128,
+        seconds=2.0,
+        lease_seconds=LEASE,
+        heartbeat_seconds=LEASE / 4,
+    )
     rate = learning_rate(world.state.message.train, 1)
     assert rate == committed.learning_rate > 0
     commit = wire.Commit(generation=1, step=1, gradient_norm=2.0, learning_rate=rate, status=fares)
