@@ -268,13 +268,13 @@ def test_compose_trains_on_postgresql_and_goes_on_when_the_coordinator_is_killed
         compose("up", "--detach", "--no-build", *services, "prometheus")
         coordinator, reserve = (compose("ps", "--quiet", service).strip() for service in services[:2])
         events = Events(docker, coordinator)
-        events.until("step_committed")
+        first = events.until("step_committed")
     try:
         with part("until Prometheus sees that a reserve waits"):
             asks(docker, coordinator, "dtfm_reserves == 1")
         with part("from a kill to the reserve's third step"):
             os.kill(int(docker.inspect(coordinator, ".State.Pid")), signal.SIGKILL)
-            last = max(e["step"] for e in events.rest() if e["event"] == "step_committed")
+            last = max(e["step"] for e in [first, *events.rest()] if e["event"] == "step_committed")
             asks(docker, reserve, f"dtfm_step > {last + 2}")
         with part("until Prometheus sees that the other one waits now"):
             asks(docker, reserve, f"dtfm_reserves == 1 and on(instance) dtfm_step > {last + 2}")
