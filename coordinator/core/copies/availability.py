@@ -4,13 +4,12 @@ and planning read."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtfm.coordinator.core.givers import believed
 from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.core.state import Admission, Layers, Session, Standby, State
-from dtfm.coordinator.log.ledger import Ledger
 
 MOST_DONORS = 8
 """The number of donors that a standby is named for each layer: those with the fastest links to it."""
@@ -154,21 +153,6 @@ def donors_at_work(state: State) -> frozenset[str]:
             if not all(set(nodes).issuperset(stage.replicas) for nodes in holders[slice(*stage.layers)])
         ]
     return frozenset(node for layers in wanted for nodes in holders[slice(*layers)] for node in nodes)
-
-
-def machines(ledger: Ledger) -> Mapping[str, str]:
-    """By member, its machine, which has one key for all its nodes.
-
-    Where all members are on one machine no copy outlives it. There each counts as on a machine of its own: copies still outlive
-    a process.
-    """
-    keys = {node: ledger.access.names[node].key if node in ledger.access.names else node for node in ledger.members}
-    return keys if len(set(keys.values())) > 1 else {node: node for node in ledger.members}
-
-
-def machines_of(machine: Mapping[str, str], nodes: Iterable[str]) -> frozenset[str]:
-    """The machines of these nodes; ``machine``: see `machines`, which looks at every member, so call it outside of loops."""
-    return frozenset(machine.get(node, node) for node in nodes)
 
 
 def is_under_way(state: State, step: int) -> bool:

@@ -12,13 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, disks
-from dtfm.coordinator.core.copies.availability import (
-    donors_at_work,
-    machines,
-    machines_of,
-    on_disk,
-    parameter_bytes,
-)
+from dtfm.coordinator.core.copies.availability import donors_at_work, on_disk, parameter_bytes
 from dtfm.coordinator.core.copies.files import settle_files
 from dtfm.coordinator.core.copies.standby import rests_on_one_machine
 from dtfm.coordinator.core.messages import part_message
@@ -192,17 +186,17 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
         _set(transition, tally)
         checkpoints.begin(transition, tally.step, tally.parts)
     state = transition.state
-    fetching, machine = dict(tally.fetching), machines(state.ledger)
+    fetching, party = dict(tally.fetching), state.ledger.party
     coming = frozenset().union(*fetching.values())
     single = {
         bucket: nodes[0]
         for bucket, nodes in holders.items()
-        if len(machines_of(machine, nodes)) == 1 and bucket not in coming
+        if len(set(map(party, nodes))) == 1 and bucket not in coming
     }
     if single and not tally.spread:
         _end_with_what_there_is(transition, tally, spread=False)
         return
-    fetchers = _fetchers(state, tally, single, machine)
+    fetchers = _fetchers(state, tally, single)
     for node, (buckets, _) in fetchers.items():
         fetching[node] = fetching.get(node, frozenset()) | buckets
         to_fetch = _to_fetch(state, tally, holders, fetching[node])
@@ -275,19 +269,19 @@ def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Col
 
 
 def _fetchers(
-    state: State, tally: SnapshotTally, single: Mapping[int, str], machine: Mapping[str, str]
+    state: State, tally: SnapshotTally, single: Mapping[int, str]
 ) -> Mapping[str, tuple[frozenset[int], float]]:
     """Who fetches which of the buckets that are on one machine alone (``single``: by bucket, a node there), and in how many
     seconds if nothing else fills the links. All of a node's buckets go to the one on another machine that will finish first,
-    given its link and its other fetches. Nobody fetches from `donors_at_work`. ``machine``: see `machines`."""
+    given its link and its other fetches. Nobody fetches from `donors_at_work`."""
     fetchers: dict[str, tuple[frozenset[int], float]] = {}
     load: dict[str, float] = {}
-    staying = state.ledger.staying
+    staying, party = state.ledger.staying, state.ledger.party
     for holder in sorted(set(single.values()) - donors_at_work(state)):
         buckets = frozenset(bucket for bucket, node in single.items() if node == holder)
         size = sum(tally.parts[bucket].size_bytes for bucket in buckets)
         row = state.ledger.reach.links.get(holder, {})
-        elsewhere = [n for n in staying if machine[n] != machine.get(holder, holder)]
+        elsewhere = [n for n in staying if party(n) != party(holder)]
         links = {n: row[n].bandwidth for n in elsewhere if n in row and n not in tally.unable}
         seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}
         if seconds:

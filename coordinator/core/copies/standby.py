@@ -11,8 +11,6 @@ from itertools import zip_longest
 from dtfm.coordinator.core.copies.availability import (
     availability,
     fastest_donors,
-    machines,
-    machines_of,
     parameter_bytes,
     standby_of,
     standbys_of,
@@ -25,6 +23,7 @@ from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, S
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage
@@ -112,12 +111,12 @@ def commit_waits_for(state: State) -> frozenset[str]:
     its standbys that have kept up. One of them is enough. In an exchange, those that the next plan is for."""
     if state.rounds.exchanges(state.ledger.training.step + 1):
         return _joining(state, state.ledger.training.step + 1)
-    machine, standbys = machines(state.ledger), _by_layers(state)
+    standbys = _by_layers(state)
     waits_for: set[str] = set()
     for stage in state.ledger.training.in_force.stages:
         of_stage = standbys.get(stage.layers, {})
         with_next_step, kept_up = _with_next_step(state, of_stage), keeping_up(state, of_stage)
-        if not (useful := _outliving(machine, stage, with_next_step | kept_up)) & with_next_step:
+        if not (useful := _outliving(state.ledger, stage, with_next_step | kept_up)) & with_next_step:
             waits_for |= useful & kept_up
     return frozenset(waits_for)
 
@@ -134,9 +133,9 @@ def next_step_survives(state: State) -> bool:
 def rests_on_one_machine(state: State) -> bool:
     """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up. Not with
     several islands, of which each has the weights."""
-    machine, standbys = machines(state.ledger), _by_layers(state)
+    party, standbys = state.ledger.party, _by_layers(state)
     return len(state.ledger.training.in_force.islands) == 1 and any(
-        len(machines_of(machine, keeping_up(state, standbys.get(stage.layers, {})).union(stage.replicas))) == 1
+        len(set(map(party, keeping_up(state, standbys.get(stage.layers, {})).union(stage.replicas)))) == 1
         for stage in state.ledger.training.in_force.stages
     )
 
@@ -205,15 +204,15 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
     wanted = _lacking(state, chosen.plan) if chosen is not None else {}
     if state.rounds.length:
         return wanted  # islands are copies of each other as of the last exchange, and nobody follows their steps
-    machine, holders = machines(state.ledger), state.ledger.holders
+    party, holders = state.ledger.party, state.ledger.holders
     copies = {stage.layers: list(stage.replicas) for stage in plan.stages}
     most = {layers: len(replicas) + MOST_IDLE_STANDBYS for layers, replicas in copies.items()}
-    on = {layers: set(machines_of(machine, replicas)) for layers, replicas in copies.items()}
+    on = {layers: set(map(party, replicas)) for layers, replicas in copies.items()}
     staying, trained = state.ledger.staying, {node: stage for stage in plan.stages for node in stage.replicas}
     for node in staying:
         if node in trained or node in wanted:
             continue
-        at = machine[node]
+        at = party(node)
         order = sorted(
             (at in on[layers], len(on[layers]), len(copies[layers]), layers)
             for layers in copies
@@ -228,7 +227,7 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
     if chosen is None:
         free = {node: trained[node] for node in staying if node in trained and node not in wanted}
         for stage in plan.stages:
-            if len(on[stage.layers]) == 1 and (neighbour := _neighbour(state, stage, free, machine)):
+            if len(on[stage.layers]) == 1 and (neighbour := _neighbour(state, stage, free)):
                 wanted[neighbour] = stage.layers
                 del free[neighbour]
     return wanted
@@ -242,13 +241,13 @@ def _by_layers(state: State) -> Mapping[Layers, Mapping[str, Standby]]:
     return made
 
 
-def _outliving(machine: Mapping[str, str], stage: Stage, standbys: frozenset[str]) -> frozenset[str]:
+def _outliving(ledger: Ledger, stage: Stage, standbys: frozenset[str]) -> frozenset[str]:
     """Those of the ``standbys`` of ``stage`` that keep its state if its only machine is lost, or, if none does, its only replica.
-    None is needed where its replicas are on several machines. ``machine``: see `machines`."""
-    here = machines_of(machine, stage.replicas)
+    None is needed where its replicas are on several machines."""
+    here = set(map(ledger.party, stage.replicas))
     if len(here) > 1:
         return frozenset()
-    elsewhere = frozenset(node for node in standbys if here.isdisjoint(machines_of(machine, [node])))
+    elsewhere = frozenset(node for node in standbys if ledger.party(node) not in here)
     return elsewhere or (standbys if len(stage.replicas) == 1 else frozenset())
 
 
@@ -280,18 +279,18 @@ def _was_in_time(state: State, standby: Standby) -> bool:
     return committed_by is not None and standby.reported <= committed_by
 
 
-def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage], machine: Mapping[str, str]) -> str:
+def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage]) -> str:
     """The node that becomes a standby of ``stage``, whose replicas are on one machine, beside its own work: of the nodes on other
     machines the one to which a replica has the fastest link, if that link carries a step's gradients in COMMIT_WAIT_FRACTION of a
     step, and half the node's memory is enough for both. For a single replica also one on its own machine, if there is no other.
     Empty: there is none.
 
-    ``free`` are the nodes that are no standbys yet, with the stages that they train; ``machine``: see `machines`.
+    ``free`` are the nodes that are no standbys yet, with the stages that they train.
     """
     ledger = state.ledger
     if ledger.training.step_seconds is None:
         return ""
-    here = machines_of(machine, stage.replicas)
+    here = set(map(ledger.party, stage.replicas))
     slowest = parameter_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.training.step_seconds, 1e-3))
     fastest: dict[str, float] = {}
     for replica in stage.replicas:
@@ -300,7 +299,7 @@ def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage], machine: M
                 fastest[node] = max(link.bandwidth, fastest.get(node, 0.0))
     candidates = []
     for node, bandwidth in fastest.items():
-        beside = machine[node] in here
+        beside = ledger.party(node) in here
         if free[node] is not stage and not (beside and len(stage.replicas) > 1):
             candidates.append((beside, -bandwidth, node))
     return next(
