@@ -7,7 +7,7 @@ name the same pieces.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 
@@ -77,14 +77,15 @@ def _with_named_pieces(plan: Plan, node: str, passed: Passed) -> tuple[set[Hop],
 
 
 def differing(passed: Mapping[str, Passed]) -> list[tuple[str, str, str]]:
-    """The pairs of nodes that do not say the same of what one of them sent to the other: sender, receiver and an example. Both
-    have to be among those who voted."""
+    """The pairs of nodes that do not say the same of what one of them sent to the other: sender, receiver and an example. All
+    nodes of the plan have voted."""
+    sent = {hop: digest for told in passed.values() for hop, digest in told.sent.items()}
+    received = {hop: digest for told in passed.values() for hop, digest in told.received.items()}
     found: dict[tuple[str, str], str] = {}
-    for hop in _disputed(passed):
+    for hop in sorted(hop for hop in sent.keys() | received.keys() if sent.get(hop) != received.get(hop)):
         sender, receiver, kind, index, part = hop
-        if sender in passed and receiver in passed:
-            found.setdefault((sender, receiver), f"{Kind(kind).name} {index}, part {part}")
-    return sorted((*pair, example) for pair, example in found.items())
+        found.setdefault((sender, receiver), f"{Kind(kind).name} {index}, part {part}")
+    return [(*pair, example) for pair, example in found.items()]
 
 
 def sent_several_sums(passed: Passed) -> str:
@@ -105,16 +106,6 @@ def added_up(passed: Passed, kept: Collection[str]) -> dict[tuple[int, int], dic
         if kind == Kind.REDUCE:
             found.setdefault((bucket, piece), {})[sender] = digest
     return {piece: addends for piece, addends in found.items() if addends.keys() <= set(kept)}
-
-
-def _disputed(passed: Mapping[str, Passed]) -> Iterator[Hop]:
-    for mine in passed.values():
-        for hop, digest in mine.sent.items():
-            if (theirs := passed.get(hop[1])) is not None and theirs.received.get(hop) != digest:
-                yield hop
-        for hop in mine.received:
-            if (theirs := passed.get(hop[0])) is not None and hop not in theirs.sent:
-                yield hop
 
 
 def _read(
