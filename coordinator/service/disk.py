@@ -6,22 +6,13 @@ core says (core/copies/checkpoints.py): no member can write what another one is 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from dtfm.coordinator.core.copies.checkpoints import most_bytes
 from dtfm.coordinator.core.copies.disks import ROOM_BYTES
-from dtfm.coordinator.core.state import State
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
 from dtfm.protos.checkpoint_names import bucket_of, step_of
 from dtfm.protos.places import PRETRAINED
 
@@ -115,37 +106,3 @@ class Disk:
                 f"the coordinator's disk has {free / 2**30:.1f} GiB left at {self._root}, and {ROOM_BYTES / 2**30:.0f} GiB stay "
                 "free; make room there, or name another place with checkpoint.uri"
             )
-
-
-Done = TypeVar("Done")
-
-
-class MembersDisk:
-    """What members may do with the Disk now, in a ``thread`` of its own; operators may read. ``state`` is the present one."""
-
-    def __init__(self, state: Callable[[], State]) -> None:
-        self._state = state
-        run = state().run
-        self._disk = Disk(Path(url2pathname(urlsplit(run.own_folder).path)), run.own_weights)
-        self.thread = ThreadPoolExecutor(1, "disk")
-
-    async def put(self, request: wire.PutRequest, by: str) -> None:
-        """Raises Forbidden and OSError."""
-        folder, _, file = request.path.partition("/")
-        most = most_bytes(self._state(), by, step_of(folder) or 0, file)
-        await self._do(by, lambda disk: disk.put(request, most))
-
-    async def look(self, path: str, by: str) -> list[wire.LookReply.Entry]:
-        """Raises Forbidden and OSError."""
-        return await self._do(by, lambda disk: disk.look(path))
-
-    async def get(self, request: wire.GetRequest, by: str) -> bytes:
-        """Raises Forbidden and OSError."""
-        return await self._do(by, lambda disk: disk.get(request.path, request.offset, request.length))
-
-    async def _do(self, by: str, work: Callable[[Disk], Done]) -> Done:
-        ledger = self._state().ledger
-        holder = ledger.access.names.get(by)
-        if by not in ledger.members and (holder is None or holder.role != Role.OPERATOR):
-            raise Forbidden(f"{by} is no member now")
-        return await asyncio.get_running_loop().run_in_executor(self.thread, lambda: work(self._disk))

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import grpc
 import grpc.aio
 
+from dtfm.coordinator.core.copies.checkpoints import most_bytes
 from dtfm.coordinator.core.refusal import Refused
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Granted, Request
 from dtfm.coordinator.log.record import StoreError
-from dtfm.coordinator.service.disk import Forbidden, MembersDisk
+from dtfm.coordinator.service.disk import Disk, Forbidden
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import for_members, published
 from dtfm.coordinator.view.story_snapshot import story_format
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role
 from dtfm.protos.candidates import Address
+from dtfm.protos.checkpoint_names import step_of
 from dtfm.protos.proof import LET_IN
 
 if TYPE_CHECKING:  # it makes the services
@@ -59,29 +69,40 @@ class Joins:
 
 
 class Files:
-    """What members write and read on the coordinator's disk."""
+    """What members write and read on the coordinator's disk, in a ``thread`` of its own; operators may read. ``state`` returns
+    the present one."""
 
-    def __init__(self, disk: MembersDisk, gate: Gate) -> None:
-        self._disk = disk
+    def __init__(self, state: Callable[[], State], gate: Gate) -> None:
+        run = state().run
+        self._state = state
+        self._disk = Disk(Path(url2pathname(urlsplit(run.own_folder).path)), run.own_weights)
         self._gate = gate
+        self.thread = ThreadPoolExecutor(1, "disk")
 
     async def Put(self, request: wire.PutRequest, context: Context) -> wire.PutReply:
         caller = await self._gate.admit(context, "Put")
-        await self._done(self._disk.put(request, caller), context)
+        folder, _, file = request.path.partition("/")
+        most = most_bytes(self._state(), caller, step_of(folder) or 0, file)
+        await self._done(lambda: self._disk.put(request, most), caller, context)
         return wire.PutReply()
 
     async def Look(self, request: wire.LookRequest, context: Context) -> wire.LookReply:
         caller = await self._gate.admit(context, "Look")
-        return wire.LookReply(entries=await self._done(self._disk.look(request.path, caller), context))
+        return wire.LookReply(entries=await self._done(lambda: self._disk.look(request.path), caller, context))
 
     async def Get(self, request: wire.GetRequest, context: Context) -> wire.GetReply:
         caller = await self._gate.admit(context, "Get")
-        return wire.GetReply(data=await self._done(self._disk.get(request, caller), context))
+        piece = partial(self._disk.get, request.path, request.offset, request.length)
+        return wire.GetReply(data=await self._done(piece, caller, context))
 
-    async def _done(self, work: Awaitable[Done], context: Context) -> Done:
-        """Its result. Ends the call if it fails."""
+    async def _done(self, work: Callable[[], Done], caller: str, context: Context) -> Done:
+        """Its result. Ends the call if it fails, or is not for the caller."""
+        ledger = self._state().ledger
+        holder = ledger.access.names.get(caller)
         try:
-            return await work
+            if caller not in ledger.members and (holder is None or holder.role != Role.OPERATOR):
+                raise Forbidden(f"{caller} is no member now")
+            return await asyncio.get_running_loop().run_in_executor(self.thread, work)
         except FileNotFoundError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except Forbidden as error:

@@ -32,7 +32,6 @@ from dtfm.coordinator.log.record import AnotherWriter, Record, StoreError
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import joined
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, claim, tidy, write_manifest
-from dtfm.coordinator.service.disk import MembersDisk
 from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Files, Joins, Observers, OtherMethods
@@ -88,7 +87,6 @@ class Server:
         self._planning, self._manifests, self._tidying = (
             ThreadPoolExecutor(1, n) for n in ("plan", "manifest", "tidy")
         )
-        self._disk = MembersDisk(lambda: self.state)
         self._tickets = itertools.count(1)
         self._answers: dict[int, asyncio.Future[t.Granted | Refused]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,10 +114,11 @@ class Server:
         self._grpc = grpc.aio.server(options=coordinator_options())
         gate = Gate(self.pin, lambda: self.state.ledger, front)
         joins, observers = Joins(self._streams, self, gate, front.seen), Observers(self, gate)
+        self._files = Files(lambda: self.state, gate)
         # The last one refuses what the others do not answer.
         self._grpc.add_generic_rpc_handlers(
             (
-                services.handlers("Disk", Files(self._disk, gate)),
+                services.handlers("Disk", self._files),
                 services.handlers("Coordinator", joins),
                 services.handlers("Observer", observers),
                 OtherMethods(front.called),
@@ -186,7 +185,7 @@ class Server:
             answer.cancel()
         await self._log.close()
         await self.follower.close()
-        for threads in (self._planning, self._manifests, self._tidying, self._disk.thread):
+        for threads in (self._planning, self._manifests, self._tidying, self._files.thread):
             threads.shutdown(wait=False, cancel_futures=True)
         await self._grpc.stop(grace=0.5)
         await self._front.close()
