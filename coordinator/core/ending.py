@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.transition import Answer, HangUp, Send, Stop, Transition
+from dtfm.coordinator.core.transition import HangUp, Send, Stop, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
@@ -59,10 +59,6 @@ def tell_end(transition: Transition, stream: int) -> None:
 
 def _say_goodbye(transition: Transition, message: wire.Finish, exit_code: int) -> None:
     transition.send(transition.state.members.sessions, wire.CoordinatorMessage(finish=message))
-    planner = transition.state.planner
-    for ticket in planner.asked.tickets if planner.asked else ():
-        generation = transition.state.ledger.training.generation
-        transition.commands.append(Answer(ticket, wire.PlanNowReply(generation=generation, reason=message.reason)))
-    transition.set_planner(replace(planner, asked=None, chosen=None))
+    transition.end_question(replace(transition.state.planner, chosen=None), False, message.reason)
     transition.state = replace(transition.state, stopped=True)
     transition.commands.append(Stop(exit_code))

@@ -56,7 +56,7 @@ def _take_in(transition: Transition, event: t.Input) -> None:
         case t.Asked():
             transition.commands.append(t.Answer(event.ticket, _reply(transition, event)))
         case t.PlanNow() if over:
-            adoption.answer(transition, (event.ticket,), False, "the run is over")
+            transition.answer((event.ticket,), False, "the run is over")
         case t.PlanNow():
             replanning.replan(transition, (event.ticket,))
         case t.Planned() if not over:

@@ -294,6 +294,17 @@ class Transition:
         sessions = self.state.members.sessions
         self.commands.extend(Send(sessions[node].stream, message) for node in sorted(set(nodes) & sessions.keys()))
 
+    def answer(self, tickets: Iterable[int], changed: bool, reason: str) -> None:
+        """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
+        generation = self.state.ledger.training.generation + changed
+        reply = wire.PlanNowReply(changed=changed, generation=generation, reason=reason)
+        self.commands.extend(Answer(ticket, reply) for ticket in tickets)
+
+    def end_question(self, planner: Planner, changed: bool, reason: str) -> None:
+        """The planner is as given from now on, but at work on nothing. Who waits for its answer hears this."""
+        self.answer(planner.asked.tickets if planner.asked else (), changed, reason)
+        self.set_planner(replace(planner, asked=None))
+
     def refuse(self, stream: int, node: str, reason: wire.RefusalReason, sentence: str) -> None:
         """Ends the stream. This leaves no entry unless it is a member's, so that nobody else fills the log with refusals."""
         name = wire.RefusalReason.Name(reason)

@@ -19,7 +19,7 @@ from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot
 from dtfm.coordinator.core.plan.resumption import counts_from
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import PlanChosen, State
-from dtfm.coordinator.core.transition import Answer, Transition
+from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.votes import check_lost
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -36,10 +36,8 @@ def regroup(transition: Transition, reason: str) -> None:
     phase = transition.state.phase
     waiting = phase.waiting if isinstance(phase, Gathering) else None  # another loss does not make waiting longer
     transition.enter(Gathering(transition.now, reason, waiting=waiting))
-    planner = transition.state.planner
-    if planner.asked is not None:  # it was asked about a cluster that is no more
-        answer(transition, planner.asked.tickets, False, reason)
-    transition.set_planner(replace(planner, asked=None, chosen=None))
+    # The planner was asked about a cluster that is no more.
+    transition.end_question(replace(transition.state.planner, chosen=None), False, reason)
 
 
 def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
@@ -69,10 +67,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         )
     )
     disks.look_for_room(transition, former)
-    planner = transition.state.planner
-    if planner.asked is not None:
-        answer(transition, planner.asked.tickets, False, "the plan has just changed")
-    transition.set_planner(replace(planner, asked=None, chosen=None, has_planned=True))
+    planner = replace(transition.state.planner, chosen=None, has_planned=True)
+    transition.end_question(planner, False, "the plan has just changed")
     if (pending := transition.state.evaluation) is not None:
         transition.log(f"no held-out loss after step {pending.step}: the plan changes before it is there")
         transition.state = replace(transition.state, evaluation=None)
@@ -153,13 +149,6 @@ def plan_overdue(transition: Transition, phase: Switching) -> None:
     transition.emit(ev.PlanFailed(ledger.training.generation, suspects[0], problem, silent=True))
     doubt = Doubt(Charge.STALLED, suspects, problem)
     transition.find(Setback(OVERDUE, suspects[0], problem, (doubt,), lost_state=True))
-
-
-def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:
-    """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
-    generation = transition.state.ledger.training.generation + changed
-    reply = wire.PlanNowReply(changed=changed, generation=generation, reason=reason)
-    transition.commands.extend(Answer(ticket, reply) for ticket in tickets)
 
 
 def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:

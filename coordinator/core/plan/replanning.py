@@ -12,7 +12,7 @@ from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.copies.returning_nodes import Return, worth_waiting
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
-from dtfm.coordinator.core.plan.adoption import adopt, answer
+from dtfm.coordinator.core.plan.adoption import adopt
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
@@ -92,13 +92,13 @@ def replan(transition: Transition, tickets: Sequence[int] = ()) -> None:
                 asked = replace(asked, tickets=(*asked.tickets, *tickets))
                 transition.set_planner(replace(transition.state.planner, asked=asked))
         case Wait(reason, sentence):
-            answer(transition, tickets, False, sentence)
+            transition.answer(tickets, False, sentence)
             if isinstance(phase, Gathering) and reason is not WaitReason.STANDBYS_MAY_REPORT:
                 _wait(transition, phase, reason, sentence)
         case Ask(question, hasty):
             _ask(transition, question, hasty, tickets)
         case Adopt(choice, cause):
-            answer(transition, tickets, False, "the plan has just changed")
+            transition.answer(tickets, False, "the plan has just changed")
             adopt(transition, choice, cause)
 
 
@@ -109,8 +109,7 @@ def planned(transition: Transition, result: Planned) -> None:
     if asked is None or asked.number != result.number:
         return
     if not _is_still_here(state, asked.question, None if isinstance(outcome, str) else outcome.plan):
-        transition.set_planner(replace(planner, asked=None))
-        answer(transition, asked.tickets, False, "a node left meanwhile")
+        transition.end_question(planner, False, "a node left meanwhile")
         return
     if isinstance(outcome, str):
         if result.hopeless and isinstance(state.phase, Gathering) and _is_certain(state):
@@ -119,24 +118,21 @@ def planned(transition: Transition, result: Planned) -> None:
             transition.set_planner(replace(planner, answer=Answer(asked.question, True, None, outcome)))
             _ask(transition, asked.question, False, ())
         else:
-            transition.set_planner(replace(planner, asked=None, answer=Answer(asked.question, False, None, outcome)))
-            answer(transition, asked.tickets, False, outcome)
+            found = Answer(asked.question, False, None, outcome)
+            transition.end_question(replace(planner, answer=found), False, outcome)
         return
     found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
     if not isinstance(state.phase, Gathering | Stepping):
-        transition.set_planner(replace(planner, asked=None))
-        answer(transition, asked.tickets, False, "the plan changed meanwhile")
+        transition.end_question(planner, False, "the plan changed meanwhile")
     elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, training.plan):
-        transition.set_planner(replace(planner, asked=None, answer=found, chosen=None))
+        transition.end_question(replace(planner, answer=found, chosen=None), False, outcome.reason)
         if (seconds := outcome.predicted_seconds) not in (None, training.predicted):
             bound, reason = outcome.lower_bound_seconds, shorten(outcome.reason)
             transition.emit(ev.PlanRepriced(training.generation, seconds, bound, training.overhead, reason))
-        answer(transition, asked.tickets, False, outcome.reason)
     else:
-        transition.set_planner(replace(planner, asked=None, answer=found, chosen=outcome))
-        answer(transition, asked.tickets, True, outcome.reason)
+        transition.end_question(replace(planner, answer=found, chosen=outcome), True, outcome.reason)
 
 
 def _is_certain(state: State) -> bool:
@@ -294,10 +290,8 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
         phase = replace(phase, said=sentence)
     if phase != transition.state.phase:
         transition.set_phase(phase)
-    planner = transition.state.planner
-    if planner.asked is not None:
-        answer(transition, planner.asked.tickets, False, sentence)
-        transition.set_planner(replace(planner, asked=None))
+    if transition.state.planner.asked is not None:
+        transition.end_question(transition.state.planner, False, sentence)
 
 
 def _ask(transition: Transition, question: Question, hasty: bool, tickets: Sequence[int]) -> None:
