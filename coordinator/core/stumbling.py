@@ -16,7 +16,6 @@ from dtfm.coordinator.core.transition import (
     HangUp,
     Heard,
     Input,
-    PlanNow,
     Ready,
     Rejected,
 )
@@ -43,7 +42,7 @@ def after_an_error(state: State, event: Input, now: float) -> tuple[State, Ready
             with contextlib.suppress(Exception):
                 return tick(state, Rejected(stream, SENTENCE), now)
             return state, Ready((), (HangUp(stream),))
-        case Asked(ticket=ticket) | PlanNow(ticket=ticket):
+        case Asked(ticket=ticket):
             return state, Ready((), (Answer(ticket, REFUSAL),))
         case _:
             fresh = replace(state.afresh(), phase=Gathering(now, SENTENCE))

@@ -53,12 +53,10 @@ def _take_in(transition: Transition, event: t.Input) -> None:
             membership.rejected(transition, event.stream, Refused(wire.MALFORMED, event.sentence))
         case t.StopAsked():
             stop(transition, event.reason)
+        case t.Asked(ticket, wire.PlanNowRequest()) if not over:
+            replanning.replan(transition, (ticket,))
         case t.Asked():
             transition.commands.append(t.Answer(event.ticket, _reply(transition, event)))
-        case t.PlanNow() if over:
-            transition.answer((event.ticket,), False, "the run is over")
-        case t.PlanNow():
-            replanning.replan(transition, (event.ticket,))
         case t.Planned() if not over:
             replanning.planned(transition, event)
         case t.ManifestDone() if not over:
@@ -88,6 +86,9 @@ def _reply(transition: Transition, asked: t.Asked) -> t.Granted | Refused:
                 sentence = quarantine.forgive(transition, request.node, by)
             case wire.SteerRequest():
                 return steering.steer(transition, request, by)
+            case wire.PlanNowRequest():
+                generation = transition.state.ledger.training.generation
+                return wire.PlanNowReply(generation=generation, reason="the run is over")
         return wire.Done(sentence=sentence)
     except Refused as refused:
         return refused

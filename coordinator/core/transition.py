@@ -73,13 +73,6 @@ class ManifestDone:
     bucket: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanNow:
-    """Somebody asks for a new plan. The answer goes to ``ticket``."""
-
-    ticket: int
-
-
 Request = (
     wire.InviteRequest
     | wire.EnrolRequest
@@ -87,8 +80,9 @@ Request = (
     | wire.ExpelRequest
     | wire.ForgiveRequest
     | wire.SteerRequest
+    | wire.PlanNowRequest
 )
-"""What people ask about members and the run."""
+"""What people ask about members and the run. A new plan comes, or not, once the planner has looked for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +109,7 @@ class StopAsked:
     reason: str
 
 
-Input = Greeted | Heard | StreamClosed | Rejected | Planned | ManifestDone | PlanNow | Asked | TimePassed | StopAsked
+Input = Greeted | Heard | StreamClosed | Rejected | Planned | ManifestDone | Asked | TimePassed | StopAsked
 
 # Commands, to be carried out in order.
 
@@ -207,7 +201,7 @@ Granted = wire.PlanNowReply | wire.InviteReply | wire.EnrolReply | wire.Done
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To Asked or PlanNow."""
+    """To Asked."""
 
     ticket: int
     reply: Granted | Refused

@@ -148,7 +148,7 @@ class Observers:
     def _shown(self, document: dict[str, Any], caller: str) -> dict[str, Any]:
         return document if self._gate.sees_addresses(caller) else for_members(document)
 
-    async def _ask(self, request: Request | wire.PlanNowRequest, context: Context) -> Granted:
+    async def _ask(self, request: Request, context: Context) -> Granted:
         caller = await self._gate.admit(context, type(request).__name__.removesuffix("Request"))
         try:
             return await self._server.ask(request, caller)

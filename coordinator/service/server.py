@@ -207,10 +207,8 @@ class Server:
         """Adds to the state what ``run`` is then given, before the server starts."""
         self.state = replace(self.state, ledger=fold(events, self.state.ledger))
 
-    async def ask(self, request: t.Request | wire.PlanNowRequest, by: str = "") -> t.Granted:
+    async def ask(self, request: t.Request, by: str = "") -> t.Granted:
         """What the core answers to ``by``; about a plan, once the planner has looked for a better one. Raises Refused."""
-        if isinstance(request, wire.PlanNowRequest):
-            return await self._answer_to(t.PlanNow)
         made, secret = ("", ""), b""
         if isinstance(request, wire.EnrolRequest):
             check_enrolment(self.ledger, request, time.time())  # who is refused has not kept the core busy
@@ -221,7 +219,13 @@ class Server:
             place = changed_run(self.state, request).checkpoints
             if place != self.state.run.checkpoints:
                 await claim(place, self.ledger.run_id, self.state.patience)
-        reply = await self._answer_to(lambda ticket: t.Asked(ticket, request, by, time.time(), made))
+        ticket = next(self._tickets)
+        future: asyncio.Future[t.Granted | Refused] = asyncio.get_running_loop().create_future()
+        self._answers[ticket] = future
+        self._inputs.put_nowait(t.Asked(ticket, request, by, time.time(), made))
+        reply = await future
+        if isinstance(reply, Refused):
+            raise reply
         if isinstance(reply, wire.InviteReply) and isinstance(request, wire.InviteRequest):
             reply.invitation = self.invitation(reply.id, secret)
             reply.line = pasted_line(reply.invitation, Role(request.role), self.state.run)
@@ -233,17 +237,6 @@ class Server:
     def invitation(self, id: str, secret: bytes) -> str:
         """The text to hand out."""
         return str(Invitation(self.addresses, self.pin, id, secret))
-
-    async def _answer_to(self, question: Callable[[int], t.Input]) -> t.Granted:
-        """The answer to the question with the ticket that it is given. Raises Refused."""
-        ticket = next(self._tickets)
-        future: asyncio.Future[t.Granted | Refused] = asyncio.get_running_loop().create_future()
-        self._answers[ticket] = future
-        self._inputs.put_nowait(question(ticket))
-        answer = await future
-        if isinstance(answer, Refused):
-            raise answer
-        return answer
 
     async def _next(self) -> t.Input:
         """The next input, or TimePassed when the state wants to wake before one comes."""

@@ -13,7 +13,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
 
-Ask = Callable[[t.Request | wire.PlanNowRequest, str], Awaitable[t.Granted]]
+Ask = Callable[[t.Request, str], Awaitable[t.Granted]]
 """See `Server.ask`."""
 
 OPERATOR = "dtfm.operator"
