@@ -166,7 +166,7 @@ async def _train(demo: Settings) -> int:
 
             def when_gone(child: Child, code: int) -> None:
                 left.discard(int(child.node.rpartition("-")[2]))
-                if server.state.ledger.outcome is not None or server.exit_code is not None:
+                if server.state.ledger.outcome is not None or server.state.stopped:
                     return
                 console.print(f"{child.node} ended with exit code {code}; the end of {child.log}:", style="red")
                 console.print(child.tail(), markup=False, highlight=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.transition import HangUp, Send, Stop, Transition
+from dtfm.coordinator.core.transition import HangUp, Send, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
@@ -60,5 +60,4 @@ def tell_end(transition: Transition, stream: int) -> None:
 def _say_goodbye(transition: Transition, message: wire.Finish, exit_code: int) -> None:
     transition.send(transition.state.members.sessions, wire.CoordinatorMessage(finish=message))
     transition.end_question(replace(transition.state.planner, chosen=None), False, message.reason)
-    transition.state = replace(transition.state, stopped=True)
-    transition.commands.append(Stop(exit_code))
+    transition.state = replace(transition.state, exit_code=exit_code)

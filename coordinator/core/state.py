@@ -349,7 +349,7 @@ class State:
     devices, by (source, destination) for links, by (" ", node) for devices
     that are idle, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
     ``disk_bytes``: free on the coordinator's own disk when this process started.
-    Once ``stopped``, nothing but farewells happens."""
+    ``exit_code``: of this process, once it has ``stopped``. Then nothing but farewells happens."""
 
     run: RunFile
     message: plan_pb2.Run
@@ -364,7 +364,7 @@ class State:
     auditing: Auditing = field(default_factory=Auditing)
     resuming: Resuming = field(default_factory=Resuming)
     disk_bytes: float = math.inf
-    stopped: bool = False
+    exit_code: int | None = None
 
     def afresh(self) -> State:
         """As after a restart, but with the nodes that are here: what this process remembers beside the ledger is forgotten."""
@@ -378,6 +378,10 @@ class State:
             auditing=Auditing(self.auditing.number),
             resuming=Resuming(),
         )
+
+    @property
+    def stopped(self) -> bool:
+        return self.exit_code is not None
 
     @property
     def is_complete(self) -> bool:

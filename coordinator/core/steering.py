@@ -82,7 +82,7 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
         checkpoints.moved(transition)
     if state.stopped:  # it was complete
         transition.enter(Gathering(transition.now, "the run has more steps now"))
-        transition.state = replace(transition.state.afresh(), stopped=False)
+        transition.state = replace(transition.state.afresh(), exit_code=None)
     return changed.narrate()
 
 

@@ -214,14 +214,7 @@ class Log:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The run is over, or was told to stop."""
-
-    exit_code: int
-
-
-Command = Send | Admit | Certify | HangUp | PlanWanted | WriteManifest | TidyCheckpoints | Answer | Log | Stop
+Command = Send | Admit | Certify | HangUp | PlanWanted | WriteManifest | TidyCheckpoints | Answer | Log
 
 
 @dataclass(frozen=True, slots=True)

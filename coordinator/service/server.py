@@ -71,7 +71,6 @@ class Server:
 
     def __init__(self, state: State, store: Store, story: Story, authority_key: bytes) -> None:
         self.state = state
-        self.exit_code: int | None = 0 if state.stopped else None  # the log says that the run is complete
         self._authority = make_authority(authority_key, datetime.now(UTC))
         self.pin = pin_of(self._authority.certificate)
         self.addresses: tuple[str, ...] = ()
@@ -154,17 +153,16 @@ class Server:
             if events:
                 await self._log.append(events)
             while True:
-                while self.exit_code is None:
+                while not self.state.stopped:
                     await self._go_on()
                 await self._let_nodes_go()
                 if self.ledger.outcome is not None:
                     self._log.let_follow(False)
                     while stays and self.state.is_complete and not self._told_to_stop.is_set():
                         await self._go_on()
-                if self.state.stopped:
-                    return self.exit_code
-                self.exit_code = None  # an operator has given the run more steps
-                self._log.let_follow(True)
+                if (code := self.state.exit_code) is not None:
+                    return code
+                self._log.let_follow(True)  # an operator has given the run more steps
         finally:
             working.add(self._compiling)
             for task in working:
@@ -288,8 +286,6 @@ class Server:
                 self._answer(command.ticket, command.reply)
             case t.Log():
                 log.info(command.sentence)
-            case t.Stop():
-                self.exit_code = command.exit_code
 
     def _welcome(self, admit: t.Admit) -> wire.CoordinatorMessage:
         message = wire.CoordinatorMessage(welcome=admit.welcome)

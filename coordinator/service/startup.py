@@ -75,7 +75,7 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, Story, list[ev.E
         phase=Gathering(time.monotonic(), ""),
         secret=secrets.token_bytes(32),
         disk_bytes=_free(Path(url_to_fs(current.own_folder)[1])),
-        stopped=ledger.outcome is not None,
+        exit_code=0 if ledger.outcome is not None else None,
     )
     return state, story, events
 
