@@ -118,7 +118,7 @@ def _apply(transition: Transition, rules: Iterable[Callable[[Transition], None]]
 
 
 _FIRST = (
-    quarantine.part_with_quarantined,
+    quarantine.part_with_excluded,
     auditing.conclude,
     commits.commit_if_due,
     pause.end_pause,

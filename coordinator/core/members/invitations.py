@@ -7,7 +7,6 @@ import hmac
 import re
 from collections.abc import Collection, Sequence
 
-from dtfm.coordinator.core.members.leaving import part_with
 from dtfm.coordinator.core.refusal import Refused, name_some, require, shorten
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
@@ -97,8 +96,6 @@ def revoke(transition: Transition, what: str, by: str, at: float) -> str:
         told = wire.Revoked(names=sorted(transition.state.ledger.access.revoked))
         peers = transition.state.members.sessions.keys() - {what, *others}
         transition.send(peers, wire.CoordinatorMessage(revoked=told))
-        for name in (what, *others):
-            _cut_off(transition, name)
         sentence = f"{what} ({holder.role}) is cut off"
         if others:
             sentence += f", with {name_some(others)} on the same machine"
@@ -216,10 +213,3 @@ def _check_role(role: str, request: wire.EnrolRequest) -> None:
             wire.ROLE,
             f"this needs the role {wanted}, and the invitation is for a {role}; ask for another (invite --role)",
         )
-
-
-def _cut_off(transition: Transition, name: str) -> None:
-    """At once. Its peers are told by the caller."""
-    if (session := transition.state.members.sessions.get(name)) is not None:
-        refusal = wire.Refusal(reason=wire.REVOKED, sentence=f"the access of {name!r} was revoked")
-        part_with(transition, session, wire.CoordinatorMessage(refusal=refusal), "its access was revoked")

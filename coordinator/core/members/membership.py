@@ -43,10 +43,8 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
     if hello.node != caller:
         sentence = f"the key belongs to the name {caller!r}, and not to {hello.node!r}; join with --id {caller}"
         raise Refused(wire.NAME_TAKEN, sentence)
-    if caller in state.ledger.access.revoked:  # since it made the call
-        raise Refused(wire.REVOKED, f"the access of {caller!r} was revoked")
-    if (quarantined := refusal_of(state.ledger, caller)) is not None:
-        raise quarantined
+    if (refused := refusal_of(state.ledger, caller)) is not None:  # it may have been revoked since it made the call
+        raise refused
     if state.ledger.outcome is not None:
         tell_end(transition, stream)
         return

@@ -41,7 +41,9 @@ def clear(transition: Transition, charge: Charge | None) -> None:
 
 
 def refusal_of(ledger: Ledger, node: str) -> Refused | None:
-    """What the node is told if it is quarantined, or another name of its key."""
+    """What the node is told if its access was revoked, or if it is quarantined, or another name of its key."""
+    if node in ledger.access.revoked:
+        return Refused(wire.REVOKED, f"the access of {node!r} was revoked")
     why = ledger.quarantine_of(node)
     if why is None:
         return None
@@ -55,9 +57,10 @@ def refusal_of(ledger: Ledger, node: str) -> Refused | None:
     )
 
 
-def part_with_quarantined(transition: Transition) -> None:
-    """Hangs up on all members that have just been quarantined. Training goes on without them."""
-    if transition.state.ledger.trust.quarantined is transition.before.ledger.trust.quarantined:
+def part_with_excluded(transition: Transition) -> None:
+    """Hangs up on all members that have just been quarantined, or revoked. Training goes on without them."""
+    now, before = transition.state.ledger, transition.before.ledger
+    if now.trust.quarantined is before.trust.quarantined and now.access.revoked is before.access.revoked:
         return
     for node in sorted(transition.state.members.sessions):
         session = transition.state.members.sessions.get(node)
@@ -65,7 +68,8 @@ def part_with_quarantined(transition: Transition) -> None:
         if session is None or refused is None or transition.state.stopped:
             continue
         refusal = wire.Refusal(reason=refused.reason, sentence=str(refused))
-        part_with(transition, session, wire.CoordinatorMessage(refusal=refusal), "it is quarantined")
+        why = "its access was revoked" if refused.reason == wire.REVOKED else "it is quarantined"
+        part_with(transition, session, wire.CoordinatorMessage(refusal=refusal), why)
     _drop_its_description(transition)
 
 
