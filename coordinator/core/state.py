@@ -64,19 +64,16 @@ class Standby:
 class Session:
     """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
     ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk;
-    ``certified``: when it last got a certificate. ``candidates`` are where peers may reach it; ``relay``: connections of others
-    may pass through it. While it is PROBING, ``probing`` are those whose links it still measures, ``reaching`` those who try to
-    dial it. ``to_measure``: by node, how often it was asked to measure its links to that one and has not answered. ``told``: the
-    ways and holders that it was last told (reach/ways.py). ``prepared``: what it would train, while it is JOINED
-    and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of); empty: not known,
-    or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the same layers.
-    ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its disk when it
-    had read the run; 0: not known."""
+    ``certified``: when it last got a certificate. While it is PROBING, ``probing`` are those whose links it still measures,
+    ``reaching`` those who try to dial it. ``to_measure``: by node, how often it was asked to measure its links to that one and
+    has not answered. ``told``: the ways and holders that it was last told (reach/ways.py). ``prepared``: what it would train,
+    while it is JOINED and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of);
+    empty: not known, or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the
+    same layers. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
+    disk when it had read the run; 0: not known."""
 
     node: str
     stream: int
-    incarnation: int
-    candidates: tuple[str, ...]
     heard: float
     admission: Admission = Admission.JOINED
     probe_until: float = 0.0
@@ -84,7 +81,6 @@ class Session:
     standby: Standby | None = None
     on_disk: Mapping[int, frozenset[int]] = field(default_factory=dict)
     certified: float = -math.inf
-    relay: bool = False
     probing: frozenset[str] = frozenset()
     reaching: frozenset[str] = frozenset()
     to_measure: Mapping[str, int] = field(default_factory=dict)
@@ -94,11 +90,6 @@ class Session:
     copies_from: Givers = ()
     links_changed: int = 0
     disk_bytes: int = 0
-
-    @property
-    def process(self) -> str:
-        """The incarnation as the log writes it."""
-        return f"{self.incarnation:016x}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,8 +168,8 @@ def parameter_bytes(state: State, layers: Layers) -> float:
 
 def _replica(state: State, node: str, process: str) -> Copy | None:
     """None: the process is gone for good, since another one has joined as this node."""
-    session = state.members.sessions.get(node)
-    if session is not None and session.process != process:
+    session, member = state.members.sessions.get(node), state.ledger.members.get(node)
+    if member is not None and member.incarnation != process:
         return None
     here = session is not None and session.admission is Admission.READY
     return Copy(node, state.ledger.training.step, here)

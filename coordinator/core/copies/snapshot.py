@@ -262,9 +262,9 @@ def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Col
     to_keep = disks.to_keep(state)
     to_keep.step = tally.step
     to_keep.missing.extend(part_message(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets))
-    sessions = state.members.sessions
+    members = state.ledger.members
     names = sorted({name for part in to_keep.missing for name in part.nodes})
-    to_keep.peers.extend(wire.Peer(node=name, candidates=sessions[name].candidates) for name in names)
+    to_keep.peers.extend(wire.Peer(node=name, candidates=members[name].candidates) for name in names)
     return to_keep
 
 

@@ -38,7 +38,7 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
     hello, state, origin = message.hello, transition.state, _origin(seen)
     if message.WhichOneof("message") != "hello":
         raise Refused(wire.MALFORMED, "the first message is not Hello; update dtfm on the node")
-    device = check_hello(hello)
+    device, process = check_hello(hello), f"{hello.incarnation:016x}"
     candidates = check_candidates(hello, seen)
     if hello.node != caller:
         sentence = f"the key belongs to the name {caller!r}, and not to {hello.node!r}; join with --id {caller}"
@@ -50,7 +50,7 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
         return
     reason = "it has taken part before" if state.ledger.trust.worked.get(hello.node) else "first contact"
     if (old := state.members.sessions.get(hello.node)) is not None:
-        is_same = old.incarnation == hello.incarnation
+        is_same = state.ledger.members[old.node].incarnation == process
         if not is_same and transition.now - _heard(state, old) <= SIGN_OF_LIFE_LEASES * state.lease:
             raise Refused(wire.IDENTITY_IN_USE, _in_use(state, old))
         newer = "a newer one" if is_same else "that of another process, as it was silent"
@@ -72,20 +72,17 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
     session = Session(
         hello.node,
         stream,
-        hello.incarnation,
-        candidates,
         transition.now,
         admission=Admission.RELAY if only else Admission.JOINED,
         certified=transition.now,
-        relay=bool(hello.relay),
         origin=origin,
     )
     address = (*candidates, seen, "")[0]
     relays = "only" if only else "also" if hello.relay else ""
     version = shorten(hello.package_version)
-    transition.emit(ev.NodeJoined(hello.node, reason, address, device, version, session.process, candidates, relays))
+    transition.emit(ev.NodeJoined(hello.node, reason, address, device, version, process, candidates, relays))
     transition.set_session(session)
-    if session.relay:
+    if hello.relay:
         ways.relay_came(transition)
     welcome = wire.Welcome(
         run=transition.state.message,
@@ -308,7 +305,8 @@ def _heard(state: State, session: Session) -> float:
 
 
 def _in_use(state: State, old: Session) -> str:
-    where = old.candidates[0] if old.candidates else "an unknown address"
+    candidates = state.ledger.members[old.node].candidates
+    where = candidates[0] if candidates else "an unknown address"
     return (
         f"another process has the identity {old.node!r} and is alive (at {where}); give this one its own with --id, or end the "
         f"other, and if that died without a word, start this one again in {SIGN_OF_LIFE_LEASES * state.lease:g} s"

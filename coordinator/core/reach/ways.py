@@ -27,7 +27,7 @@ def have_dialled(transition: Transition, session: Session, others: Iterable[Sess
     members, node = transition.state.members, session.node
     tried = {pair: relays for pair, relays in members.tried.items() if node not in pair}
     transition.set_members(replace(members, dialled=_without(members.dialled, node), tried=tried))
-    message = wire.CoordinatorMessage(reach=wire.Reach(peers=[wire.Peer(node=node, candidates=session.candidates)]))
+    message = wire.CoordinatorMessage(reach=wire.Reach(peers=[_peer(transition.state.ledger, node)]))
     transition.send([other.node for other in others], message)
 
 
@@ -36,7 +36,7 @@ def probe(transition: Transition, node: str, peers: Iterable[Session]) -> None:
     session, asked = transition.state.members.sessions[node], sorted(peers, key=lambda peer: peer.node)
     due = Counter(session.to_measure) + Counter(peer.node for peer in asked)
     transition.set_session(replace(session, to_measure=dict(due)))
-    named = [wire.Peer(node=peer.node, candidates=peer.candidates) for peer in asked]
+    named = [_peer(transition.state.ledger, peer.node) for peer in asked]
     transition.send([node], wire.CoordinatorMessage(probe=wire.Probe(peers=named)))
 
 
@@ -188,11 +188,10 @@ def _pick(transition: Transition, pair: Pair) -> str | None:
     """The relay with the least to do that the pair has not tried."""
     members = transition.state.members
     busy = Counter(way.relay for row in transition.state.ledger.reach.ways.values() for way in row.values())
-    leaving = {node for node, member in transition.state.ledger.members.items() if member.leaving}
     known = (
         node
-        for node, session in members.sessions.items()
-        if session.relay and node not in pair and node not in leaving and node not in members.tried.get(pair, ())
+        for node, member in transition.state.ledger.members.items()
+        if member.relay and not member.leaving and node not in pair and node not in members.tried.get(pair, ())
     )
     return min(known, key=lambda node: (busy[node], node), default=None)
 
@@ -210,14 +209,15 @@ def _measure(transition: Transition, pairs: Iterable[Pair]) -> None:
 
 
 def _message(ledger: Ledger, told: tuple[tuple[Pair, ...], tuple[str, ...]]) -> wire.Ways:
-    def peer(node: str) -> wire.Peer:
-        return wire.Peer(node=node, candidates=ledger.members[node].candidates)
-
     ways, holders = told
     return wire.Ways(
-        ways=[wire.Ways.Way(node=name, relay=peer(relay) if relay else None) for name, relay in ways],
-        holders=[peer(holder) for holder in holders if holder in ledger.members],
+        ways=[wire.Ways.Way(node=name, relay=_peer(ledger, relay) if relay else None) for name, relay in ways],
+        holders=[_peer(ledger, holder) for holder in holders if holder in ledger.members],
     )
+
+
+def _peer(ledger: Ledger, node: str) -> wire.Peer:
+    return wire.Peer(node=node, candidates=ledger.members[node].candidates)
 
 
 def _without(dialled: Mapping[str, Mapping[str, Dialled]], node: str) -> Mapping[str, Mapping[str, Dialled]]:
