@@ -121,20 +121,12 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
-    """Certify ``node``, and send it the welcome with its certificate."""
-
-    stream: int
-    node: str
-    welcome: wire.Welcome
-
-
-@dataclass(frozen=True, slots=True)
 class Certify:
-    """Send ``node`` a new certificate."""
+    """Send ``node`` a new certificate, with the ``welcome`` if it has just come."""
 
     stream: int
     node: str
+    welcome: wire.Welcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +206,7 @@ class Log:
     sentence: str
 
 
-Command = Send | Admit | Certify | HangUp | PlanWanted | WriteManifest | TidyCheckpoints | Answer | Log
+Command = Send | Certify | HangUp | PlanWanted | WriteManifest | TidyCheckpoints | Answer | Log
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,8 +269,6 @@ class Server:
         match command:
             case t.Send():
                 self._streams.put(command.stream, command.message)
-            case t.Admit():
-                self._streams.put(command.stream, self._welcome(command))
             case t.HangUp():
                 self._streams.put(command.stream, None)
             case t.PlanWanted():
@@ -280,24 +278,22 @@ class Server:
             case t.TidyCheckpoints():
                 self._start(self._tidy_checkpoints(command))
             case t.Certify():
-                renewed = wire.Certificate(certificate=self._certificate(command.node))
-                self._streams.put(command.stream, wire.CoordinatorMessage(certificate=renewed))
+                self._streams.put(command.stream, self._certified(command))
             case t.Answer():
                 self._answer(command.ticket, command.reply)
             case t.Log():
                 log.info(command.sentence)
 
-    def _welcome(self, admit: t.Admit) -> wire.CoordinatorMessage:
-        message = wire.CoordinatorMessage(welcome=admit.welcome)
-        message.welcome.authority = self._authority.certificate
-        message.welcome.certificate = self._certificate(admit.node)
+    def _certified(self, command: t.Certify) -> wire.CoordinatorMessage:
+        certificate, holder = b"", self.ledger.access.names.get(command.node)
+        if holder is not None:  # otherwise it has just been revoked, and is being hung up on
+            key = read_public_key(base64.b64decode(holder.key))
+            certificate = issue(self._authority, key, command.node, datetime.now(UTC))
+        if command.welcome is None:
+            return wire.CoordinatorMessage(certificate=wire.Certificate(certificate=certificate))
+        message = wire.CoordinatorMessage(welcome=command.welcome)
+        message.welcome.authority, message.welcome.certificate = self._authority.certificate, certificate
         return message
-
-    def _certificate(self, node: str) -> bytes:
-        holder = self.state.ledger.access.names.get(node)
-        if holder is None:
-            return b""  # it has just been revoked, and is being hung up on
-        return issue(self._authority, read_public_key(base64.b64decode(holder.key)), node, datetime.now(UTC))
 
     def _answer(self, ticket: int, answer: t.Granted | Refused) -> None:
         if (future := self._answers.pop(ticket, None)) is not None and not future.done():

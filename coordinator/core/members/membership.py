@@ -15,7 +15,7 @@ from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Admission, Session, State
 from dtfm.coordinator.core.step import telling
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
-from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
+from dtfm.coordinator.core.transition import Certify, HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello
 from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared
 from dtfm.coordinator.log import events as ev
@@ -95,7 +95,7 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
     if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
         welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)
         welcome.unigram_entropy = described.unigram_entropy
-    transition.commands.append(Admit(stream, hello.node, welcome))
+    transition.commands.append(Certify(stream, hello.node, welcome))
 
 
 def _origin(seen: str) -> str:
