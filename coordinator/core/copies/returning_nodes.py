@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
-    """``nodes`` may return with the state as of ``step``; without them training goes back to step ``otherwise``. Training waits
-    for them ``until`` then."""
-
-    nodes: tuple[str, ...]
-    step: int
-    otherwise: int
-    until: float
-
-
-def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
-    """The return that saves more than waiting for it costs; None: nothing would be lost, nobody may return, or training has
-    waited long enough. It waits at most as long as redoing the lost steps would take; unless the run would begin anew, at most
-    GRACE_LEASES; after a restart at least GRACE_LEASES, since nodes should notice only a pause."""
+def worth_waiting(state: State, phase: Gathering, now: float) -> str:
+    """For whose return training waits, as it saves more than waiting costs; empty: nothing would be lost, nobody may return, or
+    training has waited long enough. It waits at most as long as redoing the lost steps would take; unless the run would begin
+    anew, at most GRACE_LEASES; after a restart at least GRACE_LEASES, since nodes should notice only a pause."""
     table = availability(state)
     absent = {copy.node for bucket in (*table.memory, *table.disks) for copy in bucket if not copy.here}
     returning = absent.difference(state.members.ended)
     with_them, without = table.resume_point(returning), table.resume_point()
     if with_them.step <= without.step:
-        return None
+        return ""
     waiting, grace = now if phase.waiting is None else phase.waiting, GRACE_LEASES * state.lease
     patience = (with_them.step - without.step) * (state.ledger.training.step_seconds or 0.0)
     if without.step:
@@ -38,4 +25,9 @@ def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
     nodes, until = table.needed(with_them, returning), waiting + patience
     if not state.planner.has_planned:
         until = max(until, phase.since + grace)
-    return Return(tuple(sorted(nodes)), with_them.step, without.step, until) if now < until else None
+    if now >= until:
+        return ""
+    return (
+        f"up to {until - waiting:.3g} seconds for {', '.join(sorted(nodes))} to return with the state as of step "
+        f"{with_them.step}; otherwise training goes back to step {without.step}"
+    )

@@ -73,7 +73,7 @@ def _is_needed(transition: Transition, session: Session) -> bool:
         return True
     match state.phase:
         case Gathering(waiting=waiting) as phase:  # a plan may still fetch state from it
-            is_waiting = waiting is not None and worth_waiting(state, phase, transition.now) is not None
+            is_waiting = waiting is not None and bool(worth_waiting(state, phase, transition.now))
             return state.planner.asked is not None or is_waiting
         case Stepping():
             return state.ledger.training.plan is not None and node in state.ledger.training.plan.nodes

@@ -9,7 +9,7 @@ from functools import partial
 
 from dtfm.coordinator.core.copies import standby
 from dtfm.coordinator.core.copies.availability import availability
-from dtfm.coordinator.core.copies.returning_nodes import Return, worth_waiting
+from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import adopt
@@ -177,8 +177,8 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
         return Wait(WaitReason.PAUSED, hold.narrate())
     if problem := _too_few(state, phase, now):
         return Wait(WaitReason.TOO_FEW_NODES, problem)
-    if (awaited := worth_waiting(state, phase, now)) is not None:
-        return Wait(WaitReason.NODES_MAY_RETURN, _return_sentence(awaited, phase, now))
+    if awaited := worth_waiting(state, phase, now):
+        return Wait(WaitReason.NODES_MAY_RETURN, awaited)
     if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
         return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
     if planner.chosen is not None:
@@ -266,14 +266,6 @@ def _too_few(state: State, phase: Gathering, now: float) -> str:
     )
     hint = "; two members with different keys have to say what the run is (trust.mode is open)" if undescribed else ""
     return f"{ready} of {least} nodes are ready{hint}"
-
-
-def _return_sentence(awaited: Return, phase: Gathering, now: float) -> str:
-    since = now if phase.waiting is None else phase.waiting
-    return (
-        f"up to {awaited.until - since:.3g} seconds for {', '.join(awaited.nodes)} to return with the state as of step "
-        f"{awaited.step}; otherwise training goes back to step {awaited.otherwise}"
-    )
 
 
 def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence: str) -> None:
