@@ -157,7 +157,7 @@ async def _train(demo: Settings) -> int:
             if not on_terminal:
                 print_record(record, json_lines=demo.json_lines, all_events=False)
 
-        server.on_event(show)
+        server.log.on_event(show)
         async with (
             Children(server.invitation(made.invitation, secret), demo.folder, demo.threads, demo.device) as children,
             page_served(page, make_app(server.follower, lambda: server.ledger, server.ask)),

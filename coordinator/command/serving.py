@@ -114,9 +114,9 @@ async def _serve(
     begun = len(events)
     key = authority_key(options.authority or authority_file(store.url, state.ledger.run_id))
     server = Server(state, store, story, key)
-    server.on_event(lambda record: print_record(record, json_lines=options.json_lines, all_events=options.verbose))
+    server.log.on_event(lambda record: print_record(record, json_lines=options.json_lines, all_events=options.verbose))
     if options.stays and not options.json_lines:
-        server.on_event(_tell_end)
+        server.log.on_event(_tell_end)
     port = await server.bind(host, port)
     server.addresses = public_addresses(host, port, advertised)
     elsewhere = ""
@@ -153,7 +153,7 @@ async def _serve(
             print(f"To see it, with a link: {elsewhere} (dtfm-coordinator invite --role viewer)", flush=True)
         elif page is not None:
             print(f"To see it: {server.page} (to direct it there: dtfm-coordinator invite --role operator)", flush=True)
-    telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.on_event)
+    telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.log.on_event)
     by_link, secure = bool(elsewhere), elsewhere.startswith("https:")
     app = make_app(server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure)
     page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)

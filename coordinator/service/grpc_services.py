@@ -133,7 +133,7 @@ class Observers:
                         yield wire.EventRecord(story=text[start : start + STORY_PIECE])
                 after = snapshot.sequence
                 yield wire.EventRecord(sequence=after)
-            async for record in self._server.records(after, request.follow):
+            async for record in self._server.log.records(after, request.follow):
                 self._gate.check_role(caller, "Events")  # it may have been revoked since
                 shown = self._shown(published(record).to_json(), caller)
                 yield wire.EventRecord(sequence=record.sequence, event_json=json.dumps(shown))

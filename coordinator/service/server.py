@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.record import AnotherWriter, Record, StoreError
+from dtfm.coordinator.log.record import AnotherWriter, StoreError
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import joined
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, claim, tidy, write_manifest
@@ -79,9 +79,9 @@ class Server:
         self._told_to_stop = asyncio.Event()
         self._inputs = Inputs()
         self._streams = Streams(self._inputs, state.lease, lambda name: self.ledger.party(name))
-        self._log = LogWriter(store)
+        self.log = LogWriter(store)
         self.follower = Follower(store, story)
-        self._log.on_event(self.follower.wake)
+        self.log.on_event(self.follower.wake)
         # A thread each: none waits for a storage that hangs, or for another.
         self._planning, self._manifests, self._tidying = (
             ThreadPoolExecutor(1, n) for n in ("plan", "manifest", "tidy")
@@ -95,11 +95,6 @@ class Server:
     def _clock(self) -> float:
         """Seconds that never go back. It stands still while the log cannot be written: nobody is late because of that."""
         return time.monotonic() - self._lost
-
-    @property
-    def authority(self) -> bytes:
-        """The certificate by which this coordinator is known (PEM)."""
-        return self._authority.certificate
 
     @property
     def ledger(self) -> Ledger:
@@ -151,18 +146,18 @@ class Server:
         self._compiling = asyncio.create_task(_compile())
         try:
             if events:
-                await self._log.append(events)
+                await self.log.append(events)
             while True:
                 while not self.state.stopped:
                     await self._go_on()
                 await self._let_nodes_go()
                 if self.ledger.outcome is not None:
-                    self._log.let_follow(False)
+                    self.log.let_follow(False)
                     while stays and self.state.is_complete and not self._told_to_stop.is_set():
                         await self._go_on()
                 if (code := self.state.exit_code) is not None:
                     return code
-                self._log.let_follow(True)  # an operator has given the run more steps
+                self.log.let_follow(True)  # an operator has given the run more steps
         finally:
             working.add(self._compiling)
             for task in working:
@@ -181,7 +176,7 @@ class Server:
         """Ends all streams and frees the port. `run` does so by itself."""
         for answer in self._answers.values():
             answer.cancel()
-        await self._log.close()
+        await self.log.close()
         await self.follower.close()
         for threads in (self._planning, self._manifests, self._tidying, self._files.thread):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -192,14 +187,6 @@ class Server:
         """Makes ``run`` return. The nodes return once a coordinator answers again."""
         self._told_to_stop.set()
         self._inputs.put_nowait(t.StopAsked(reason))
-
-    def on_event(self, listener: Callable[[Record], None]) -> None:
-        """Calls ``listener`` with every event from now on, once it is in the log."""
-        self._log.on_event(listener)
-
-    def records(self, after: int, follow: bool) -> AsyncIterator[Record]:
-        """See `LogWriter.records`."""
-        return self._log.records(after, follow)
 
     def begin_with(self, events: Sequence[Event]) -> None:
         """Adds to the state what ``run`` is then given, before the server starts."""
@@ -257,7 +244,7 @@ class Server:
                 log.exception("a bug in dtfm: the coordinator stumbled over %s, and goes on without it", what)
             self.state, ready = after_an_error(self.state, event, now)
         if ready.entries:
-            self._lost += await self._log.append_however_long(ready.entries, self.state.lease, self._told_to_stop)
+            self._lost += await self.log.append_however_long(ready.entries, self.state.lease, self._told_to_stop)
         if isinstance(event, t.Greeted | t.Heard | t.StreamClosed):
             # A commit comes of everybody's votes, and audits are asked for: these are nobody's.
             free = any(isinstance(entry, StepCommitted | WorkAudited) for entry in ready.entries)
@@ -355,13 +342,13 @@ class Server:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.state.lease * TOGETHER_LEASES / 2)
-            if not self._log.is_failing:
+            if not self.log.is_failing:
                 self._inputs.put_nowait(t.TimePassed())
 
     async def _keep_the_lease(self) -> None:
         while self._replaced is None:
             try:
-                await self._log.renew(self.state.lease)
+                await self.log.renew(self.state.lease)
             except AnotherWriter as error:
                 self._replaced = error
                 self._inputs.put_nowait(t.TimePassed())  # so that `_go_on` sees it
