@@ -71,8 +71,8 @@ class Server:
 
     def __init__(self, state: State, store: Store, story: Story, authority_key: bytes) -> None:
         self.state = state
-        self._authority = make_authority(authority_key, datetime.now(UTC))
-        self.pin = pin_of(self._authority.certificate)
+        self.authority = make_authority(authority_key, datetime.now(UTC))
+        self.pin = pin_of(self.authority.certificate)
         self.addresses: tuple[str, ...] = ()
         self.page = ""
         self._lost = 0.0  # seconds during which the log could not be written
@@ -119,7 +119,7 @@ class Server:
             )
         )
         try:
-            self._grpc.add_secure_port(front.inner, coordinator_credentials(self._authority))
+            self._grpc.add_secure_port(front.inner, coordinator_credentials(self.authority))
             return front.bind(host, port)
         except BaseException as error:
             await self._grpc.stop(None)
@@ -275,11 +275,11 @@ class Server:
         certificate, holder = b"", self.ledger.access.names.get(command.node)
         if holder is not None:  # otherwise it has just been revoked, and is being hung up on
             key = read_public_key(base64.b64decode(holder.key))
-            certificate = issue(self._authority, key, command.node, datetime.now(UTC))
+            certificate = issue(self.authority, key, command.node, datetime.now(UTC))
         if command.welcome is None:
             return wire.CoordinatorMessage(certificate=wire.Certificate(certificate=certificate))
         message = wire.CoordinatorMessage(welcome=command.welcome)
-        message.welcome.authority, message.welcome.certificate = self._authority.certificate, certificate
+        message.welcome.authority, message.welcome.certificate = self.authority.certificate, certificate
         return message
 
     def _answer(self, ticket: int, answer: t.Granted | Refused) -> None:

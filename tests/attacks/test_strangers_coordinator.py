@@ -116,7 +116,7 @@ async def test_a_large_greeting_is_cut_off_before_anybody_parses_it(
     async with with_a_member(tmp_path) as served:
         parsed: list[object] = []
         monkeypatch.setattr(Gate, "check_enrolment", lambda *arguments: parsed.append(arguments))
-        credentials, named = to_coordinator(served.server.authority)
+        credentials, named = to_coordinator(served.server.authority.certificate)
         key = key_of("stranger")
         large = wire.EnrolRequest(name="stranger", public_key=public_key(key), roles=["x" * (4 << 20)])
         options = (*named, ("grpc.max_send_message_length", -1), ("grpc.enable_retries", 0))
@@ -129,7 +129,7 @@ async def test_a_large_greeting_is_cut_off_before_anybody_parses_it(
 
 async def test_huge_metadata_are_cut_off(tmp_path: Path) -> None:
     async with with_a_member(tmp_path) as served:
-        credentials, named = to_coordinator(served.server.authority)
+        credentials, named = to_coordinator(served.server.authority.certificate)
         async with grpc.aio.secure_channel(served.address, credentials, options=named) as channel:
             stub = services.stub("Coordinator", channel)
             call = stub.Join(metadata=tuple((f"dtfm-{number}", "x" * 1000) for number in range(12)))
@@ -140,7 +140,7 @@ async def test_huge_metadata_are_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["/dtfm.Coordinator/Join", "/dtfm.Coordinator/None"])
 async def test_calls_without_a_token_are_few_on_each_connection(tmp_path: Path, method: str) -> None:
     async with with_a_member(tmp_path) as served:
-        credentials, named = to_coordinator(served.server.authority)
+        credentials, named = to_coordinator(served.server.authority.certificate)
         options = (*named, ("grpc.use_local_subchannel_pool", 1))
         before = next(served.server._front._numbers)
         async with grpc.aio.secure_channel(served.address, credentials, options=options) as channel:
@@ -174,7 +174,7 @@ async def test_members_have_a_bounded_number_of_connections(
 ) -> None:
     async with serving(tmp_path) as served:
         at = served.server._front
-        credentials, named = to_coordinator(served.server.authority)
+        credentials, named = to_coordinator(served.server.authority.certificate)
         first = await served.enrolled("member")
         if bound == "of one key":  # the same machine's second name
             key = key_of("member")

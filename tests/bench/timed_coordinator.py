@@ -46,7 +46,7 @@ class TimedServer(Server):
 async def serve(folder: Path) -> None:
     with Store(f"sqlite:///{folder}/dtfm.db", write=True) as store:
         server = TimedServer(store, read_run_file(folder / "run.toml"))
-        server.on_event(lambda record: _say(record.event.event))
+        server.log.on_event(lambda record: _say(record.event.event))
         port = await server.bind("127.0.0.1", 0)
         server.addresses = (f"127.0.0.1:{port}",)
         made, secret = node_invitation(time.time(), 1000, "the crowd")

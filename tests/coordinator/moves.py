@@ -94,7 +94,7 @@ def play(world: World, move: tuple[Any, ...]) -> None:
         case "wait":
             world.wait(rest[0], beating=list(world.state.members.sessions)[:2])
         case "plan_now":
-            world.feed(t.PlanNow(1))
+            world.feed(t.Asked(1, wire.PlanNowRequest(), "operator", 0.0))
         case "advance" if isinstance(world.state.phase, Switching):
             world.settle()
         case "advance" if isinstance(world.state.phase, Stepping):

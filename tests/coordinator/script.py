@@ -148,7 +148,6 @@ class World:
         self.start = self.state.ledger
         self.log: list[Event] = []
         self.now = START
-        self.exit_code: int | None = None
         self.planner = planner
         self.automatic_planning = True
         self.automatic_standbys = True
@@ -180,7 +179,7 @@ class World:
                 case t.Send():
                     self.said.setdefault(command.stream, []).append(command.message)
                     sent.append(command)
-                case t.Admit():
+                case t.Certify() if command.welcome is not None:
                     welcome = wire.CoordinatorMessage(welcome=command.welcome)
                     self.said.setdefault(command.stream, []).append(welcome)
                     self.certified.append(command.node)
@@ -199,8 +198,6 @@ class World:
                     self.manifests.append(command)
                 case t.TidyCheckpoints():
                     self.tidied.append(command)
-                case t.Stop():
-                    self.exit_code = command.exit_code
                 case t.Log():
                     pass
         for send in sent:
@@ -420,6 +417,10 @@ class World:
     def donors_to(self, node: str) -> list[list[str]]:
         """Who gives the node its state under the last plan that it was sent: the nodes, by bucket."""
         return [list(donors.nodes) for donors in self.last_to(node, "assignment").donors]
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.state.exit_code
 
     def heard_by(self, node: str) -> list[wire.CoordinatorMessage]:
         """All that the node was sent on its newest stream."""

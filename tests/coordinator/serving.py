@@ -50,10 +50,10 @@ class Served:
         self.invitation = invitation
 
     def node(self, name: str, **changes: Any) -> FakeNode:
-        return FakeNode(self.server.authority, name, **{"invitation": self.invitation, **changes})
+        return FakeNode(self.server.authority.certificate, name, **{"invitation": self.invitation, **changes})
 
     def channel(self) -> grpc.aio.Channel:
-        return open_channel(self.address, to_coordinator(self.server.authority))
+        return open_channel(self.address, to_coordinator(self.server.authority.certificate))
 
     async def invite(self, role: Role, seconds: float = 3600) -> wire.InviteReply:
         reply = await self.server.ask(wire.InviteRequest(role=role, seconds=seconds, uses=1), self.operator)
@@ -89,7 +89,7 @@ class Served:
         async with asyncio.timeout(20):
             while not happened():
                 news = asyncio.Event()
-                self.server.on_event(lambda _, news=news: news.set())  # type: ignore[misc]
+                self.server.log.on_event(lambda _, news=news: news.set())  # type: ignore[misc]
                 if not happened():
                     await news.wait()
 

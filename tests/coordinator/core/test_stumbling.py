@@ -63,7 +63,7 @@ def test_who_asks_gets_a_refusal_for_an_answer() -> None:
     world = training()
     commands = stumble(world, t.Asked(5, wire.EnrolRequest(), "", 0.0))
     assert [command.ticket for command in commands if isinstance(command, t.Answer)] == [5]
-    commands = stumble(world, t.PlanNow(6))
+    commands = stumble(world, t.Asked(6, wire.PlanNowRequest(), "operator", 0.0))
     assert [command.ticket for command in commands if isinstance(command, t.Answer)] == [6]
 
 
@@ -71,7 +71,7 @@ def test_if_nobody_sent_it_what_only_this_process_knows_is_forgotten_and_trainin
     world = training()
     world.automatic_planning = False
     world.vote("a")
-    world.feed(t.PlanNow(7))
+    world.feed(t.Asked(7, wire.PlanNowRequest(), "operator", 0.0))
     commands = stumble(world, t.TimePassed())
     assert [command.ticket for command in commands if isinstance(command, t.Answer)] == [7]
     world.feed(t.TimePassed())
@@ -117,7 +117,7 @@ async def test_what_the_core_stumbles_over_again_and_again_is_logged_once(
     real: Callable[[State, t.Input, float], Any] = core.tick
 
     def tick(state: State, event: t.Input, now: float) -> Any:
-        if isinstance(event, t.PlanNow):
+        if isinstance(event, t.Asked):
             raise OverflowError
         return real(state, event, now)
 
@@ -127,4 +127,4 @@ async def test_what_the_core_stumbles_over_again_and_again_is_logged_once(
             with pytest.raises(Refused, match=SENTENCE):
                 await served.server.ask(wire.PlanNowRequest(), "operator")
     said = [record.getMessage() for record in caplog.records if "stumbled" in record.getMessage()]
-    assert said == ["a bug in dtfm: the coordinator stumbled over PlanNow, and goes on without it"]
+    assert said == ["a bug in dtfm: the coordinator stumbled over Asked, and goes on without it"]

@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
-from dtfm.coordinator.service.disk import MOST_PIECE_BYTES, Disk, Forbidden, MembersDisk
+from dtfm.coordinator.service.disk import MOST_PIECE_BYTES, Disk, Forbidden
+from dtfm.coordinator.service.grpc_services import Files
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_file
 from tests.coordinator.script import World, fresh_state, training
@@ -123,14 +125,25 @@ def test_who_is_to_send_a_bucket_may_write_its_file_and_nobody_else() -> None:
     assert most_bytes(state, "a", 1, bucket_file(0, "ab" * 16)) == 0, "no checkpoint of that step is under way"
 
 
+class CallOfA:
+    """A gate, and the context of a call, which is a's."""
+
+    async def admit(self, context: Any, method: str) -> str:
+        return "a"
+
+    async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        raise Forbidden(sentence)
+
+
 async def test_strangers_and_runs_with_other_storage_have_nothing_there() -> None:
+    call: Any = CallOfA()
     world = checkpoint_under_way("memory://x")
-    elsewhere = MembersDisk(lambda: world.state)
-    with pytest.raises(Forbidden):
-        await elsewhere.put(put(data=b"x"), "a")
-    own = MembersDisk(lambda: fresh_state(checkpoint={"uri": "coordinator:"}))
-    with pytest.raises(Forbidden):
-        await own.get(wire.GetRequest(path=FILE), "a")
+    with pytest.raises(Forbidden, match="may write 0 bytes"):
+        await Files(lambda: world.state, call).Put(put(data=b"x"), call)
+    own = Files(lambda: fresh_state(checkpoint={"uri": "coordinator:"}), call)
+    with pytest.raises(Forbidden, match="a is no member now"):
+        await own.Get(wire.GetRequest(path=FILE), call)
 
 
 def test_the_weights_that_the_run_begins_with_are_read_and_not_written(tmp_path: Path) -> None:

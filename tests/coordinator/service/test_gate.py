@@ -69,7 +69,7 @@ CALLS: dict[str, Call] = {
 
 async def refusal(served: Served, call: Call, metadata: Metadata) -> str:
     """The name of the reason for which the call is refused; empty: it is not, as far as the caller goes."""
-    async with open_channel(served.address, to_coordinator(served.server.authority)) as channel:
+    async with open_channel(served.address, to_coordinator(served.server.authority.certificate)) as channel:
         try:
             await asyncio.wait_for(call(channel, metadata), 20)
         except grpc.aio.AioRpcError as error:

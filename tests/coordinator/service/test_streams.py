@@ -243,7 +243,7 @@ async def test_a_silent_stream_is_closed(tmp_path: Path) -> None:
 async def test_a_message_larger_than_allowed_ends_only_its_stream(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a"):
         await served.until(lambda: "a" in served.server.state.members.sessions)
-        credentials, named = to_coordinator(served.server.authority)
+        credentials, named = to_coordinator(served.server.authority.certificate)
         options = (*named, ("grpc.max_send_message_length", -1))
         async with grpc.aio.secure_channel(served.address, credentials, options=options) as channel:
             stub = services.stub("Coordinator", channel)

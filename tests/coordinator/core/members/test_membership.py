@@ -112,7 +112,7 @@ def test_a_lease_that_ends_while_another_process_claims_the_identity_hands_it_ov
     world.wait(0.7 * LEASE, beating="b")
     world.greet("a", incarnation=2)
     world.wait(0.4 * LEASE, beating="b")  # the contest would be decided after half a lease
-    assert world.state.members.sessions["a"].incarnation == 2
+    assert world.state.ledger.members["a"].incarnation == f"{2:016x}"
 
 
 def test_a_stranger_that_claims_a_members_name_cannot_fill_the_log() -> None:
@@ -157,7 +157,7 @@ def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_
     new = world.greet("a", incarnation=2)
     assert old in world.hung_up
     assert "welcome" in [message.WhichOneof("message") for message in world.said[new]]
-    assert world.state.members.sessions["a"].incarnation == 2
+    assert world.state.ledger.members["a"].incarnation == f"{2:016x}"
     world.feed(t.StreamClosed(old, "late news of the old stream"))
     assert "a" in world.state.members.sessions
 

@@ -72,7 +72,7 @@ def test_asking_for_a_plan_while_there_is_none_waits_for_the_planner() -> None:
     world = unanswered("a", "b")
     world.planner = lambda _: "too little memory"
     world.plan()
-    world.feed(t.PlanNow(7))
+    world.feed(t.Asked(7, wire.PlanNowRequest(), "operator", 0.0))
     assert world.planned_now == {}
     world.planner = lambda ids: World().planner(ids)
     world.plan()

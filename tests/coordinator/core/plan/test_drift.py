@@ -94,7 +94,7 @@ def test_what_steps_take_longer_than_predicted_though_devices_do_as_planned_coun
     assert "Steps take 3 s, 1 s were predicted: of each step, 2 s count as overhead from now on." in repriced.narrate()
     assert world.state.planner.number == asked  # it is the same for all plans
     world.automatic_planning = False
-    world.feed(t.PlanNow(7))
+    world.feed(t.Asked(7, wire.PlanNowRequest(), "operator", 0.0))
     assert world.wanted[0].overhead == pytest.approx(2.0)
 
 

@@ -44,7 +44,7 @@ def test_the_run_waits_for_more_nodes_if_no_plan_fits_those_it_has() -> None:
 def test_plan_now_changes_the_plan_at_the_next_commit() -> None:
     world = training("a", "b", "c", cluster={"stages": "auto"})
     world.planner = lambda ids: two_stages(list(ids)[:2])
-    world.feed(t.PlanNow(5))
+    world.feed(t.Asked(5, wire.PlanNowRequest(), "operator", 0.0))
     assert world.planned_now == {5: wire.PlanNowReply(changed=True, generation=2, reason="as scripted")}
     world.step()
     assert world.last_to("a", "commit").pause
@@ -56,10 +56,10 @@ def test_plan_now_changes_the_plan_at_the_next_commit() -> None:
 
 def test_plan_now_says_so_when_nothing_changes() -> None:
     world = training()
-    world.feed(t.PlanNow(5))
+    world.feed(t.Asked(5, wire.PlanNowRequest(), "operator", 0.0))
     assert world.planned_now[5].changed is False
     world.fail_step("a", wire.INTERNAL)
-    world.feed(t.PlanNow(6))
+    world.feed(t.Asked(6, wire.PlanNowRequest(), "operator", 0.0))
     assert "under way" in world.planned_now[6].reason
 
 
@@ -124,6 +124,6 @@ def test_what_nodes_may_do_to_keep_what_they_need_is_asked_of_the_run_file_and_n
     world.step()
     world.state = replace(world.state, run=fresh_state(train={"optimizer_state": "host"}).run)
     world.automatic_planning = False
-    world.feed(t.PlanNow(1))
+    world.feed(t.Asked(1, wire.PlanNowRequest(), "operator", 0.0))
     workload = world.wanted[-1].workload
     assert (workload.checkpointing, workload.optimizer_state) == (None, OptimizerState.HOST)

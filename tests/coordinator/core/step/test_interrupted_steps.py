@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator.core.phases import Stepping, Switching
-from dtfm.coordinator.core.transition import PlanNow
+from dtfm.coordinator.core.transition import Asked
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.protos import control_pb2 as wire
@@ -64,7 +64,7 @@ def test_the_planner_looks_for_a_better_plan_while_the_step_goes_on(world: World
 
 
 def test_plan_now_is_answered_when_a_node_is_lost_meanwhile(world: World) -> None:
-    world.feed(PlanNow(7))
+    world.feed(Asked(7, wire.PlanNowRequest(), "operator", 0.0))
     assert world.planned_now == {}
     world.lose("d")
     assert [(ticket, reply.changed) for ticket, reply in world.planned_now.items()] == [(7, False)]
