@@ -45,14 +45,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """How fast this node computes and sends: its device, and the bandwidth of its links in bytes per second by destination."""
-
-    hardware: Device
-    bandwidth: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Inherited:
     """What a generation takes over from the one before: progress on the next step with the same stage, the codecs, what is usual
     of this stage's gradients, and the ``residuals`` of a sparse reduction codec, and of one in exchanges."""
@@ -74,23 +66,24 @@ class Generation:
         stage: Stage,
         applied: int,
         sender: Sender,
-        speed: Speed,
+        hardware: Device,
+        bandwidth: Mapping[str, float],
         inherited: Inherited,
         around: Iterable[Peer] = (),
     ) -> None:
-        """``applied`` is the step that the stage's state is as of; ``around`` are the nodes of its stage and of those beside
-        it, and all that share a bucket with it."""
+        """``applied`` is the step that the stage's state is as of; ``bandwidth`` of this node's links is in bytes per second, by
+        destination; ``around`` are the nodes of its stage and of those beside it, and all that share a bucket with it."""
         self.placement = placement
         self.stage = stage
         self.around = {peer.node: peer for peer in around}
         self._loaded = loaded
         self._sender = sender
-        self._flops = speed.hardware.flops
-        self._bandwidth = dict(speed.bandwidth)
+        self._flops = hardware.flops
+        self._bandwidth = dict(bandwidth)
         on_device, on_host = stage.state_bytes
-        free = free_bytes(on_device + self._computing_bytes(), on_host, speed.hardware)
+        free = free_bytes(on_device + self._computing_bytes(), on_host, hardware)
         self._retry_bytes = retry_bytes(free)
-        self._is_short = is_short(on_device + on_host, speed.hardware)
+        self._is_short = is_short(on_device + on_host, hardware)
         self.progress = inherited.progress or Progress(placement.generation, applied + 1, self._retry_bytes)
         self.progress.generation, self.progress.room = placement.generation, self._retry_bytes
         self.sizes = tensor_sizes(stage, loaded.run.train.micro_batch)
@@ -103,11 +96,9 @@ class Generation:
         self.reducer = Reducer(
             placement, self._send, self.receiver.let_go, inherited.residuals, bound=bound, came=self._came
         )
-        self.exchanger: Reducer | None = None
-        """Of the exchanges, if the run has rounds."""
-        if placement.rounds.length:
-            everywhere = replace(placement, groups=placement.exchange_groups)
-            self.exchanger = Reducer(everywhere, self._send, self.receiver.let_go, inherited.exchange_residuals)
+        everywhere = replace(placement, groups=placement.exchange_groups)
+        self.exchanger = Reducer(everywhere, self._send, self.receiver.let_go, inherited.exchange_residuals)
+        """Of the exchanges, which only a run with rounds has."""
         self.commitments: Commitments | None = None
         """Of the step last trained, where work is audited and this step began here."""
         self._reduced_with = Codec.OFF  # in the step last trained
@@ -182,7 +173,6 @@ class Generation:
         Returns the outcome, and the squared norm of the sum, as far as this node counts it. Raises NonFinite, and Closed when the
         step is called off.
         """
-        assert self.exchanger is not None
         began, gradients = time.monotonic(), self._gradients()
         for index, change in gradients.items():
             factor = self.placement.share_in_exchange(index)
@@ -229,9 +219,7 @@ class Generation:
         self.commitments = None
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
         self.receiver.advance(step)
-        for reducer in (self.reducer, self.exchanger):
-            if reducer is not None and (reducer is self.exchanger) is rounds.exchanges(step):
-                reducer.commit(step)
+        self._reducer_of(step).commit(step)
         self._queue.forget(("train", step))
         self._queue.forget(("evaluate", step - 1))
         give_back(now=self._is_short)
@@ -250,8 +238,7 @@ class Generation:
         """Makes `train` and `evaluate` raise Closed, now and later. From any thread."""
         self._queue.close(reason)
         self.reducer.queue.close(reason)
-        if self.exchanger is not None:
-            self.exchanger.queue.close(reason)
+        self.exchanger.queue.close(reason)
         self.receiver.close()
 
     def release(self) -> None:
@@ -259,8 +246,7 @@ class Generation:
         for hook in self._hooks:
             hook.remove()
         self.reducer.close()
-        if self.exchanger is not None:
-            self.exchanger.close()
+        self.exchanger.close()
 
     def _choose_codecs(self, previous: Codecs | None) -> Codecs:
         micro_batch, layers = self._loaded.run.train.micro_batch, self.stage.model.layers
@@ -383,8 +369,10 @@ class Generation:
             case Kind.EVALUATION:
                 self._queue.put(("evaluate", header.step), arrival)
             case Kind.REDUCE | Kind.GATHER:
-                exchanger = self.exchanger if self.placement.rounds.exchanges(header.step) else None
-                (exchanger or self.reducer).queue.put(header.step, arrival)
+                self._reducer_of(header.step).queue.put(header.step, arrival)
+
+    def _reducer_of(self, step: int) -> Reducer:
+        return self.exchanger if self.placement.rounds.exchanges(step) else self.reducer
 
     def _came(self, arrival: Arrival) -> None:
         if self.commitments is not None:

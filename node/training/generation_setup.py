@@ -14,7 +14,7 @@ from dtfm.node.state.recovery import Inventory, Wait, acquire_stage
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.contribution_bound import ContributionBound
-from dtfm.node.training.generation import Generation, Inherited, Speed
+from dtfm.node.training.generation import Generation, Inherited
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.sender import Sender
@@ -63,13 +63,15 @@ def set_up(
     if stage is None:
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
     links = [link for link in assignment.links if link.source == placement.node]
-    speed = Speed(equipment.hardware, {link.destination: link.bandwidth for link in links if link.bandwidth})
+    bandwidth = {link.destination: link.bandwidth for link in links if link.bandwidth}
     inherited = inherit(earlier, stage, placement, assignment.step, progress) if earlier is not None else Inherited()
     own = [stage for stage in assignment.plan.stages if stage.island == placement.island]
     near = own[max(0, placement.stage - 1) : placement.stage + 2]
     names = placement.peers.union(*(each.replicas for each in near))
     around = [peer for peer in assignment.peers if peer.node in names]
-    generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited, around)
+    generation = Generation(
+        loaded, placement, stage, assignment.step, equipment.sender, equipment.hardware, bandwidth, inherited, around
+    )
     dialler = loaded.dialler
     targets = {p.node: dialler.target(p) for p in assignment.peers if p.node in placement.peers}
     in_transit = {link.destination: link.bandwidth * 2 * link.latency_seconds for link in links}
@@ -88,8 +90,8 @@ def inherit(earlier: Generation, stage: Stage, placement: Placement, step: int, 
     bound, reducer = earlier.reducer.bound, earlier.reducer
     shared = [index for index, group in placement.groups.items() if len(group.members) > 1]
     residuals = {index: reducer.carried[index] for index in shared if index in reducer.carried}
-    exchanged = earlier.exchanger.carried if earlier.exchanger is not None else {}
-    exchanged = {index: exchanged[index] for index in placement.exchange_groups if index in exchanged}
+    carried = earlier.exchanger.carried
+    exchanged = {index: carried[index] for index in placement.exchange_groups if index in carried}
     if bound is not None and stage is not earlier.stage:
         bound = ContributionBound(bound)
     if earlier.progress.step != step + 1:
