@@ -28,7 +28,7 @@ from dtfm.node.training.compression import Codecs, choose_codecs
 from dtfm.node.training.contribution_bound import ContributionBound
 from dtfm.node.training.kept_work import KeptWork
 from dtfm.node.training.memory_budget import computing_bytes, early_bytes, free_bytes, is_short, retry_bytes
-from dtfm.node.training.pipeline import Compute, Neighbours, NonFinite, Outcome, Topic
+from dtfm.node.training.pipeline import Compute, NonFinite, Outcome, Topic
 from dtfm.node.training.progress import Progress
 from dtfm.node.training.reduction import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.commitments import Commitments
@@ -146,13 +146,10 @@ class Generation:
         try:
             reduction = self._start_reduction(step, gradients)
             self._send_again()
-            outcome = pipeline.train_step(
-                self.placement,
-                self.progress,
-                self.computing(step),
-                Neighbours(self._queue, self._hand_on, self._came),
-                self._expect_last_gradients,
-            )
+            tensors = self._queue, self._hand_on, self._came
+            outcome = pipeline.TrainingStep(
+                self.placement, self.progress, self.computing(step), *tensors, self._expect_last_gradients
+            ).run()
             # A node without micro-batches, or a parameter without a gradient, adds nothing: that is final too.
             for index in self._unfinished:
                 self._tell_final(step, index)
@@ -231,8 +228,7 @@ class Generation:
             what = What(kind, self.number, step, number, 0, tensor.numel(), tensor.dtype)
             self._sender.send(destination, what, self._sender.encode(what, tensor, self.codecs.of(kind, destination)))
 
-        neighbours = Neighbours(self._queue, send)
-        return pipeline.evaluate(self.placement, step, self._compute(self._evaluation_batch), neighbours)
+        return pipeline.evaluate(self.placement, step, self._compute(self._evaluation_batch), self._queue, send)
 
     def close(self, reason: str) -> None:
         """Makes `train` and `evaluate` raise Closed, now and later. From any thread."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,21 +38,6 @@ Topic = tuple[Literal["train", "evaluate"], int]
 
 #: send(kind, destination, micro-batch, tensor)
 Send = Callable[[Kind, str, int, torch.Tensor], object]
-
-
-def next_task(
-    forward: Collection[int], backward: Collection[int], in_flight: int, limit: int
-) -> tuple[Kind, int] | None:
-    """What to compute with next, an activation forward or a gradient backward, of the micro-batches whose input (``forward``) or
-    output gradient (``backward``) is here.
-
-    ``in_flight`` have done their forward pass and not their backward pass. None: nothing to do until something arrives.
-    """
-    if backward:
-        return Kind.GRADIENT, min(backward)
-    if forward and in_flight < limit:
-        return Kind.ACTIVATION, min(forward)
-    return None
 
 
 class NonFinite(Exception):
@@ -109,41 +94,23 @@ class Compute:
         return decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], self.device)
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """How tensors come from the neighbouring stages and go to them. Before one is used, ``came`` is called with it."""
-
-    queue: TopicQueue[Topic, Arrival]
-    send: Send
-    came: Callable[[Arrival], None] = lambda _: None
-
-
-def train_step(
-    placement: Placement,
-    progress: Progress,
-    compute: Compute,
-    neighbours: Neighbours,
-    before_last_backward: Callable[[], None],
-) -> Outcome:
+@dataclass(slots=True)
+class TrainingStep:
     """Forward and backward of those of this node's micro-batches that ``progress`` lacks. Their gradients of the mean loss over
     the global batch are added to the parameters' ``.grad``.
 
+    Tensors of the neighbouring stages are in ``queue``; before one is used, ``came`` is called with it. ``send`` hands one on.
     Calls ``before_last_backward`` once, or never if nothing is left to do, so that hooks can tell when each bucket's gradients
-    are final. Raises NonFinite, and Closed when the step is called off; ``progress`` then has what was done.
+    are final. ``_waiting`` are the micro-batches that can go forward, ``_left`` the number of those that are not backward yet.
+    ``_unread``: of tensors, whether they are finite, as `is_finite` has it, what they are, and who sent them.
     """
-    return _TrainingStep(placement, progress, compute, neighbours, before_last_backward).run()
-
-
-@dataclass(slots=True)
-class _TrainingStep:
-    """The arguments of `train_step`; ``_waiting`` are the micro-batches that can go forward, ``_left`` the number of those that
-    are not backward yet. ``_unread``: of tensors, whether they are finite, as `is_finite` has it, what they are, and who sent
-    them."""
 
     _placement: Placement
     _progress: Progress
     _compute: Compute
-    _neighbours: Neighbours
+    _queue: TopicQueue[Topic, Arrival]
+    _send: Send
+    _came: Callable[[Arrival], None]
     _before_last_backward: Callable[[], None]
     _waiting: dict[int, None] = field(init=False)
     _left: int = field(init=False)
@@ -157,7 +124,9 @@ class _TrainingStep:
         self._left = len(set(self._placement.micro_batches) - self._progress.finished)
 
     def run(self) -> Outcome:
-        placement, progress, queue = self._placement, self._progress, self._neighbours.queue
+        """Computes whatever can be, backward first. Raises NonFinite, and Closed when the step is called off; ``progress`` then
+        has what was done."""
+        placement, progress, queue = self._placement, self._progress, self._queue
         topic: Topic = ("train", progress.step)
         while self._left:
             self._work.wait(but=QUEUED)
@@ -165,22 +134,18 @@ class _TrainingStep:
                 self._take(arrival)
             # A gradient may come again before its forward is done again.
             ready = progress.gradients.keys() & progress.outputs.keys()
-            task = next_task(self._waiting, ready, len(progress.outputs), placement.in_flight)
-            if task is None:
+            if ready:
+                number = min(ready)
+                gradient = self._decoded(progress.gradients.pop(number), self._compute.output_shape)
+                self._backward(number, progress.outputs.pop(number), gradient)
+            elif self._waiting and len(progress.outputs) < placement.in_flight:
+                (self._forward_and_backward if placement.last else self._forward)(min(self._waiting))
+            else:
                 began = time.perf_counter()
                 with span(Activity.WAIT, progress.step):
                     arrival = queue.get(topic)
                 self._waited += time.perf_counter() - began
                 self._take(arrival)
-                continue
-            kind, number = task
-            if kind is Kind.GRADIENT:
-                gradient = self._decoded(progress.gradients.pop(number), self._compute.output_shape)
-                self._backward(number, progress.outputs.pop(number), gradient)
-            elif placement.last:
-                self._forward_and_backward(number)
-            else:
-                self._forward(number)
         self._work.wait()
         self._read_finite(but=0)
         means = self._losses() if placement.last else ()
@@ -211,7 +176,7 @@ class _TrainingStep:
         kind, number = arrival.header.kind, arrival.header.index
         if self._progress.has(kind, number):
             return  # in an earlier generation
-        self._neighbours.came(arrival)
+        self._came(arrival)
         if kind is Kind.ACTIVATION:
             self._progress.activations[number] = arrival
             self._waiting[number] = None
@@ -275,12 +240,14 @@ class _TrainingStep:
     def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         """Sending waits while the link is full, which does not count as computing."""
         began = time.perf_counter()
-        self._neighbours.send(kind, destination, number, tensor)
+        self._send(kind, destination, number, tensor)
         self._waited += time.perf_counter() - began
 
 
 @torch.no_grad()
-def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neighbours) -> tuple[float, ...]:
+def evaluate(
+    placement: Placement, step: int, compute: Compute, queue: TopicQueue[Topic, Arrival], send: Send
+) -> tuple[float, ...]:
     """The mean loss of each of this node's held-out micro-batches, in ascending order of number; empty unless on the last stage.
     Raises Closed."""
     losses = dict[int, torch.Tensor]()
@@ -288,14 +255,13 @@ def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neig
         if placement.first:
             x = compute.inputs(number)
         else:
-            arrival = neighbours.queue.get(("evaluate", step))
-            neighbours.came(arrival)
+            arrival = queue.get(("evaluate", step))
             number, x = arrival.header.index, compute.decode(arrival).view(compute.input_shape)
         if placement.last:
             losses[number] = compute.loss(x, compute.labels(number), 1.0, compute.positions(number)).mean
         else:
             y = compute.forward(x, compute.positions(number))
-            neighbours.send(Kind.EVALUATION, placement.evaluation_next[number], number, y)
+            send(Kind.EVALUATION, placement.evaluation_next[number], number, y)
     return tuple(_read([losses[number] for number in sorted(losses)]))
 
 

@@ -12,7 +12,7 @@ from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.training.pipeline import Compute, Neighbours, Topic, train_step
+from dtfm.node.training.pipeline import Compute, Topic, TrainingStep
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import TopicQueue
@@ -57,7 +57,7 @@ def measured_bytes(
         """Bytes of state in the host's memory beside the ``device``."""
         built = build_stage(model, *layers, device, run_dtype(run), computes_in=compute_dtype(run), keeping=keeping)
         feed = _Feed(built, placement, run)
-        train_step(placement, Progress(1, 1), feed.compute, Neighbours(feed.queue, feed.sent), lambda: None)
+        TrainingStep(placement, Progress(1, 1), feed.compute, feed.queue, feed.sent, lambda _: None, lambda: None).run()
         return built.state_bytes[1]
 
     if device.type != "cuda":

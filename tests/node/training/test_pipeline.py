@@ -19,13 +19,11 @@ from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.training import pipeline
 from dtfm.node.training.pipeline import (
     Compute,
-    Neighbours,
     NonFinite,
     Outcome,
     Topic,
     evaluate,
-    next_task,
-    train_step,
+    TrainingStep,
 )
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
@@ -102,8 +100,8 @@ def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:
         def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
             queues.send_from(node, kind, destination, number, tensor)
 
-        neighbours = Neighbours(queues.queues[node], send)
-        return train_step(placement, Progress(1, STEP), compute(modules[node]), neighbours, lambda: None)
+        neighbours = (queues.queues[node], send, lambda _: None)
+        return TrainingStep(placement, Progress(1, STEP), compute(modules[node]), *neighbours, lambda: None).run()
 
     with ThreadPoolExecutor(len(modules)) as pool:
         return {n: f.result(timeout=30) for n, f in {n: pool.submit(run, n) for n in modules}.items()}
@@ -158,8 +156,8 @@ def test_however_much_has_come_no_more_is_on_the_device_than_is_in_flight(monkey
                 queues.send_from("s2r0", Kind.GRADIENT, "s1r0", sent.pop(), rows(9))
 
     monkeypatch.setattr(pipeline, "decode", decoded)
-    neighbours = Neighbours(queue, send)
-    train_step(placement, Progress(1, STEP), compute(layer(1)), neighbours, lambda: None)
+    neighbours = (queue, send, lambda _: None)
+    TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run()
     assert most <= limit + 1  # and the gradient that the backward pass begins with
 
 
@@ -176,7 +174,7 @@ def test_evaluation_finds_the_loss_of_each_held_out_micro_batch_on_the_last_stag
         def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
             queues.send_from(node, kind, destination, number, tensor)
 
-        losses = evaluate(placement, STEP, compute(modules[node]), Neighbours(queues.queues[node], send))
+        losses = evaluate(placement, STEP, compute(modules[node]), queues.queues[node], send)
         return dict(zip(placement.evaluation_micro_batches if placement.last else (), losses, strict=True))
 
     with ThreadPoolExecutor(3) as pool:
@@ -208,9 +206,9 @@ def test_nothing_is_read_from_the_device_while_a_step_is_computed() -> None:
     shape = plan(1)
     placement = placement_of(shape, "s0r0", MICRO_BATCHES)
     assert placement is not None
-    neighbours = Neighbours(TopicQueue(), lambda *_: None)
+    neighbours = (TopicQueue(), lambda *_: None, lambda _: None)
     with Reads() as reads:
-        train_step(placement, Progress(1, STEP), compute(layer(1)), neighbours, lambda: None)
+        TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run()
         evaluate(placement, STEP, compute(layer(1)), neighbours)
         assert reads.count == 0
         torch.ones(()).item()
@@ -221,11 +219,11 @@ def test_losses_of_an_earlier_attempt_count() -> None:
     shape = plan(1)
     placement = placement_of(shape, "s0r0", 0)
     assert placement is not None
-    neighbours, progress = Neighbours(TopicQueue(), lambda *_: None), Progress(1, STEP)
-    whole = train_step(placement, Progress(1, STEP), compute(layer(1)), neighbours, lambda: None)
+    neighbours, progress = (TopicQueue(), lambda *_: None, lambda _: None), Progress(1, STEP)
+    whole = TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run()
     progress.losses[2] = squared(layer(1)(rows(2)), rows(102)).detach()
     progress.finished.add(2)
-    assert train_step(placement, progress, compute(layer(1)), neighbours, lambda: None).loss_sum == whole.loss_sum
+    assert TrainingStep(placement, progress, compute(layer(1)), *neighbours, lambda: None).run().loss_sum == whole.loss_sum
 
 
 def test_a_step_that_is_called_off_ends() -> None:
@@ -234,29 +232,11 @@ def test_a_step_that_is_called_off_ends() -> None:
     assert placement is not None
     queue: TopicQueue[Topic, Arrival] = TopicQueue()
     with ThreadPoolExecutor(1) as pool:
-        neighbours = Neighbours(queue, lambda *_: None)
-        waiting = pool.submit(train_step, placement, Progress(1, STEP), compute(layer(1)), neighbours, lambda: None)
+        neighbours = (queue, lambda *_: None, lambda _: None)
+        waiting = pool.submit(TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run)
         queue.close("s0r0 left")
         with pytest.raises(Closed, match="s0r0 left"):
             waiting.result(timeout=30)
-
-
-@given(
-    forward=st.sets(st.integers(0, 9)),
-    backward=st.sets(st.integers(0, 9)),
-    in_flight=st.integers(0, 5),
-    limit=st.integers(1, 5),
-)
-def test_backward_goes_first_and_what_is_in_flight_stays_bounded(
-    forward: set[int], backward: set[int], in_flight: int, limit: int
-) -> None:
-    task = next_task(forward, backward, in_flight, limit)
-    if backward:
-        assert task == (Kind.GRADIENT, min(backward))
-    elif forward and in_flight < limit:
-        assert task == (Kind.ACTIVATION, min(forward))
-    else:
-        assert task is None
 
 
 def test_earlier_stages_keep_more_in_flight() -> None:
