@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.network.dialling import Dialler
@@ -25,23 +25,15 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-class Asked(NamedTuple):
-    """The number of an audit that has come, and when (time.monotonic)."""
-
-    number: int
-    at: float
-
-
 class Auditing:
-    """``begin`` and ``carry_out`` are for the training thread, ``ask`` for the event loop, ``call_off`` for both."""
+    """``begin`` and ``carry_out`` are for the training thread, ``call_off`` for that and the event loop."""
 
     def __init__(self, kept: Kept, loop: asyncio.AbstractEventLoop, report: Callable[[NodeMessage], None]) -> None:
         self._kept = kept
         self._loop = loop
         self._report = report
         self._lock = threading.Lock()
-        self._asked = 0
-        self._over = 0  # those asked for up to here are called off
+        self._over = 0.0  # audits that had come by then (time.monotonic) are called off
         self._waiting: Future[Any] | None = None
 
     def begin(self, generation: Generation, step: int) -> None:
@@ -49,24 +41,20 @@ class Auditing:
         if generation.commitments is not None:
             self._kept.offer(generation.offer(step))
 
-    def ask(self) -> Asked:
-        """Of an audit that has come; to be given to ``carry_out``."""
-        self._asked += 1
-        return Asked(self._asked, time.monotonic())
-
     def call_off(self) -> None:
         """The step is committed or aborted, so that nobody waits for the audits that have come so far."""
         self._kept.withdraw()
         with self._lock:
-            self._over = self._asked
+            self._over = time.monotonic()
             if self._waiting is not None:
                 self._waiting.cancel()
 
     def carry_out(
-        self, audit: Audit, asked: Asked, generation: Generation | None, voted: int | None, dialler: Dialler
+        self, audit: Audit, came: float, generation: Generation | None, voted: int | None, dialler: Dialler
     ) -> None:
-        """Repeats the work and reports the result, unless it does not fit what this node does, or is called off."""
-        if asked.number <= self._over:
+        """Repeats the work and reports the result, unless it does not fit what this node does, or is called off. ``came``: when
+        the audit did (time.monotonic)."""
+        if came <= self._over:
             return
         if (wrong := misfit(audit, generation, voted)) or generation is None:
             log.warning("MISFIT: an audit is not answered: %s", wrong)
@@ -76,11 +64,11 @@ class Auditing:
         witnesses = Witnesses(generation.number, audit.step, generation.around, dialler, lease, seconds * PEER_FRACTION)
 
         def fetch(wanted: Sequence[Wanted]) -> Sequence[Tensor]:
-            return self._await(witnesses.fetch(wanted), asked.number)
+            return self._await(witnesses.fetch(wanted), came)
 
         try:
             with span(Activity.AUDIT, audit.step):
-                answer = do_again(audit, generation, fetch, lambda: time.monotonic() > asked.at + seconds)
+                answer = do_again(audit, generation, fetch, lambda: time.monotonic() > came + seconds)
         except Closed as closed:
             log.info("an audit of %s is called off: %s", audit.node, closed)
             return
@@ -92,9 +80,9 @@ class Auditing:
             asyncio.run_coroutine_threadsafe(witnesses.close(), self._loop)
         self._report(NodeMessage(audited=answer))
 
-    def _await(self, work: Coroutine[Any, Any, Result], asked: int) -> Result:
+    def _await(self, work: Coroutine[Any, Any, Result], came: float) -> Result:
         with self._lock:
-            if asked <= self._over:
+            if came <= self._over:
                 work.close()
                 raise Closed("the step is over")
             self._waiting = waiting = asyncio.run_coroutine_threadsafe(work, self._loop)

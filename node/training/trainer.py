@@ -6,6 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
@@ -26,7 +27,7 @@ from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
-from dtfm.node.training.auditing import Asked, Auditing
+from dtfm.node.training.auditing import Auditing
 from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_failed, problem_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
@@ -112,8 +113,8 @@ class Trainer:
 
     def audit(self, audit: wire.Audit) -> None:
         """Does another replica's work again, of the step that this node has voted on, unless that is over first."""
-        asked = self._auditing.ask()
-        self._commands.put(lambda: self._audit(audit, asked))
+        came = time.monotonic()
+        self._commands.put(lambda: self._audit(audit, came))
 
     def links_changed(self, links: wire.LinksChanged) -> None:
         self._commands.put(lambda: self._links_changed(links))
@@ -484,9 +485,9 @@ class Trainer:
             chosen = wire.CodecsChosen(generation=generation.number, codecs=generation.codecs.report)
             self._report(wire.NodeMessage(codecs_chosen=chosen))
 
-    def _audit(self, audit: wire.Audit, asked: Asked) -> None:
+    def _audit(self, audit: wire.Audit, came: float) -> None:
         assert self._loaded is not None
-        self._auditing.carry_out(audit, asked, self._generation, self._voted, self._loaded.dialler)
+        self._auditing.carry_out(audit, came, self._generation, self._voted, self._loaded.dialler)
 
     def _forget_vote(self) -> None:
         self._voted = None
