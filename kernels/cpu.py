@@ -166,51 +166,44 @@ def _restore_i4(values: U8, values_at: int, half: int, step: np.float32, x: F32,
 
 @compiled(types.boolean(_f32_in, _u8, _u16))
 def _encode_i8(x: F32, values: U8, scales: U16) -> bool:
-    wide = np.empty(1, np.uint32)
     for b in range(scales.size):
         scale = _scale(x, 256 * b, 256)
         if scale >= _CEILING:
             return False
         scales[b] = scale
-        wide[0] = scale << _HALF
-        factor = _LEVELS_8 / wide.view(np.float32)[0] if scale else _ZERO
+        factor = _LEVELS_8 / np.uint32(scale << _HALF).view(np.float32) if scale else _ZERO
         _quantise_i8(x, 256 * b, 256, factor, values.view(np.int8))
     return True
 
 
 @compiled(types.void(_u8_in, _u16_in, _f32))
 def _decode_i8(values: U8, scales: U16, x: F32) -> None:
-    wide = np.empty(1, np.uint32)
     signed = values.view(np.int8)
     for b in range(scales.size):
-        wide[0] = np.uint32(scales[b]) << _HALF
-        step = wide.view(np.float32)[0] / _LEVELS_8
+        step = np.uint32(np.uint32(scales[b]) << _HALF).view(np.float32) / _LEVELS_8
         for i in range(256 * b, 256 * b + 256):
             x[_Index(i)] = np.float32(signed[_Index(i)]) * step
 
 
 @compiled(types.boolean(_f32_in, _u8, _u16))
 def _encode_i4(x: F32, values: U8, scales: U16) -> bool:
-    wide = np.empty(1, np.uint32)
     half = min(32, x.size)
     for b in range(scales.size):
         scale = _scale(x, 64 * b, 2 * half)
         if scale >= _CEILING:
             return False
         scales[b] = scale
-        wide[0] = scale << _HALF
-        factor = _LEVELS_4 / wide.view(np.float32)[0] if scale else _ZERO
+        factor = _LEVELS_4 / np.uint32(scale << _HALF).view(np.float32) if scale else _ZERO
         _quantise_i4(x, 64 * b, half, factor, values, 32 * b)
     return True
 
 
 @compiled(types.void(_u8_in, _u16_in, _f32))
 def _decode_i4(values: U8, scales: U16, x: F32) -> None:
-    wide = np.empty(1, np.uint32)
     half = min(32, x.size)
     for b in range(scales.size):
-        wide[0] = np.uint32(scales[b]) << _HALF
-        _restore_i4(values, 32 * b, half, wide.view(np.float32)[0] / _LEVELS_4, x, 64 * b)
+        step = np.uint32(np.uint32(scales[b]) << _HALF).view(np.float32) / _LEVELS_4
+        _restore_i4(values, 32 * b, half, step, x, 64 * b)
 
 
 @compiled()
@@ -230,7 +223,6 @@ def _encode_topk(x: F32, block: int, values: NDArray[np.int8], places: U8, scale
     # that the first of equal magnitudes is the largest key.
     keys, chosen = np.empty(kept, np.uint64), np.empty(kept, np.uint64)
     shift, last = np.uint64(8), np.uint64(block - 1)
-    wide = np.empty(1, np.uint32)
     for b in range(scales.size):
         first = b * block
         for k in range(kept):
@@ -247,8 +239,7 @@ def _encode_topk(x: F32, block: int, values: NDArray[np.int8], places: U8, scale
         if scale >= _CEILING:
             return False
         scales[b] = scale
-        wide[0] = scale << _HALF
-        factor = _LEVELS_8 / wide.view(np.float32)[0] if scale else _ZERO
+        factor = _LEVELS_8 / np.uint32(scale << _HALF).view(np.float32) if scale else _ZERO
         for k in range(kept):
             _insert(chosen, kept - 1 - k, last - (keys[k] & last))
         for k in range(kept):
@@ -260,11 +251,9 @@ def _encode_topk(x: F32, block: int, values: NDArray[np.int8], places: U8, scale
 
 @compiled(types.void(_i8_rows_in, _u8_rows_in, _u16_in, types.intp, _f32))
 def _decode_topk(values: NDArray[np.int8], places: U8, scales: U16, block: int, x: F32) -> None:
-    wide = np.empty(1, np.uint32)
     x[:] = _ZERO
     for b in range(scales.size):
-        wide[0] = np.uint32(scales[b]) << _HALF
-        step = wide.view(np.float32)[0] / _LEVELS_8
+        step = np.uint32(np.uint32(scales[b]) << _HALF).view(np.float32) / _LEVELS_8
         for k in range(values.shape[1]):
             i = b * block + places[b, k]
             if i < x.size:
