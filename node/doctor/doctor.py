@@ -137,7 +137,7 @@ async def look_at_port(place: Place) -> list[Finding]:
         return [Finding("listen", False, f"{place.listen}: {why}", "give a free port with --listen HOST:PORT")]
     if place.behind_nat:
         opened = await router.open(port)
-    addresses = list(candidates(host_of(place.listen), port, place.advertise, place.facing, opened))
+    addresses = candidates(host_of(place.listen), port, place.advertise, place.facing, opened)
     await router.close()
     found = [Finding("listen", True, f"{place.listen} is free")]
     if place.facing:

@@ -55,17 +55,16 @@ def candidates(
     opened: str = "",
     environment: Mapping[str, str] = os.environ,
     found: Callable[[], Sequence[Interface]] = interfaces,
-) -> dict[str, str]:
-    """The candidates of a node that listens on ``host`` and ``port``, likelier ones first, and where each is from; at most
-    MOST_CANDIDATES.
+) -> list[str]:
+    """The candidates of a node that listens on ``host`` and ``port``, likelier ones first; at most MOST_CANDIDATES.
 
     ``advertise``: what the owner gave, as IP or IP:PORT. ``facing``: the address of this machine that faces the coordinator: if
     it is on loopback, so are all nodes, and it alone counts. ``opened``: the candidate that the home router opened. Raises
     ValueError for an ``advertise`` that peers could not use.
     """
-    named = [(write_candidate(*read_candidate(_with_port(text, port))), "--advertise") for text in advertise]
+    named = [write_candidate(*read_candidate(_with_port(text, port))) for text in advertise]
     if facing and ip_address(facing).is_loopback:
-        return dict([*named, (write_candidate(ip_address(facing), port), "interface")][:MOST_CANDIDATES])
+        return list(dict.fromkeys([*named, write_candidate(ip_address(facing), port)]))[:MOST_CANDIDATES]
     own: list[Address] = []
     wildcard = ip_address(host).is_unspecified
     # The interface that faces the coordinator is the likeliest.
@@ -77,13 +76,8 @@ def candidates(
             own.append(address)
     # A private address costs a peer elsewhere a moment, a public one is right for all: the first of each come first.
     own.sort(key=way_to)
-    named += [(rented, "Vast or RunPod") for rented in _mapped(environment, port)]
-    named += [(opened, "router"), *((write_candidate(address, port), "interface") for address in own)]
-    known: dict[str, str] = {}
-    for candidate, source in named:
-        if _usable(candidate) and len(known) < MOST_CANDIDATES:
-            known.setdefault(candidate, source)
-    return known
+    named += [*_mapped(environment, port), opened, *(write_candidate(address, port) for address in own)]
+    return list(dict.fromkeys(filter(_usable, named)))[:MOST_CANDIDATES]
 
 
 def _mapped(environment: Mapping[str, str], port: int) -> list[str]:
