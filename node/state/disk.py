@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -80,8 +80,10 @@ class Disk:
                 f"{self._root} has {free} bytes free; a snapshot takes at most {FREE_SPACE_FRACTION:.0%} of that"
             )
 
-    def read(self, step: int, bucket: int, offset: int = 0) -> tuple[int, Iterator[memoryview]]:
-        """The number of the file's bytes from ``offset`` on, and these, PIECE_BYTES at a time. Raises LookupError."""
+    def read(
+        self, step: int, bucket: int, offset: int = 0, at_once: int = PIECE_BYTES
+    ) -> tuple[int, Iterator[memoryview]]:
+        """The number of the file's bytes from ``offset`` on, and these, as many ``at_once``. Raises LookupError."""
         try:
             file = (self._step(step) / file_name(bucket)).open("rb")
             size = os.fstat(file.fileno()).st_size
@@ -92,17 +94,20 @@ class Disk:
         def pieces() -> Iterator[memoryview]:
             with file:
                 file.seek(begin)
-                while piece := file.read(PIECE_BYTES):
+                while piece := file.read(at_once):
                     yield memoryview(piece)
 
         return size - begin, pieces()
 
-    def has(self, step: int, bucket: int, digest: bytes) -> bool:
-        """Whether the file is there with that BLAKE3."""
+    def has(
+        self, step: int, bucket: int, digest: bytes, take: Callable[[memoryview], object] = lambda _: None
+    ) -> bool:
+        """Whether the file is there with that BLAKE3. ``take`` gets its pieces, which count only if it is."""
         found = blake3()
         try:
             for piece in self.read(step, bucket)[1]:
                 found.update(piece)
+                take(piece)
         except (LookupError, OSError):
             return False
         return found.digest() == digest

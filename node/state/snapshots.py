@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 
 import torch
-from blake3 import blake3
 
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.model.bucket import Bucket
@@ -144,14 +143,8 @@ class Snapshots:
 
     def _load(self, step: int, bucket: Bucket, part: Part) -> bool:
         """Whether the part is on this disk, and ``bucket`` now has its content. Raises ValueError if it is of another model."""
-        loading, digest = Loading(bucket, named(step, part)), blake3()
-        try:
-            for piece in self.disk.read(step, part.bucket)[1]:
-                digest.update(piece)
-                loading.take(piece)
-        except (LookupError, OSError):  # what cannot be read here may be on other disks
-            return False
-        if digest.digest() != part.digest:
+        loading = Loading(bucket, named(step, part))
+        if not self.disk.has(step, part.bucket, part.digest, loading.take):  # it may be on other disks
             return False
         loading.finish()
         return True

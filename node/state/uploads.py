@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -89,7 +89,7 @@ class Uploads:
         nonce, at, size, begun = secrets.token_hex(NONCE_BYTES), 0, len(first), time.monotonic()
         with NewFile(upload.folder, bucket_file(part.bucket, nonce)) as target:
             target.write(first)
-            for piece in _small(self._disk.read(upload.step, part.bucket)[1]):
+            for piece in self._disk.read(upload.step, part.bucket, at_once=PIECE_BYTES)[1]:
                 self._check_wanted(upload)
                 whole.update(piece)
                 for number, content in enumerate(_split(piece, at, (len(header), *[each] * spec.tensors))):
@@ -111,13 +111,6 @@ class Uploads:
         """Raises Abandoned if the coordinator does not want it any more."""
         if self._step != upload.step:
             raise Abandoned
-
-
-def _small(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The pieces, in pieces of at most PIECE_BYTES."""
-    for large in pieces:
-        for begin in range(0, len(large), PIECE_BYTES):
-            yield large[begin : begin + PIECE_BYTES]
 
 
 def _split(piece: memoryview, at: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
