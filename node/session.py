@@ -124,7 +124,7 @@ class Session:
         finally:
             await self._trainer.stand_by(wire.Standby())
             await asyncio.to_thread(self._trainer.stop)
-            coordinator_disk.wait_no_more()
+            coordinator_disk.LINE.closing.set()
             await asyncio.to_thread(self._snapshots.close)
             for task in self._tasks:
                 task.cancel()
@@ -209,7 +209,7 @@ class Session:
         if self._opening is not None:
             with long_part("asking the home router for a port"):
                 self._opened = await self._opening
-        coordinator_disk.lead_to(opened)
+        coordinator_disk.LINE.lead_to(opened)
         self._key = opened.access.key
         self._own = await asyncio.to_thread(runs_it, opened.access.pin)
         self._outgoing = asyncio.Queue()

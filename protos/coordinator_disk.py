@@ -37,16 +37,18 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAUTHENTICATED)
 
 
-class _Line:
+class Line:
     """The connection of this process to its coordinator's disk, over the last way by which it was reached."""
 
     def __init__(self) -> None:
         self.closing = Event()
+        """Set when this process is to end: whatever meets a coordinator that is away then fails at once."""
         self._lock = Lock()
         self._opened: Opened | None = None
         self._channel: grpc.Channel | None = None
 
     def lead_to(self, opened: Opened) -> None:
+        """From now on the file system is the disk of the coordinator that was reached in this way."""
         with self._lock:
             if self._channel is not None:
                 self._channel.close()
@@ -68,17 +70,7 @@ class _Line:
             return call
 
 
-_line = _Line()
-
-
-def lead_to(opened: Opened) -> None:
-    """From now on the file system is the disk of the coordinator that was reached in this way."""
-    _line.lead_to(opened)
-
-
-def wait_no_more() -> None:
-    """This process is to end: whatever meets a coordinator that is away from now on fails at once."""
-    _line.closing.set()
+LINE = Line()
 
 
 def _answer(method: str, request: Any, begun: Future[Any] | None = None) -> Any:
@@ -86,7 +78,7 @@ def _answer(method: str, request: Any, begun: Future[Any] | None = None) -> Any:
     until, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
     while True:
         try:
-            return (begun or _line.call(method, request)).result()
+            return (begun or LINE.call(method, request)).result()
         except grpc.RpcError as error:
             code, begun = error.code(), None
             sentence = f"the coordinator's disk: {error.details()}"
@@ -98,10 +90,10 @@ def _answer(method: str, request: Any, begun: Future[Any] | None = None) -> Any:
                 raise OSError(sentence) from None
         except grpc.FutureCancelledError:  # the line leads elsewhere now
             begun, sentence = None, "the way to the coordinator has changed"
-        if _line.closing.is_set():
+        if LINE.closing.is_set():
             raise OSError(f"{sentence}; this node is stopping, and does not wait for it")
         log.warning("%s; trying again in %.1f s", sentence, pause)
-        _line.closing.wait(pause)
+        LINE.closing.wait(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
@@ -153,7 +145,7 @@ class File(AbstractBufferedFile):  # type: ignore[misc]
         for first in range(0, len(data), PIECE_BYTES):
             piece = bytes(data[first : first + PIECE_BYTES])
             put = wire.PutRequest(path=self.path, upload=self._upload, offset=self.offset + first, data=piece)
-            begun.append((put, _line.call("Put", put)))
+            begun.append((put, LINE.call("Put", put)))
             if len(begun) == MOST_AT_ONCE:
                 oldest, call = begun.pop(0)
                 _answer("Put", oldest, call)

@@ -69,7 +69,7 @@ async def newest_of(where: str) -> tuple[Ledger, str]:
         raise CheckpointError(f"the coordinator has ended before the weights of step {reply.step} were there")
     folder = ledger.copies.checkpoints[ledger.copies.checkpoint_step].folder
     if not fsspec.url_to_fs(folder)[0].exists(folder):
-        coordinator_disk.lead_to(await open_way(where))
+        coordinator_disk.LINE.lead_to(await open_way(where))
         folder = parse_run(ledger.run, "the log").as_nodes_reach(folder)
     return ledger, folder
 
