@@ -99,9 +99,7 @@ class Disk:
 
         return size - begin, pieces()
 
-    def has(
-        self, step: int, bucket: int, digest: bytes, take: Callable[[memoryview], object] = lambda _: None
-    ) -> bool:
+    def has(self, step: int, bucket: int, digest: bytes, take: Callable[[memoryview], object] = lambda _: None) -> bool:
         """Whether the file is there with that BLAKE3. ``take`` gets its pieces, which count only if it is."""
         found = blake3()
         try:

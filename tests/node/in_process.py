@@ -22,7 +22,7 @@ from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.training.generation import Generation, Inherited, Speed
+from dtfm.node.training.generation import Generation, Inherited
 from dtfm.node.training.generation_setup import inherit
 from dtfm.node.training.pipeline import Outcome
 from dtfm.node.transport.receiver import Receiver
@@ -117,8 +117,8 @@ class InProcess:
 
     def _start(self, placement: Placement, stage: Stage, inherited: Inherited) -> None:
         sender = cast(Sender, self.senders[placement.node])
-        speed = Speed(self._hardware, dict.fromkeys(self.senders, self._speed_of_links))
-        generation = Generation(self._loaded, placement, stage, self.step, sender, speed, inherited)
+        bandwidth = dict.fromkeys(self.senders, self._speed_of_links)
+        generation = Generation(self._loaded, placement, stage, self.step, sender, self._hardware, bandwidth, inherited)
         self.generations[placement.node] = generation
         self._receivers[placement.node] = generation.receiver
 

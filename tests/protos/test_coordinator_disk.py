@@ -12,7 +12,7 @@ import pytest
 
 from dtfm.node.data.storage import write
 from dtfm.protos import coordinator_disk
-from dtfm.protos.coordinator_disk import _Line, wait_no_more
+from dtfm.protos.coordinator_disk import Line
 
 
 class Away(grpc.RpcError):
@@ -26,19 +26,19 @@ class Away(grpc.RpcError):
 async def test_who_is_told_to_stop_waits_no_longer_for_a_coordinator_that_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, line = Event(), _Line()
+    asked, line = Event(), Line()
 
     def call(_method: str, _request: Any) -> None:
         asked.set()
         raise Away
 
     monkeypatch.setattr(line, "call", call)
-    monkeypatch.setattr(coordinator_disk, "_line", line)
+    monkeypatch.setattr(coordinator_disk, "LINE", line)
     monkeypatch.setattr(coordinator_disk, "FIRST_PAUSE_SECONDS", 60.0)
     writing = asyncio.create_task(asyncio.to_thread(write, "coordinator://disk/step-00000001", "x", b"content"))
     await asyncio.to_thread(asked.wait)
     began = time.monotonic()
-    wait_no_more()
+    line.closing.set()
     with pytest.raises(OSError, match="nobody is there; this node is stopping"):
         await asyncio.wait_for(writing, 30)
     assert time.monotonic() - began < 10

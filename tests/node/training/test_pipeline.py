@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,8 +21,8 @@ from dtfm.node.training.pipeline import (
     NonFinite,
     Outcome,
     Topic,
-    evaluate,
     TrainingStep,
+    evaluate,
 )
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
@@ -202,14 +201,19 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs or {})
 
 
+def step(placement: Placement, progress: Progress, queue: TopicQueue[Topic, Arrival] | None = None) -> TrainingStep:
+    """Of a node with one layer. What it sends goes nowhere."""
+    tensors = queue or TopicQueue(), lambda *_: None, lambda _: None
+    return TrainingStep(placement, progress, compute(layer(1)), *tensors, lambda: None)
+
+
 def test_nothing_is_read_from_the_device_while_a_step_is_computed() -> None:
     shape = plan(1)
     placement = placement_of(shape, "s0r0", MICRO_BATCHES)
     assert placement is not None
-    neighbours = (TopicQueue(), lambda *_: None, lambda _: None)
     with Reads() as reads:
-        TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run()
-        evaluate(placement, STEP, compute(layer(1)), neighbours)
+        step(placement, Progress(1, STEP)).run()
+        evaluate(placement, STEP, compute(layer(1)), TopicQueue(), lambda *_: None)
         assert reads.count == 0
         torch.ones(()).item()
     assert reads.count == 1
@@ -219,11 +223,10 @@ def test_losses_of_an_earlier_attempt_count() -> None:
     shape = plan(1)
     placement = placement_of(shape, "s0r0", 0)
     assert placement is not None
-    neighbours, progress = (TopicQueue(), lambda *_: None, lambda _: None), Progress(1, STEP)
-    whole = TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run()
+    whole, progress = step(placement, Progress(1, STEP)).run(), Progress(1, STEP)
     progress.losses[2] = squared(layer(1)(rows(2)), rows(102)).detach()
     progress.finished.add(2)
-    assert TrainingStep(placement, progress, compute(layer(1)), *neighbours, lambda: None).run().loss_sum == whole.loss_sum
+    assert step(placement, progress).run().loss_sum == whole.loss_sum
 
 
 def test_a_step_that_is_called_off_ends() -> None:
@@ -232,8 +235,7 @@ def test_a_step_that_is_called_off_ends() -> None:
     assert placement is not None
     queue: TopicQueue[Topic, Arrival] = TopicQueue()
     with ThreadPoolExecutor(1) as pool:
-        neighbours = (queue, lambda *_: None, lambda _: None)
-        waiting = pool.submit(TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run)
+        waiting = pool.submit(step(placement, Progress(1, STEP), queue).run)
         queue.close("s0r0 left")
         with pytest.raises(Closed, match="s0r0 left"):
             waiting.result(timeout=30)
