@@ -56,6 +56,8 @@ class Ledger:
     """Under the one plan in force: see training.py."""
     copies: Copies = field(default_factory=Copies)
     trust: Trust = field(default_factory=Trust)
+    leaving: tuple[str, ...] = ()
+    """The members that want to leave, by name."""
     is_alone: bool = True
     """Whether all members belong to one party, and in an open run all who are enrolled as nodes: then there is nobody to be
     protected from it."""

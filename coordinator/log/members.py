@@ -44,13 +44,14 @@ class Member:
 
 
 def recounted(ledger: Ledger) -> Ledger:
-    """The ledger, once its members or their names have changed: whether one party is alone is known again. Among strangers it is
-    not, as long as names of others are enrolled: who shares a run with people whom it knows may end it while they are away, and a
-    stranger may not."""
+    """The ledger, once its members or their names have changed: who is leaving, and whether one party is alone, is known again.
+    Among strangers it is not, as long as names of others are enrolled: who shares a run with people whom it knows may end it
+    while they are away, and a stranger may not."""
     names = [*ledger.members]
     if ledger.is_open:
         names += [name for name, holder in ledger.access.names.items() if holder.role == Role.NODE]
-    return replace(ledger, is_alone=len({ledger.key_of(name) or name for name in names}) <= 1)
+    leaving = tuple(sorted(name for name, member in ledger.members.items() if member.leaving))
+    return replace(ledger, leaving=leaving, is_alone=len({ledger.key_of(name) or name for name in names}) <= 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class NodeLeaving:
 
     def apply(self, ledger: Ledger) -> Ledger:
         leaving = ledger.with_member(self.node, replace(ledger.members[self.node], leaving=self.reason))
-        return replace(leaving, training=ledger.training.with_loss(self.node))
+        return recounted(replace(leaving, training=ledger.training.with_loss(self.node)))
 
     def narrate(self) -> str:
         return f"{self.node} is leaving ({self.reason}) and hands over its work first"

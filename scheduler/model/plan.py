@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from dtfm.scheduler.model.memory import Keeping
@@ -50,7 +51,7 @@ class Takeover:
     heirs: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Stages in pipeline order, island by island. A node is in exactly one stage, or idle.
 
@@ -69,7 +70,7 @@ class Plan:
     idle: tuple[str, ...] = ()
     takeovers: tuple[Takeover, ...] = ()
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[str, ...]:
         """All nodes that compute, stage by stage."""
         return tuple(node for stage in self.stages for node in stage.replicas)

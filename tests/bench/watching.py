@@ -31,7 +31,7 @@ STEP_SECONDS = 2.0
 STEPS = 15
 """That are timed with, and without, who looks on."""
 MICRO_BATCH, GLOBAL_BATCH = 2, 2048
-JOINS_PER_SECOND = 20
+JOINS_PER_SECOND = 8
 
 
 class Serving:

@@ -56,7 +56,7 @@ def wants_to_leave(transition: Transition, session: Session, leaving: wire.Leavi
 def let_go(transition: Transition) -> None:
     """Sets free the nodes that want to leave and are not needed any more."""
     members = transition.state.ledger.members
-    for node in sorted([node for node, member in members.items() if member.leaving]):
+    for node in transition.state.ledger.leaving:
         session = transition.state.members.sessions.get(node)
         if session is None or transition.state.stopped or _is_needed(transition, session):
             continue

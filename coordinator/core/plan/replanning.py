@@ -156,8 +156,7 @@ def switch_is_due(state: State) -> bool:
 
 def leaver_is_stuck(state: State) -> bool:
     """Whether a node of the plan wants to leave and no plan is possible without it: then the next commit ends in a checkpoint."""
-    plan, members = state.ledger.training.in_force, state.ledger.members
-    if not any(member.leaving and node in plan.nodes for node, member in members.items()):
+    if not set(state.ledger.leaving) & set(state.ledger.training.in_force.nodes):
         return False
     found, question = state.planner.answer, question_of(state)
     no_plan = found is not None and found.question == question and found.plan is None and not found.hasty
@@ -172,7 +171,7 @@ def question_of(state: State) -> Question:
 
 
 def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool) -> Decision:
-    planner, question, hold = state.planner, question_of(state), state.ledger.hold
+    planner, hold = state.planner, state.ledger.hold
     if hold is not None and not hold.ends:
         return Wait(WaitReason.PAUSED, hold.narrate())
     if problem := _too_few(state, phase, now):
@@ -181,6 +180,7 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
         return Wait(WaitReason.NODES_MAY_RETURN, awaited)
     if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
         return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
+    question = question_of(state)
     if planner.chosen is not None:
         return Adopt(planner.chosen, phase.reason)
     found = planner.answer if planner.answer and planner.answer.question == question else None

@@ -70,12 +70,18 @@ def measure_relays(transition: Transition) -> None:
     """Has relays that others have begun to use measure their connections, with nodes that can be dialled."""
     members, ledger = transition.state.members, transition.state.ledger
     used = {way.relay for row in ledger.reach.ways.values() for way in row.values()}
+    due = [
+        s
+        for node in sorted(used)
+        if (s := members.sessions.get(node)) and s.admission is Admission.RELAY and not s.probe_until
+    ]
+    if not due:
+        return  # before anything is done for each member, as members come one by one
     dialled = {other for row in members.dialled.values() for other, known in row.items() if known.way}
     peers = [s for s in members.sessions.values() if s.node in dialled and s.admission not in _NO_PEERS]
-    for session in members.sessions.values() if peers else ():
-        if session.admission is Admission.RELAY and session.node in used and not session.probe_until:
-            transition.set_session(replace(session, probe_until=transition.now))
-            ways.probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
+    for session in due if peers else ():
+        transition.set_session(replace(session, probe_until=transition.now))
+        ways.probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
 
 
 def count_as_broken(transition: Transition, pairs: Collection[tuple[str, str]], why: str) -> None:
