@@ -17,6 +17,8 @@ from dtfm.coordinator.log.store import Store
 log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.1
 """Before a write that failed is tried again; then twice as long each time."""
+READERS_PAUSE_SECONDS = 0.25
+"""Who follows the log is told this much later: nodes come first, and a reader may take as much work as a node."""
 
 What = TypeVar("What")
 Result = TypeVar("Result")
@@ -92,6 +94,7 @@ class LogWriter:
             if not follow or self._closed:
                 return
             await appended.wait()
+            await asyncio.sleep(READERS_PAUSE_SECONDS)
 
     def let_follow(self, more: bool) -> None:
         """Whether events follow. If not, who has heard all waits for no other."""

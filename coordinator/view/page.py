@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -134,6 +134,7 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
 
 def _nodes(ledger: Ledger, spans: list[Span]) -> Iterator[Document]:
     """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last timed step."""
+    reached = _reached(ledger)
     does = {span.node: {"doing": span.doing, "place": span.place} for span in spans if not span.last}
     timed, plan = ledger.training.timed, ledger.training.plan
     loads = {n: load for s in (plan.stages if plan else ()) for n, load in zip(s.replicas, s.loads, strict=True)}
@@ -144,7 +145,7 @@ def _nodes(ledger: Ledger, spans: list[Span]) -> Iterator[Document]:
             "load": loads.get(node, 0),
             "busy": timed.compute_seconds.get(node) if timed is not None else None,
             "waited": timed.wait_seconds.get(node) if timed is not None else None,
-            "reached": _reached(ledger, node),
+            "reached": reached.get(node, ""),
             "sends": "; ".join(f"to {other} {describe_codecs(to[other])}" for other in sorted(to)[:10] if to[other]),
             "leaving": member.leaving,
         }
@@ -189,10 +190,13 @@ def _lanes(spans: list[Span]) -> list[Document]:
     return [asdict(span) for span in spans if span.node in kept]
 
 
-def _reached(ledger: Ledger, node: str) -> str:
-    links = [row[node] for row in ledger.reach.links.values() if node in row]
-    ways = Counter((link.way or "direct") if link.bandwidth > 0 else "not at all" for link in links)
-    return ", ".join(f"{way} from {count}" for way, count in ways.most_common(10))
+def _reached(ledger: Ledger) -> Mapping[str, str]:
+    """By node, in which ways others reach it."""
+    ways = defaultdict[str, Counter[str]](Counter)
+    for row in ledger.reach.links.values():
+        for node, link in row.items():
+            ways[node][(link.way or "direct") if link.bandwidth > 0 else "not at all"] += 1
+    return {node: ", ".join(f"{way} from {n}" for way, n in each.most_common(10)) for node, each in ways.items()}
 
 
 def _shown(document: Any) -> Any:
