@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
-from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunStarted, RunStopped
+from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunResumed, RunStarted, RunStopped
 from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addresses
@@ -30,6 +30,9 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
 from dtfm.protos.private_files import read_private, write_private
 from dtfm.protos.run_file.run_file import RunFile, read_run_file
+
+MOST_AFTER = 100
+"""The number of events that may follow a run's stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,17 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
     for aside in start_over(store_url, run) if new and run is not None else ():
         print(f"What was there is {aside} now.", file=sys.stderr)
     with Store(store_url, write=True, waits=reserve) as store:
-        if store.was_reserve and any(isinstance(newest.event, RunStopped) for newest in store.page(store.last - 1)):
+        if store.was_reserve and was_stopped(store):
             print("The run was stopped, so no reserve is needed.", file=sys.stderr, flush=True)
             return 0
         return asyncio.run(_serve(store, run, run_file, page, metrics, options))
+
+
+def was_stopped(store: Store) -> bool:
+    """Whether the last coordinator has ended because an operator wished so."""
+    newest = [record.event for record in store.page(max(store.last - MOST_AFTER, 0))]
+    told = [event for event in newest if isinstance(event, RunStarted | RunResumed | RunStopped)]
+    return isinstance(told[-1] if told else None, RunStopped)
 
 
 def _check_reserve(store_url: str, new: bool, authority: Path | None) -> None:

@@ -50,9 +50,9 @@ _IS_THERE = _RESERVES.c.looked > sa.func.now() - timedelta(seconds=RESERVE_SECON
 
 
 def take(engine: sa.Engine, name: str, *, waits: bool) -> tuple[int, bool]:
-    """Takes the lease of the store ``name`` once it has run out. Returns its epoch, and whether it waited. Makes the
-    tables that are missing. ``waits``: however long another coordinator renews it, and while the database is away. Raises
-    StoreError."""
+    """Takes the lease of the store ``name`` once it has run out. Returns its epoch, and whether another coordinator has renewed
+    it or given it up meanwhile. Makes the tables that are missing. ``waits``: however long another one renews it, and while the
+    database is away. Raises StoreError."""
     seen: sa.Row[Any] | None = None
     since, pause, is_away, waited, own_name = 0.0, LONGEST_PAUSE_SECONDS, False, False, secrets.token_hex(16)
     while True:
@@ -68,6 +68,7 @@ def take(engine: sa.Engine, name: str, *, waits: bool) -> tuple[int, bool]:
                     if seen is not None and not waits:
                         fix = "stop it, let this one wait with --reserve, or give this one another store with --store"
                         raise AnotherWriter(f"store {name}: another coordinator writes to it; {fix}")
+                    waited = waited or seen is not None
                     seen, since, pause = row, time.monotonic(), min(row.seconds / LOOKS, LONGEST_PAUSE_SECONDS)
                 if time.monotonic() - since >= row.seconds:
                     unchanged = (_LEASE.c.epoch == row.epoch) & (_LEASE.c.beats == row.beats)
@@ -76,7 +77,6 @@ def take(engine: sa.Engine, name: str, *, waits: bool) -> tuple[int, bool]:
                         connection.execute(sa.delete(_RESERVES).where(_RESERVES.c.name == own_name))
                         return int(row.epoch) + 1, waited
                 if waits:
-                    waited = True
                     _note(connection, own_name)
         except AnotherWriter:
             raise

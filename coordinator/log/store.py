@@ -49,7 +49,7 @@ class Store:
         self.url = self._engine.url.render_as_string()
         self._lock: int | None = None
         self._epoch = 0  # of the lease; 0: it has none
-        self.was_reserve = False  # whether it has waited for the lease
+        self.was_reserve = False  # whether another one had the lease before it
         self._last = 0
         self._is_uncertain = False  # whether the last append has been stored
         if write and (path := sqlite_file(self._engine.url)):

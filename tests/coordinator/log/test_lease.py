@@ -39,6 +39,7 @@ def test_one_that_is_stopped_while_another_takes_over_writes_nothing(store_url: 
                 with pytest.raises(AnotherWriter, match="another coordinator has taken this run over"):
                     write()
             old.close()  # it has nothing to give up
+            assert not new.was_reserve, "the other one renewed nothing while it waited"
             assert new.append([ev.NodeReady("c")])[0].sequence == 2
             assert [record.event for record in new.read()] == [ev.NodeReady("a"), ev.NodeReady("c")]
             assert not list(new.snapshots(until=2))
@@ -114,6 +115,7 @@ def test_while_the_lease_is_renewed_a_second_one_is_refused_and_a_reserve_waits(
             given_up.set()
         renewing.result(10)
         with reserve.result(10) as taken:
+            assert taken.was_reserve
             assert taken.reserves() == 0
 
 
