@@ -113,13 +113,14 @@ class Retry:
 class Members:
     """Who is connected, and what is remembered of those who left.
 
-    ``sessions`` are by node. ``ended``: those that left for good last, the oldest first.
+    ``sessions`` are by node, and ``streams`` says whose each is. ``ended``: those that left for good last, the oldest first.
     ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
     dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
     last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
+    streams: Mapping[int, str] = field(default_factory=dict)
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
@@ -128,13 +129,17 @@ class Members:
     hearing: float = -math.inf
 
     def session_of(self, stream: int) -> Session | None:
-        return next((session for session in self.sessions.values() if session.stream == stream), None)
+        return self.sessions.get(self.streams.get(stream, ""))
 
     def with_session(self, session: Session) -> Members:
-        return replace(self, sessions={**self.sessions, session.node: session})
+        streams = self.streams
+        if session.stream not in streams:  # with it, the node's last one ends
+            streams = {**self.without_session(session.node).streams, session.stream: session.node}
+        return replace(self, sessions={**self.sessions, session.node: session}, streams=streams)
 
     def without_session(self, node: str) -> Members:
-        return replace(self, sessions={name: s for name, s in self.sessions.items() if name != node})
+        sessions = {name: session for name, session in self.sessions.items() if name != node}
+        return replace(self, sessions=sessions, streams={session.stream: name for name, session in sessions.items()})
 
 
 @dataclass(frozen=True, slots=True)

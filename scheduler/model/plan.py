@@ -77,7 +77,11 @@ class Plan:
 
     def stage_of(self, node: str) -> int | None:
         """Index of the stage that the node holds, or None."""
-        return next((index for index, stage in enumerate(self.stages) if node in stage.replicas), None)
+        return self._stages.get(node)
+
+    @cached_property
+    def _stages(self) -> dict[str, int]:
+        return {node: index for index, stage in enumerate(self.stages) for node in stage.replicas}
 
     @property
     def islands(self) -> tuple[Plan, ...]:

@@ -41,7 +41,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     passed = auditing.passed_in(state, phase, node, vote)
     phase = replace(phase, votes={**phase.votes, node: vote}, passed=passed)
     transition.set_phase(phase)
-    if phase.votes.keys() == set(plan.nodes):
+    if len(phase.votes) == len(plan.nodes):
         _all_voted(transition, phase)
 
 
@@ -118,15 +118,17 @@ def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
     state = transition.state
     if state.rounds.exchanges(state.ledger.training.step + 1):
         return 0
-    loads = (each for stage in plan.last_stages for each in zip(stage.replicas, stage.loads, strict=True))
-    return sum(load for name, load in loads if name == node) * state.run.train.micro_batch
+    stage = plan.stages[plan.stage_of(node) or 0]
+    load = stage.loads[stage.replicas.index(node)] if stage in plan.last_stages else 0
+    return load * state.run.train.micro_batch
 
 
 def _in_hand(transition: Transition, node: str, said: wire.StepReady | wire.StepFailed) -> Stepping | None:
     """The step of which the node says this; None: it is not in progress, or the node has no part in it."""
     phase, training = transition.state.phase, transition.state.ledger.training
     about = (said.generation, said.step)
-    if isinstance(phase, Stepping) and about == (training.generation, phase.step) and node in training.in_force.nodes:
+    takes_part = training.plan is not None and training.plan.stage_of(node) is not None
+    if isinstance(phase, Stepping) and about == (training.generation, phase.step) and takes_part:
         return phase
     transition.log(f"ignored what {node} says of step {said.step} of generation {said.generation}: not in progress")
     return None

@@ -55,7 +55,7 @@ def check_clipped(vote: wire.StepReady, node: str, plan: Plan, *, is_open: bool)
     number, none = len(vote.clipped), 'empty: only with trust.mode = "open" are gradients clipped'
     require(is_open or not number, "clipped", number, none)
     named = [clipped.node for clipped in vote.clipped]
-    others = len(set(named)) == len(named) and set(named) <= set(plan.nodes) - {node}
+    others = len(set(named)) == len(named) and all(plan.stage_of(n) is not None and n != node for n in named)
     require(others, "clipped.node", named[:20], "other nodes of the plan, each once")
     for clipped in vote.clipped:
         require(clipped.worst > 1, "clipped.worst", clipped.worst, "above 1")
