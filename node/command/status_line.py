@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
+from dtfm.protos.printable import JsonFormatter
+
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
@@ -21,7 +23,8 @@ REFRESH_SECONDS = 1.0  # on a terminal
 @asynccontextmanager
 async def status_line(line: Callable[[], str]) -> AsyncIterator[None]:
     """A context in which what ``line`` returns is shown, unless that is empty; and at the end, once more."""
-    showing = asyncio.create_task(_live(line) if sys.stdout.isatty() else _lines(line))
+    as_json = any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)
+    showing = asyncio.create_task(_live(line) if sys.stdout.isatty() and not as_json else _lines(line))
     try:
         yield
     finally:

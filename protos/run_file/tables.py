@@ -389,7 +389,7 @@ class Cluster(Table):
         ge=0.5,
         le=3600,
         description="Seconds without a heartbeat after which a node counts as gone. The run's other time-outs derive from it. "
-        "Set while the run goes on, it counts between nodes once they are started again.",
+        "Set while the run goes on, connections that are there already keep theirs.",
     )
     wait_for_coordinator: float = Field(
         default=3600.0,
