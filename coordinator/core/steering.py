@@ -76,8 +76,8 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
         return f"{request.key} is {value} already"
     transition.emit(changed := ev.RunChanged(by, request.key, value, before))
     transition.set_run(run)
-    # Where the lease is shorter now, nodes have yet to hear of it.
-    transition.set_members(replace(transition.state.members, hearing=transition.now))
+    if run.cluster.lease != state.run.cluster.lease:  # nodes have yet to hear of it
+        transition.set_members(replace(transition.state.members, hearing=transition.now))
     if run.checkpoints != state.run.checkpoints:
         checkpoints.moved(transition)
     if state.stopped:  # it was complete

@@ -94,7 +94,8 @@ class LogWriter:
             if not follow or self._closed:
                 return
             await appended.wait()
-            await asyncio.sleep(READERS_PAUSE_SECONDS)
+            if not self._closed:
+                await asyncio.sleep(READERS_PAUSE_SECONDS)
 
     def let_follow(self, more: bool) -> None:
         """Whether events follow. If not, who has heard all waits for no other."""

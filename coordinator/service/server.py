@@ -359,10 +359,10 @@ class Server:
     async def _let_nodes_go(self) -> None:
         """The nodes hear why, and hang up. After a lease, the server hangs up on the rest."""
         until = self._clock() + self.state.lease
-        while self._streams.any_open and self._clock() < until:
+        while self.state.stopped and self._streams.any_open and self._clock() < until:
             with contextlib.suppress(TimeoutError):
                 await self._handle(await asyncio.wait_for(self._inputs.get(), max(0.0, until - self._clock())))
-        for session in list(self.state.members.sessions.values()):
+        for session in list(self.state.members.sessions.values()) if self.state.stopped else ():
             await self._handle(t.StreamClosed(session.stream, "the run is over"))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -23,9 +23,6 @@ from dtfm.coordinator.view.story import Story
 log = logging.getLogger(__name__)
 SHORTEST_PAUSE = 0.25
 """Seconds between two looks at the log. What happens meanwhile is shown together."""
-PAUSES = 20
-"""A look is followed by a pause of at least this many times as long as the last page took to make: for a thousand nodes that is
-some tenths of a second, in which the coordinator does little else."""
 FRESH_SECONDS = 1.0
 """The present state is made anew this often even if nothing has happened, and metrics at most this often. All viewers get the
 same."""
@@ -47,7 +44,6 @@ class Follower:
         self._thread = ThreadPoolExecutor(1, "follower")
         self._written, self._read = asyncio.Event(), asyncio.Event()
         self._made: tuple[int, float, bytes] | None = None
-        self._took = 0.0  # seconds, to make it
         self._figures = 0.0, b""  # when they were made
         self.last = story.now.sequence
         self.ended = asyncio.Event()
@@ -68,7 +64,7 @@ class Follower:
                     self._read = asyncio.Event()
                 else:
                     await self._written.wait()
-                    await asyncio.sleep(max(SHORTEST_PAUSE, PAUSES * self._took))
+                    await asyncio.sleep(SHORTEST_PAUSE)
         except Exception:
             log.exception("a bug in dtfm: the page is up to date no more; the run goes on")
 
@@ -155,7 +151,6 @@ class Follower:
             return _compressed(page_text(then, story.history, self._store.last, then.last))
         if self._made is None or self._made[0] != last or now - self._made[1] > FRESH_SECONDS:
             self._made = (last, now, _compressed(page_text(story.now, story.history, self._store.last, now)))
-            self._took = time.time() - now
         return self._made[2]
 
 

@@ -65,7 +65,7 @@ def part_with_excluded(transition: Transition) -> None:
     for node in sorted(transition.state.members.sessions):
         session = transition.state.members.sessions.get(node)
         refused = refusal_of(transition.state.ledger, node)
-        if session is None or refused is None or transition.state.stopped:
+        if session is None or refused is None:
             continue
         refusal = wire.Refusal(reason=refused.reason, sentence=str(refused))
         why = "its access was revoked" if refused.reason == wire.REVOKED else "it is quarantined"
