@@ -21,7 +21,7 @@ def sentences() -> list[str]:
                 if isinstance(each, ast.JoinedStr):
                     found.append("".join(str(p.value) if isinstance(p, ast.Constant) else "..." for p in each.values))
                 elif isinstance(each, ast.Constant) and isinstance(each.value, str):
-                    found.append(each.value)
+                    found.append(re.sub(r"%[.\d]*[sdf]", "...", each.value))
     return found
 
 
