@@ -20,18 +20,6 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FP32: _ClassVar[Precision]
     BF16: _ClassVar[Precision]
     FP64: _ClassVar[Precision]
-
-class ActivationCheckpointing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    CHECKPOINTING_AUTO: _ClassVar[ActivationCheckpointing]
-    CHECKPOINTING_NONE: _ClassVar[ActivationCheckpointing]
-    CHECKPOINTING_LAYER: _ClassVar[ActivationCheckpointing]
-
-class OptimizerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    OPTIMIZER_STATE_AUTO: _ClassVar[OptimizerState]
-    OPTIMIZER_STATE_DEVICE: _ClassVar[OptimizerState]
-    OPTIMIZER_STATE_HOST: _ClassVar[OptimizerState]
 COSINE: Schedule
 CONSTANT: Schedule
 LINEAR: Schedule
@@ -40,12 +28,6 @@ PRECISION_UNSPECIFIED: Precision
 FP32: Precision
 BF16: Precision
 FP64: Precision
-CHECKPOINTING_AUTO: ActivationCheckpointing
-CHECKPOINTING_NONE: ActivationCheckpointing
-CHECKPOINTING_LAYER: ActivationCheckpointing
-OPTIMIZER_STATE_AUTO: OptimizerState
-OPTIMIZER_STATE_DEVICE: OptimizerState
-OPTIMIZER_STATE_HOST: OptimizerState
 
 class Run(_message.Message):
     __slots__ = ("name", "id", "seed", "model", "data", "train", "network", "lease_seconds", "checkpoint", "trust")
@@ -76,7 +58,7 @@ class Run(_message.Message):
         isolate_documents: bool
         def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ...) -> None: ...
     class Train(_message.Message):
-        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "activation_checkpointing", "optimizer_state", "schedule", "decay_steps", "rounds", "outer_rate", "outer_momentum")
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "rounds", "outer_rate", "outer_momentum")
         STEPS_FIELD_NUMBER: _ClassVar[int]
         GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -91,8 +73,6 @@ class Run(_message.Message):
         PRECISION_FIELD_NUMBER: _ClassVar[int]
         EVALUATE_EVERY_FIELD_NUMBER: _ClassVar[int]
         EVALUATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
-        ACTIVATION_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
-        OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
         SCHEDULE_FIELD_NUMBER: _ClassVar[int]
         DECAY_STEPS_FIELD_NUMBER: _ClassVar[int]
         ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -112,14 +92,12 @@ class Run(_message.Message):
         precision: Precision
         evaluate_every: int
         evaluation_samples: int
-        activation_checkpointing: ActivationCheckpointing
-        optimizer_state: OptimizerState
         schedule: Schedule
         decay_steps: int
         rounds: int
         outer_rate: float
         outer_momentum: float
-        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., rounds: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ...) -> None: ...
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., rounds: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ...) -> None: ...
     class Network(_message.Message):
         __slots__ = ("activations", "gradients", "reduction", "exchange")
         ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -173,38 +151,21 @@ class Run(_message.Message):
     trust: Run.Trust
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Run.Model, _Mapping]] = ..., data: _Optional[_Union[Run.Data, _Mapping]] = ..., train: _Optional[_Union[Run.Train, _Mapping]] = ..., network: _Optional[_Union[Run.Network, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., checkpoint: _Optional[_Union[Run.Checkpoint, _Mapping]] = ..., trust: _Optional[_Union[Run.Trust, _Mapping]] = ...) -> None: ...
 
-class Workload(_message.Message):
-    __slots__ = ("layers", "micro_batches", "optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte", "copy_bytes_per_parameter_byte", "activation_checkpointing", "optimizer_state")
-    class Layer(_message.Message):
-        __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes")
-        NAME_FIELD_NUMBER: _ClassVar[int]
-        FORWARD_FLOPS_FIELD_NUMBER: _ClassVar[int]
-        PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
-        ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
-        KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
-        WORKING_BYTES_FIELD_NUMBER: _ClassVar[int]
-        name: str
-        forward_flops: float
-        parameter_bytes: int
-        activation_bytes: int
-        kept_bytes: int
-        working_bytes: int
-        def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ...) -> None: ...
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
-    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
-    OPTIMIZER_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
-    OWN_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
-    COPY_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
-    ACTIVATION_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
-    OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
-    layers: _containers.RepeatedCompositeFieldContainer[Workload.Layer]
-    micro_batches: int
-    optimizer_bytes_per_parameter_byte: float
-    own_bytes_per_parameter_byte: float
-    copy_bytes_per_parameter_byte: float
-    activation_checkpointing: ActivationCheckpointing
-    optimizer_state: OptimizerState
-    def __init__(self, layers: _Optional[_Iterable[_Union[Workload.Layer, _Mapping]]] = ..., micro_batches: _Optional[int] = ..., optimizer_bytes_per_parameter_byte: _Optional[float] = ..., own_bytes_per_parameter_byte: _Optional[float] = ..., copy_bytes_per_parameter_byte: _Optional[float] = ..., activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ...) -> None: ...
+class Layer(_message.Message):
+    __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    forward_flops: float
+    parameter_bytes: int
+    activation_bytes: int
+    kept_bytes: int
+    working_bytes: int
+    def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("generation", "stages", "idle", "boundaries", "takeovers")
@@ -226,12 +187,12 @@ class Plan(_message.Message):
         island: int
         def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[int]] = ..., keeping: _Optional[_Iterable[_Union[Plan.Keeping, _Mapping]]] = ..., island: _Optional[int] = ...) -> None: ...
     class Keeping(_message.Message):
-        __slots__ = ("activation_checkpointing", "optimizer_state")
-        ACTIVATION_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
-        OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
-        activation_checkpointing: ActivationCheckpointing
-        optimizer_state: OptimizerState
-        def __init__(self, activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ...) -> None: ...
+        __slots__ = ("by_layer", "in_host")
+        BY_LAYER_FIELD_NUMBER: _ClassVar[int]
+        IN_HOST_FIELD_NUMBER: _ClassVar[int]
+        by_layer: bool
+        in_host: bool
+        def __init__(self, by_layer: _Optional[bool] = ..., in_host: _Optional[bool] = ...) -> None: ...
     class Boundary(_message.Message):
         __slots__ = ("flows",)
         FLOWS_FIELD_NUMBER: _ClassVar[int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dtfm.coordinator.core.validation.description import as_the_run_says
+from dtfm.coordinator.core.validation.description import workload_of
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.formats.language_model import KNOWN, language_model_layers
 from dtfm.scheduler.model.workload import Workload
@@ -29,10 +29,5 @@ def workload_of_run(run: RunFile) -> Workload:
         raise ValueError(f"the vocabulary of {data.tokenizer!r:.80} is not known; add vocab_size to model.config")
     if train.precision == "fp64" or data.isolate_documents:
         raise ValueError("memory in fp64, or with data.isolate_documents, is not known without the model")
-    workload = Workload(
-        language_model_layers(family, config, vocabulary, data.sequence_length, train.micro_batch, bf16),
-        train.global_batch // train.micro_batch,
-        own_bytes_per_parameter_byte=2.0 if run.network.reduction == "topk" else 0.0,
-        copy_bytes_per_parameter_byte=0.5 if bf16 else 0.0,
-    )
-    return as_the_run_says(workload, run)
+    layers = language_model_layers(family, config, vocabulary, data.sequence_length, train.micro_batch, bf16)
+    return workload_of(layers, run)

@@ -9,7 +9,7 @@ from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.log.events import Link, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
-from dtfm.protos.run_file.run_file import CHECKPOINTING, OPTIMIZER_STATE
+from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.plan import Plan
 
 
@@ -25,8 +25,8 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
                 loads=stage.loads,
                 keeping=[
                     plan_pb2.Plan.Keeping(
-                        activation_checkpointing=CHECKPOINTING[each.checkpointing],
-                        optimizer_state=OPTIMIZER_STATE[each.optimizer_state],
+                        by_layer=each.checkpointing is Checkpointing.LAYER,
+                        in_host=each.optimizer_state is OptimizerState.HOST,
                     )
                     for each in stage.keeping
                 ],

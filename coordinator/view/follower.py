@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 SHORTEST_PAUSE = 0.25
 """Seconds between two looks at the log. What happens meanwhile is shown together."""
 FRESH_SECONDS = 1.0
-"""The present state is made anew this often even if nothing has happened, and metrics at most this often. All viewers get the
-same."""
+"""The page is made again after this time even if nothing has happened, and metrics at most once in it. All viewers
+get the same."""
 
 OWN_DISK = Path("dtfm-runs")
 """Where the coordinator keeps checkpoints, in the folder where it runs."""

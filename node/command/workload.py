@@ -30,7 +30,7 @@ def workload(
             from dtfm.node.command.workload_file import describe
             from dtfm.protos.run_file.run_file import read_run_file
 
-            text = describe(read_run_file(run).with_precision(bf16=True).message(""), tuple(allow_module or ()))
+            text = describe(read_run_file(run).with_precision(bf16=True), tuple(allow_module or ()))
         if output is None:
             print(text)
             return

@@ -6,12 +6,6 @@ from dtfm.protos import plan_pb2
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
 
-_CHECKPOINTING = {plan_pb2.CHECKPOINTING_NONE: Checkpointing.NONE, plan_pb2.CHECKPOINTING_LAYER: Checkpointing.LAYER}
-_OPTIMIZER_STATE = {
-    plan_pb2.OPTIMIZER_STATE_DEVICE: OptimizerState.DEVICE,
-    plan_pb2.OPTIMIZER_STATE_HOST: OptimizerState.HOST,
-}
-
 MOST_TAKEOVERS = 1000
 """As many as nodes can be members of a run."""
 
@@ -56,7 +50,7 @@ def read_plan(message: plan_pb2.Plan, layers: int, micro_batches: int) -> Plan:
 
 
 def _keeping(message: plan_pb2.Plan.Keeping) -> Keeping:
-    try:
-        return Keeping(_CHECKPOINTING[message.activation_checkpointing], _OPTIMIZER_STATE[message.optimizer_state])
-    except KeyError as unknown:
-        raise ValueError(f"the plan has a node keep its memory in way {unknown}, which does not exist") from None
+    return Keeping(
+        Checkpointing.LAYER if message.by_layer else Checkpointing.NONE,
+        OptimizerState.HOST if message.in_host else OptimizerState.DEVICE,
+    )

@@ -21,10 +21,10 @@ from dtfm.node.data.problems import told_together
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16
 from dtfm.node.host.long_parts import long_part
+from dtfm.node.model.layer_costs import layer_costs, layer_flops
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import compute_dtype, run_dtype
-from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
 from dtfm.node.training.generation_setup import Equipment
@@ -100,7 +100,7 @@ class Preparation:
         assert self.loaded is not None
         model, data = self.loaded.model, self.loaded.data
         return Prepared(
-            workload=workload(model, self.loaded.run),
+            layers=layer_costs(model, self.loaded.run),
             data_fingerprint=data.fingerprint,
             weights_fingerprint=model.weights_fingerprint(self.loaded.run.seed),
             data_read=data.was_read,

@@ -19,6 +19,8 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][
 
 MAX_FILE_BYTES = 1 << 20
 """Largest run file."""
+RESIDUAL_BYTES = 8
+"""Of each parameter under a sparse codec: residuals of the committed steps and of the step being computed."""
 PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP64}
 _SCHEDULES = {
     "constant": plan_pb2.CONSTANT,
@@ -27,17 +29,6 @@ _SCHEDULES = {
     "warmup-stable-decay": plan_pb2.WARMUP_STABLE_DECAY,
 }
 _TRUST_MODES = {"trusted": plan_pb2.Run.Trust.TRUSTED, "open": plan_pb2.Run.Trust.OPEN}
-CHECKPOINTING = {
-    "auto": plan_pb2.CHECKPOINTING_AUTO,
-    "none": plan_pb2.CHECKPOINTING_NONE,
-    "layer": plan_pb2.CHECKPOINTING_LAYER,
-}
-OPTIMIZER_STATE = {
-    "auto": plan_pb2.OPTIMIZER_STATE_AUTO,
-    "device": plan_pb2.OPTIMIZER_STATE_DEVICE,
-    "host": plan_pb2.OPTIMIZER_STATE_HOST,
-}
-"""By the words of run files and of scheduler/model/memory.py."""
 
 
 class RunFile(Table):
@@ -101,6 +92,17 @@ class RunFile(Table):
         path = self.model.pretrained.removeprefix(f"{COORDINATOR}://")
         return Path(path) if path != self.model.pretrained else None
 
+    @property
+    def own_bytes_per_parameter_byte(self) -> float:
+        """What a node keeps of its own, as the scheduler's Workload says it."""
+        sparse, width = self.network.reduction == "topk", 8 if self.train.precision == "fp64" else 4
+        return RESIDUAL_BYTES / width if sparse else 0.0
+
+    @property
+    def copy_bytes_per_parameter_byte(self) -> float:
+        """Those of the weights that a node computes with, where they are others."""
+        return 0.5 if self.train.precision == "bf16" else 0.0
+
     def with_precision(self, *, bf16: bool) -> RunFile:
         """The same run, where "auto" as train.precision is "bf16" or "fp32"."""
         if self.train.precision != "auto":
@@ -119,8 +121,8 @@ class RunFile(Table):
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
-        of_enums = {"precision", "schedule", "activation_checkpointing", "optimizer_state"}
-        train, pretrained = self.train.model_dump(exclude=of_enums), self.model.pretrained
+        other_ways = {"precision", "schedule", "activation_checkpointing", "optimizer_state"}
+        train, pretrained = self.train.model_dump(exclude=other_ways), self.model.pretrained
         if self.own_weights is not None:
             pretrained = f"{COORDINATORS_DISK}/{PRETRAINED}"
         return plan_pb2.Run(
@@ -141,8 +143,6 @@ class RunFile(Table):
                 **train,
                 precision=PRECISIONS[self.with_precision(bf16=False).train.precision],
                 schedule=_SCHEDULES[self.train.schedule],
-                activation_checkpointing=CHECKPOINTING[self.train.activation_checkpointing],
-                optimizer_state=OPTIMIZER_STATE[self.train.optimizer_state],
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,

@@ -280,6 +280,11 @@ class Train(Table):
             )
         return rounds
 
+    @property
+    def micro_batches(self) -> int:
+        """Those of a step."""
+        return self.global_batch // self.micro_batch
+
     @field_validator("global_batch", "evaluation_samples")
     @classmethod
     def _whole_micro_batches(cls, samples: int, info: ValidationInfo) -> int:

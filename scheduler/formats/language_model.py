@@ -1,6 +1,6 @@
 """The layers of a language model from its transformers config, without the model.
 
-A node counts them on the model itself, whatever its family (node/model/workload.py). The sums here agree with that:
+A node counts them on the model itself, whatever its family (node/model/layer_costs.py). The sums here agree with that:
 exactly, except ``working_bytes``, which are within 1 %.
 """
 

@@ -205,7 +205,7 @@ async def heartbeat_rows(nodes: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         async with (
             Coordinator(Path(name), nodes, "1") as coordinator,
-            Crowd(coordinator.invitation, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, None) as crowd,
+            Crowd(coordinator.invitation, MICRO_BATCH, None) as crowd,
         ):
             await crowd.join([f"node-{number:04d}" for number in range(nodes)], nodes / JOINS_PER_SECOND)
             await coordinator.said("plan_started")
@@ -234,7 +234,7 @@ async def storm_rows(nodes: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         async with (
             Coordinator(Path(name), FEW, "2") as coordinator,
-            Crowd(coordinator.invitation, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, STEP_SECONDS) as crowd,
+            Crowd(coordinator.invitation, MICRO_BATCH, STEP_SECONDS) as crowd,
         ):
             await crowd.join([f"early-{number}" for number in range(FEW)], 0.1)
             await coordinator.said("step_committed", 5)

@@ -31,13 +31,11 @@ class Member:
         name: str,
         invitation: Invitation,
         way: Way,
-        micro_batches: int,
         micro_batch: int,
         step_seconds: float | None,
     ) -> None:
         self.name = name
         self._invitation = invitation
-        self._micro_batches = micro_batches
         self._micro_batch = micro_batch
         self._assignment = wire.Assignment()
         self._step_seconds = step_seconds
@@ -79,7 +77,7 @@ class Member:
                 raise RuntimeError(f"{self.name} was refused: {message.refusal.sentence}")
             case "welcome":
                 self._start(self._beat(message.welcome.status.heartbeat_seconds))
-                self._say(prepared(self._micro_batches))
+                self._say(prepared())
             case "probe":
                 self._say(links(self.name, [peer.node for peer in message.probe.peers]))
             case "finish":
@@ -117,9 +115,8 @@ class Member:
 class Crowd:
     """``async with``: ``join`` adds members; all are closed in the end. A step takes ``step_seconds``; None: it never ends."""
 
-    def __init__(self, invitation: str, micro_batches: int, micro_batch: int, step_seconds: float | None) -> None:
+    def __init__(self, invitation: str, micro_batch: int, step_seconds: float | None) -> None:
         self._invitation = read_invitation(invitation)
-        self._micro_batches = micro_batches
         self._micro_batch = micro_batch
         self._step_seconds = step_seconds
         self._members: list[Member] = []
@@ -139,8 +136,6 @@ class Crowd:
         began = time.monotonic()
         for index, name in enumerate(names):
             await asyncio.sleep(began + seconds * index / len(names) - time.monotonic())
-            member = Member(
-                name, self._invitation, self._way, self._micro_batches, self._micro_batch, self._step_seconds
-            )
+            member = Member(name, self._invitation, self._way, self._micro_batch, self._step_seconds)
             self._members.append(member)
             member.start()

@@ -18,7 +18,6 @@ import torch
 from dtfm.node.data.samples import Sample
 from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
-from dtfm.node.model.workload import workload
 from dtfm.protos import plan_pb2
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from tests.node.stage_memory import measured_bytes, planned_bytes
@@ -54,12 +53,11 @@ def measure(sequence: int, precision: str, device: torch.device) -> list[Row]:
             epsilon=1e-8,
         )
         run = plan_pb2.Run(train=train)
-        costs = workload(model, run)
         for (number, (place, layers)), checkpointing, state in itertools.product(
             enumerate(STAGES.items()), Checkpointing, OptimizerState
         ):
             keeping, flying = Keeping(checkpointing, state), IN_FLIGHT[place]
-            planned = planned_bytes(costs, layers, keeping, flying)
+            planned = planned_bytes(model, run, layers, keeping, flying)
             measured = measured_bytes(model, run, number, layers, keeping, flying, device)
             gc.collect()
             name = f"{place} stage, micro-batch {micro_batch}, {checkpointing}, {state}: peak"

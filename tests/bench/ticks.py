@@ -33,13 +33,10 @@ def stages_of(nodes: Iterable[str], replicas: int) -> Plan:
     return from_routes(0, stages, [([group[i % len(group)] for group in groups], 1) for i in range(replicas)])
 
 
-def described(layers: int, micro_batches: int) -> wire.NodeMessage:
+def described(layers: int) -> wire.NodeMessage:
     """What each node says of the model."""
-    layer = plan_pb2.Workload.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
-    workload = plan_pb2.Workload(
-        layers=[layer] * layers, micro_batches=micro_batches, optimizer_bytes_per_parameter_byte=2
-    )
-    return script.prepared(workload=workload, buckets=layers)
+    layer = plan_pb2.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
+    return script.prepared(layers=[layer] * layers, buckets=layers)
 
 
 def main() -> None:
@@ -71,7 +68,7 @@ def main() -> None:
     for name in names:
         world.belong_together(name, key=f"key of {name}")
     for name in names:
-        world.prepare(name, described(stages, replicas))
+        world.prepare(name, described(stages))
         world.report_links(name)
     part[0] = "ready"
     world.wait(world.state.lease, beating=())

@@ -83,7 +83,7 @@ async def rows(nodes: int, watchers: int, pages: int) -> list[Row]:
             listening = await serving.until("listening")
             address, page = listening["address"], listening["page"]
             invited = await ask(address, "Invite", role="node", seconds=3600, uses=nodes)
-            async with Crowd(invited.invitation, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, STEP_SECONDS) as crowd:
+            async with Crowd(invited.invitation, MICRO_BATCH, STEP_SECONDS) as crowd:
                 await crowd.join([f"node-{number:04d}" for number in range(nodes)], nodes / JOINS_PER_SECOND)
                 await serving.until("step_committed", 3)
                 alone = await serving.late()

@@ -9,9 +9,9 @@ import torch
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer
+from dtfm.node.model.layer_costs import layer_costs
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
-from dtfm.node.model.workload import workload
 from dtfm.node.training import preparation
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import parse_run
@@ -35,7 +35,7 @@ def warm_up() -> None:
         return  # autograd would start a thread for each GPU
     for text in (LLAMA, GPT2):
         run = parse_run(tomllib.loads(run_file(model=text, stages=[1], steps=1)), "the tests").message("any")
-        workload(load_once(run.model, SAMPLE), run)  # remembers what each layer keeps
+        layer_costs(load_once(run.model, SAMPLE), run)  # remembers what each layer keeps
     vars(preparation)["load_model"] = load_once
 
 

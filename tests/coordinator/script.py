@@ -105,13 +105,11 @@ def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
     return wire.NodeMessage(hello=wire.Hello(**{**fields, **changes}))
 
 
-def prepared(micro_batches: int = 4, **changes: Any) -> wire.NodeMessage:
+def prepared(**changes: Any) -> wire.NodeMessage:
     """A valid Prepared, with some of its fields changed."""
-    layer = plan_pb2.Workload.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
+    layer = plan_pb2.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
     fields: dict[str, Any] = {
-        "workload": plan_pb2.Workload(
-            layers=[layer] * LAYERS, micro_batches=micro_batches, optimizer_bytes_per_parameter_byte=2
-        ),
+        "layers": [layer] * LAYERS,
         "data_fingerprint": b"fingerprint",
         "training_samples": 100,
         "evaluation_samples": 10,

@@ -9,9 +9,8 @@ from dtfm.coordinator.core.phases import Pausing
 from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.trust.earning import tell
 from dtfm.coordinator.log import events as ev
-from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.schedule import schedule
-from tests.coordinator.script import World, fresh_state, prepared
+from tests.coordinator.script import World, fresh_state
 
 
 def open_run(nodes: int, **changes: dict[str, Any]) -> State:
@@ -60,10 +59,6 @@ class Planning(World):
             generation=wanted.generation,
         )
         self.feed(t.Planned(wanted.number, PlanChosen(found.plan, found.sentence, 1.0, 0.5)))
-
-    def prepare(self, node: str, said: wire.NodeMessage | None = None, /, **changes: Any) -> int:
-        train = self.state.run.train
-        return super().prepare(node, said or prepared(train.global_batch // train.micro_batch), **changes)
 
     def switch(self) -> None:
         """A plan that was chosen is adopted after a step, and begins."""

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec
+from dtfm.node.model.layer_costs import layer_costs
 from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
@@ -17,7 +18,7 @@ from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import TopicQueue
 from dtfm.protos.frame import Header, Kind
-from dtfm.protos.plan_pb2 import Run, Workload
+from dtfm.protos.plan_pb2 import BF16, Run
 from dtfm.scheduler.model import plan as plans
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from tests.node.allocated import most_allocated
@@ -25,18 +26,19 @@ from tests.node.allocated import most_allocated
 CPU = torch.device("cpu")
 
 
-def planned_bytes(workload: Workload, layers: tuple[int, int], keeping: Keeping, in_flight: int) -> float:
+def planned_bytes(model: Model, run: Run, layers: tuple[int, int], keeping: Keeping, in_flight: int) -> float:
     """Of the device and the host together, as the scheduler counts them."""
-    mine = workload.layers[slice(*layers)]
-    copy = workload.copy_bytes_per_parameter_byte
+    costs = layer_costs(model, run)
+    mine = costs[slice(*layers)]
+    copy = 0.5 if run.train.precision == BF16 else 0.0
     if keeping.optimizer_state is OptimizerState.HOST:
         copy = copy or 1.0
     parameters = sum(layer.parameter_bytes for layer in mine)
-    state = parameters * (2 + workload.optimizer_bytes_per_parameter_byte + copy)
+    state = parameters * (4 + copy)
     if keeping.checkpointing is Checkpointing.NONE:
         kept = in_flight * sum(layer.kept_bytes for layer in mine)
         return state + kept + max(layer.working_bytes for layer in mine)
-    inputs = sum(workload.layers[n - 1].activation_bytes for n in range(*layers) if n)
+    inputs = sum(costs[n - 1].activation_bytes for n in range(*layers) if n)
     return state + in_flight * inputs + max(layer.kept_bytes + layer.working_bytes for layer in mine)
 
 

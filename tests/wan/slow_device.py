@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dtfm.node import cli
 from dtfm.node.host.cuda_streams import DeviceWork
-from dtfm.node.model import workload
+from dtfm.node.model import layer_costs
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
@@ -97,7 +97,7 @@ def slowed(device: SlowDevice) -> Iterator[None]:
         patches.enter_context(mock.patch.object(Stage, "forward", slow_forward))
         patches.enter_context(mock.patch.object(Stage, "loss", slow_loss))
         patches.enter_context(mock.patch.object(torch, "mm", slow_product))
-        patches.enter_context(mock.patch.object(workload, "wait_until_computed", wait))
+        patches.enter_context(mock.patch.object(layer_costs, "wait_until_computed", wait))
         patches.enter_context(mock.patch.object(pipeline, "DeviceWork", SlowWork))
         yield
 

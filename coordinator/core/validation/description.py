@@ -11,14 +11,13 @@ from dtfm.coordinator.core.validation.admission import check_flops
 from dtfm.coordinator.log.events import Described
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES
-from dtfm.protos.run_file.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
+from dtfm.protos.run_file.run_file import RunFile
 from dtfm.protos.run_file.tables import Trust
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, Checkpointing, OptimizerState
 from dtfm.scheduler.model.workload import Layer, Workload
 
 MAX_LAYERS = 10_000
 MAX_BUCKETS = 20_000
-MOST_MICRO_BATCHES = 1 << 20
 MOST_SNAPSHOTS = 4
 MOST_APART = 2
 LEAST_COMPARED = 1 << 20
@@ -28,24 +27,13 @@ as that."""
 
 def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     """The model and the data, as the node prepared them. Raises Refused if a number is impossible or does not fit the run."""
-    layers = prepared.workload.layers
-    require(1 <= len(layers) <= MAX_LAYERS, "workload.layers", len(layers), f"1 to {MAX_LAYERS} of them")
-    micro_batches = run.train.global_batch // run.train.micro_batch
-    told = prepared.workload.micro_batches
-    require(told == micro_batches, "workload.micro_batches", told, f"{micro_batches}, as in the run")
+    layers = prepared.layers
+    require(1 <= len(layers) <= MAX_LAYERS, "layers", len(layers), f"1 to {MAX_LAYERS} of them")
     for index, layer in enumerate(layers):
-        require(len(layer.name) <= 256, f"workload.layers[{index}].name", layer.name, "at most 256 characters")
-        check_number(f"workload.layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
+        require(len(layer.name) <= 256, f"layers[{index}].name", layer.name, "at most 256 characters")
+        check_number(f"layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
         for size in ("parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes"):
-            check_number(f"workload.layers[{index}].{size}", getattr(layer, size), 0, 1 << 50)
-    for part in ("optimizer", "own", "copy"):
-        ratio = f"{part}_bytes_per_parameter_byte"
-        check_number(f"workload.{ratio}", getattr(prepared.workload, ratio), 0, 1000)
-    wanted = run.train.activation_checkpointing, run.train.optimizer_state
-    keeping = prepared.workload.activation_checkpointing, prepared.workload.optimizer_state
-    as_wanted = keeping == (CHECKPOINTING[wanted[0]], OPTIMIZER_STATE[wanted[1]])
-    what = "workload's checkpointing and optimizer state"
-    require(as_wanted, what, keeping, f"{' and '.join(wanted)}, as in the run")
+            check_number(f"layers[{index}].{size}", getattr(layer, size), 0, 1 << 50)
     data, weights = prepared.data_fingerprint, prepared.weights_fingerprint
     require(8 <= len(data) <= 64, "data_fingerprint", data.hex(), "a digest of 8 to 64 bytes")
     empty_or_digest = not weights or 8 <= len(weights) <= 64
@@ -61,25 +49,19 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     fits = len(layers) <= buckets <= MAX_BUCKETS
     require(fits, "buckets", buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
     require(layouts == LAYOUT_BYTES * buckets, "layouts", layouts, f"{LAYOUT_BYTES} bytes for each bucket")
-    workload = Workload(
-        layers=tuple(
-            Layer(
-                shorten(x.name),
-                x.forward_flops,
-                float(x.parameter_bytes),
-                float(x.activation_bytes),
-                float(x.kept_bytes),
-                float(x.working_bytes),
-            )
-            for x in layers
-        ),
-        micro_batches=micro_batches,
-        optimizer_bytes_per_parameter_byte=prepared.workload.optimizer_bytes_per_parameter_byte,
-        own_bytes_per_parameter_byte=prepared.workload.own_bytes_per_parameter_byte,
-        copy_bytes_per_parameter_byte=prepared.workload.copy_bytes_per_parameter_byte,
+    counted = tuple(
+        Layer(
+            shorten(x.name),
+            x.forward_flops,
+            float(x.parameter_bytes),
+            float(x.activation_bytes),
+            float(x.kept_bytes),
+            float(x.working_bytes),
+        )
+        for x in layers
     )
     return Described(
-        workload=as_the_run_says(workload, run),
+        workload=workload_of(counted, run),
         data_fingerprint=data.hex(),
         training_samples=samples,
         evaluation_samples=prepared.evaluation_samples,
@@ -137,10 +119,6 @@ def check_agrees(mine: Described, run: Described) -> None:
         mine_of, run_of = (replace(layer, **costs) for layer in (ours, theirs))
         if mine_of != run_of:
             raise _workload_differs(f"layer {theirs.name}", mine_of, run_of)
-    for part in ("optimizer", "own", "copy"):
-        ratio = f"{part}_bytes_per_parameter_byte"
-        if getattr(mine.workload, ratio) != getattr(run.workload, ratio):
-            raise _workload_differs(ratio, getattr(mine.workload, ratio), getattr(run.workload, ratio))
     if _is_guessed(mine) or _is_guessed(run):
         return
     for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
@@ -170,6 +148,15 @@ OUTER_BYTES_PER_PARAMETER_BYTE = 2.0
 """Of the anchor and the momentum (node/model/bucket.py)."""
 BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625}
 """By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
+
+
+def workload_of(layers: tuple[Layer, ...], run: RunFile) -> Workload:
+    """What it takes to train these layers by the run file."""
+    own, copy = run.own_bytes_per_parameter_byte, run.copy_bytes_per_parameter_byte
+    workload = Workload(
+        layers, run.train.micro_batches, own_bytes_per_parameter_byte=own, copy_bytes_per_parameter_byte=copy
+    )
+    return as_the_run_says(workload, run)
 
 
 def as_the_run_says(workload: Workload, run: RunFile) -> Workload:

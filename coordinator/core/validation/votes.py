@@ -8,7 +8,6 @@ from dtfm.coordinator.config.codecs import TENSORS, allowed_codecs
 from dtfm.coordinator.core.phases import StateTold
 from dtfm.coordinator.core.refusal import check_number, is_finite, require
 from dtfm.coordinator.core.validation.admission import MAX_NODES
-from dtfm.coordinator.core.validation.description import MOST_MICRO_BATCHES
 from dtfm.coordinator.log.events import Codecs
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.run_file.tables import Network
@@ -19,6 +18,7 @@ DIGEST_BYTES = 32
 """Of a BLAKE3."""
 MOST_LOSS = 1e6
 """The largest mean cross-entropy of a sample, in nats, that a vote may have."""
+MOST_MICRO_BATCHES = 1 << 20
 MOST_DONORS = 8
 """Donors that a node may name for one bucket."""
 

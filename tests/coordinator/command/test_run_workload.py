@@ -42,7 +42,7 @@ def run_file(**tables: dict[str, object]) -> RunFile:
 def test_a_run_asks_what_a_node_would_count(tables: dict[str, dict[str, object]]) -> None:
     """All but what layers work with, in which the sums may be 1 % off: tests/node/model/test_language_model_sums.py."""
     asked = run_file(**tables)
-    counted = parse_workload(describe(asked.message("id")))[0]
+    counted = parse_workload(describe(asked.with_precision(bf16=False)))[0]
     summed = workload_of_run(asked)
     for layer, same in zip(summed.layers, counted.layers, strict=True):
         assert (layer.forward_flops, layer.parameter_bytes, layer.kept) == (
@@ -101,7 +101,7 @@ def test_a_workload_of_another_batch_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     asked = run_file(train={"global_batch": 64})
-    (tmp_path / "w.json").write_text(describe(asked.message("id")))
+    (tmp_path / "w.json").write_text(describe(asked.with_precision(bf16=False)))
     (tmp_path / "run.toml").write_text("")
     files = "--run", str(tmp_path / "run.toml"), "--workload", str(tmp_path / "w.json")
     assert run(monkeypatch, *GPUS, *files) == 2

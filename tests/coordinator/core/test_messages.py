@@ -18,12 +18,7 @@ def test_a_plan_says_how_each_replica_keeps_what_it_needs() -> None:
     ways = (Keeping(), Keeping(Checkpointing.LAYER, OptimizerState.HOST))
     stages = (Stage((0, 1), ("a", "b"), (1, 1), keeping=ways), Stage((1, 2), ("c",), (2,)))
     sent = plan_message(Plan(1, stages, ((Flow("a", "c", 1), Flow("b", "c", 1)),))).stages
-    usual = plan_pb2.Plan.Keeping(
-        activation_checkpointing="CHECKPOINTING_NONE", optimizer_state="OPTIMIZER_STATE_DEVICE"
-    )
-    other = plan_pb2.Plan.Keeping(
-        activation_checkpointing="CHECKPOINTING_LAYER", optimizer_state="OPTIMIZER_STATE_HOST"
-    )
+    usual, other = plan_pb2.Plan.Keeping(), plan_pb2.Plan.Keeping(by_layer=True, in_host=True)
     assert (list(sent[0].keeping), list(sent[1].keeping)) == ([usual, other], [])
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from dtfm.node.command.workload_file import describe
-from dtfm.protos.plan_pb2 import BF16, CHECKPOINTING_AUTO, FP32, OPTIMIZER_STATE_AUTO, Run
+from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler.formats.language_model import FAMILIES, language_model_layers
 from dtfm.scheduler.formats.workload import parse_workload
 
@@ -20,19 +19,13 @@ def both(
     family: str, config: dict[str, Any], vocabulary: int, length: int, micro_batch: int, bf16: bool
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """By field, the sums and what the node counts, layer by layer."""
-    run = Run(
-        model=Run.Model(family=family, config_json=json.dumps(config | {"vocab_size": vocabulary})),
-        data=Run.Data(tokenizer="bytes", sequence_length=length),
-        train=Run.Train(
-            micro_batch=micro_batch,
-            global_batch=micro_batch,
-            precision=BF16 if bf16 else FP32,
-            activation_checkpointing=CHECKPOINTING_AUTO,
-            optimizer_state=OPTIMIZER_STATE_AUTO,
-        ),
-        network=Run.Network(reduction="auto"),
-    )
-    counted = parse_workload(describe(run))[0].layers
+    precision = "bf16" if bf16 else "fp32"
+    tables = {
+        "model": {"family": family, "config": config | {"vocab_size": vocabulary}},
+        "data": {"sequence_length": length},
+        "train": {"micro_batch": micro_batch, "global_batch": micro_batch, "precision": precision},
+    }
+    counted = parse_workload(describe(parse_run(tables, "the test")))[0].layers
     summed = language_model_layers(family, config, vocabulary, length, micro_batch, bf16)
     assert [layer.name for layer in summed] == [layer.name for layer in counted]
     fields = "forward_flops", "parameter_bytes", "activation_bytes", "kept", "working_bytes"

@@ -14,7 +14,6 @@ from dtfm.node.model.layer_memory import USUALLY_KEPT, layer_memory
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import build_stage
-from dtfm.node.model.workload import workload
 from dtfm.protos import plan_pb2
 from dtfm.protos.plan_pb2 import BF16, FP32, Run
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
@@ -51,7 +50,7 @@ def test_a_stage_takes_the_memory_that_is_planned(
     """More of these, at the width of real models, are in tests/bench/stage_memory.py."""
     model, run = llama(), run_of(2, FP32 if checkpointing is Checkpointing.LAYER else BF16)
     keeping, layers, in_flight = Keeping(checkpointing, optimizer_state), STAGES[place], IN_FLIGHT[place]
-    planned = planned_bytes(workload(model, run), layers, keeping, in_flight)
+    planned = planned_bytes(model, run, layers, keeping, in_flight)
     measured = measured_bytes(model, run, list(STAGES).index(place), layers, keeping, in_flight)
     assert measured == pytest.approx(planned, rel=0.1)
 

@@ -24,10 +24,7 @@ def test_each_node_learns_how_it_keeps_what_it_needs() -> None:
     for stage in message.stages:
         del stage.keeping[:]
         for number in range(len(stage.replicas)):
-            stage.keeping.add(
-                activation_checkpointing=plan_pb2.CHECKPOINTING_LAYER,
-                optimizer_state=plan_pb2.OPTIMIZER_STATE_HOST if number else plan_pb2.OPTIMIZER_STATE_DEVICE,
-            )
+            stage.keeping.add(by_layer=True, in_host=bool(number))
     plan = read_plan(message, 3, 8)
     for read in plan.stages:
         for number, node in enumerate(read.replicas):
@@ -78,16 +75,8 @@ def inflate(message: plan_pb2.Plan) -> None:
 
 
 def keep_in_one_way_more(message: plan_pb2.Plan) -> None:
-    usual = plan_pb2.Plan.Keeping(
-        activation_checkpointing=plan_pb2.CHECKPOINTING_NONE, optimizer_state=plan_pb2.OPTIMIZER_STATE_DEVICE
-    )
     del message.stages[0].keeping[:]
-    message.stages[0].keeping.extend([usual, usual])
-
-
-def leave_open_how_to_keep(message: plan_pb2.Plan) -> None:
-    del message.stages[0].keeping[:]
-    message.stages[0].keeping.add(activation_checkpointing=plan_pb2.CHECKPOINTING_AUTO)
+    message.stages[0].keeping.extend([plan_pb2.Plan.Keeping()] * 2)
 
 
 def clear(message: plan_pb2.Plan) -> None:
@@ -108,7 +97,6 @@ def clear(message: plan_pb2.Plan) -> None:
         (drop_loads, "stage 1 has 0 loads; it has 1 replicas"),
         (inflate, "stage 0's loads add up to 4294967295; a step has 8 micro-batches"),
         (keep_in_one_way_more, "stage 0 says of 2 .* how they keep"),
-        (leave_open_how_to_keep, "the plan has a node keep its memory in way 0, which does not exist"),
         (clear, "the plan has no stages"),
     ],
 )

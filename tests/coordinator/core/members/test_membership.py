@@ -14,20 +14,15 @@ from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, OptimizerState
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, prepared, refusal_of, training
 
-BIG = plan_pb2.Workload(
-    layers=[plan_pb2.Workload.Layer(name="x", forward_flops=math.inf)] * LAYERS,
-    micro_batches=4,
-    optimizer_bytes_per_parameter_byte=2,
-)
+BIG = [plan_pb2.Layer(name="x", forward_flops=math.inf)] * LAYERS
 
 
-def measured(kept_bytes: int = 4 << 20, working_bytes: int = 1 << 10, **changes: Any) -> plan_pb2.Workload:
-    """The workload that all nodes prepare, with what layers keep."""
-    made = prepared().prepared.workload
-    for layer in made.layers:
+def measured(kept_bytes: int = 4 << 20, working_bytes: int = 1 << 10) -> list[plan_pb2.Layer]:
+    """The layers that all nodes prepare, with what they keep."""
+    layers = list(prepared().prepared.layers)
+    for layer in layers:
         layer.kept_bytes, layer.working_bytes = kept_bytes, working_bytes
-    made.MergeFrom(plan_pb2.Workload(**changes))
-    return made
+    return layers
 
 
 def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
@@ -181,16 +176,11 @@ def test_the_same_process_replaces_its_old_stream() -> None:
         ({"weights_fingerprint": b"otherwise"}, wire.WORKLOAD_DIFFERS),
         ({"weights_fingerprint": b"short"}, wire.MALFORMED),
         ({"buckets": 5}, wire.WORKLOAD_DIFFERS),
-        ({"workload": measured(micro_batches=5)}, wire.MALFORMED),
-        ({"workload": BIG}, wire.MALFORMED),
-        ({"workload": measured(optimizer_bytes_per_parameter_byte=1)}, wire.WORKLOAD_DIFFERS),
-        ({"workload": measured(own_bytes_per_parameter_byte=1)}, wire.WORKLOAD_DIFFERS),
-        ({"workload": measured(copy_bytes_per_parameter_byte=0.5)}, wire.WORKLOAD_DIFFERS),
-        ({"workload": measured(kept_bytes=(8 << 20) + 1)}, wire.WORKLOAD_DIFFERS),
-        ({"workload": measured(kept_bytes=(2 << 20) - 1)}, wire.WORKLOAD_DIFFERS),
-        ({"workload": measured(working_bytes=(2 << 20) + 1)}, wire.WORKLOAD_DIFFERS),
-        ({"workload": measured(kept_bytes=1 << 51)}, wire.MALFORMED),
-        ({"workload": measured(activation_checkpointing="CHECKPOINTING_NONE")}, wire.MALFORMED),
+        ({"layers": BIG}, wire.MALFORMED),
+        ({"layers": measured(kept_bytes=(8 << 20) + 1)}, wire.WORKLOAD_DIFFERS),
+        ({"layers": measured(kept_bytes=(2 << 20) - 1)}, wire.WORKLOAD_DIFFERS),
+        ({"layers": measured(working_bytes=(2 << 20) + 1)}, wire.WORKLOAD_DIFFERS),
+        ({"layers": measured(kept_bytes=1 << 51)}, wire.MALFORMED),
         ({"buckets": 3}, wire.MALFORMED),
         ({"training_samples": 0}, wire.MALFORMED),
         ({"data_fingerprint": b"short"}, wire.MALFORMED),
@@ -201,8 +191,8 @@ def test_the_same_process_replaces_its_old_stream() -> None:
 def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, Any], reason: wire.RefusalReason) -> None:
     world = World()
     world.greet("a")
-    world.prepare("a", prepared(workload=measured()))
-    stream = world.prepare("b", prepared(**{"workload": measured(), **changes}))
+    world.prepare("a", prepared(layers=measured()))
+    stream = world.prepare("b", prepared(**{"layers": measured(), **changes}))
     assert refusal_of(world, stream).reason == reason
     assert set(world.state.members.sessions) == {"a"}
     assert world.names()[-2:] == ["node_refused", "node_left"]
@@ -219,9 +209,9 @@ def test_what_layers_keep_and_work_with_may_differ_between_nodes() -> None:
     """By a factor of two, and below a mebibyte by any."""
     world = World()
     world.greet("a")
-    world.prepare("a", prepared(workload=measured()))
+    world.prepare("a", prepared(layers=measured()))
     for node, kept, working in (("b", 2 << 20, 1 << 20), ("c", 8 << 20, 0)):
-        world.prepare(node, prepared(workload=measured(kept_bytes=kept, working_bytes=working)))
+        world.prepare(node, prepared(layers=measured(kept_bytes=kept, working_bytes=working)))
     assert set(world.state.members.sessions) == {"a", "b", "c"}
 
 
@@ -246,29 +236,28 @@ def test_all_nodes_begin_with_the_same_pretrained_weights(second: bytes, differs
 
 def test_a_node_that_could_only_guess_what_layers_keep_is_welcome_whoever_comes_first() -> None:
     guessed = measured(working_bytes=0)
-    for layer in guessed.layers:
+    for layer in guessed:
         layer.kept_bytes = int(KEPT_PER_OUTPUT_BYTE * layer.activation_bytes)
-    apart = measured(kept_bytes=guessed.layers[0].kept_bytes * 4, working_bytes=8 << 20)
+    apart = measured(kept_bytes=guessed[0].kept_bytes * 4, working_bytes=8 << 20)
     for first, second in ((guessed, apart), (apart, guessed)):
         world = World()
-        for node, workload in (("a", first), ("b", second)):
+        for node, layers in (("a", first), ("b", second)):
             world.greet(node)
-            world.prepare(node, prepared(workload=workload))
+            world.prepare(node, prepared(layers=layers))
         assert set(world.state.members.sessions) == {"a", "b"}
         assert world.state.ledger.described is not None
-        assert world.state.ledger.described.workload.layers[0].kept_bytes == first.layers[0].kept_bytes
+        assert world.state.ledger.described.workload.layers[0].kept_bytes == first[0].kept_bytes
 
 
 def test_the_run_says_how_nodes_may_keep_what_they_need() -> None:
-    world = World(fresh_state(train={"optimizer_state": "host"}))
-    workload = measured(copy_bytes_per_parameter_byte=0.5, optimizer_state="OPTIMIZER_STATE_HOST")
+    world = World(fresh_state(train={"optimizer_state": "host", "precision": "bf16"}))
     world.greet("a")
-    world.prepare("a", prepared(workload=workload))
+    world.prepare("a", prepared(layers=measured()))
     assert world.state.ledger.described is not None
     described = world.state.ledger.described.workload
     assert (described.checkpointing, described.optimizer_state) == (None, OptimizerState.HOST)
     assert (described.layers[0].kept_bytes, described.layers[0].working_bytes) == (4 << 20, 1 << 10)
-    assert described.copy_bytes_per_parameter_byte == 0.5
+    assert (described.micro_batches, described.copy_bytes_per_parameter_byte) == (4, 0.5)
 
 
 def test_a_lease_lapses_without_signs_of_life() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model import workload as workload_module
+from dtfm.node.model import layer_costs as layer_costs_module
+from dtfm.node.model.layer_costs import layer_costs, layer_flops
 from dtfm.node.model.load import load_model
-from dtfm.node.model.workload import layer_flops, workload
 from dtfm.protos import plan_pb2
 from dtfm.protos.control_pb2 import Device
 from tests.node.model.test_stage import LENGTH, SIZES, VOCABULARY, model_of
@@ -24,60 +24,47 @@ TRAIN = plan_pb2.Run.Train(micro_batch=3, global_batch=12)
 
 def test_a_llama_costs_what_its_matrix_products_cost() -> None:
     hidden, inner, tokens = 32, 48, 3 * LENGTH
-    costs = workload(model_of("llama"), plan_pb2.Run(train=TRAIN))
-    assert [layer.name for layer in costs.layers] == ["embedding", "layer 1", "layer 2", "layer 3", "head"]
+    costs = layer_costs(model_of("llama"), plan_pb2.Run(train=TRAIN))
+    assert [layer.name for layer in costs] == ["embedding", "layer 1", "layer 2", "layer 3", "head"]
     projections = hidden * hidden * 3  # query, key and value (half as many heads), output
     attention = 2 * LENGTH * hidden  # scores and their weighted sum, per token
     decoder = 2 * tokens * (projections + attention + 3 * hidden * inner)
-    assert [layer.forward_flops for layer in costs.layers[1:]] == [decoder] * 3 + [2 * tokens * hidden * VOCABULARY]
-    assert costs.layers[0].forward_flops < decoder / 100
+    assert [layer.forward_flops for layer in costs[1:]] == [decoder] * 3 + [2 * tokens * hidden * VOCABULARY]
+    assert costs[0].forward_flops < decoder / 100
     weights = projections + 3 * hidden * inner + 2 * hidden
-    assert [layer.parameter_bytes for layer in costs.layers] == [
+    assert [layer.parameter_bytes for layer in costs] == [
         4 * VOCABULARY * hidden,
         *[4 * weights] * 3,
         4 * (VOCABULARY + 1) * hidden,
     ]
-    assert [layer.activation_bytes for layer in costs.layers] == [4 * tokens * hidden] * 4 + [4 * tokens * VOCABULARY]
-    assert (costs.micro_batches, costs.optimizer_bytes_per_parameter_byte) == (4, 2.0)
+    assert [layer.activation_bytes for layer in costs] == [4 * tokens * hidden] * 4 + [4 * tokens * VOCABULARY]
 
 
 def test_a_tied_parameter_counts_for_every_layer_that_uses_it() -> None:
-    costs = workload(model_of("gpt2"), plan_pb2.Run(train=TRAIN))
+    costs = layer_costs(model_of("gpt2"), plan_pb2.Run(train=TRAIN))
     tied, positions, norm = VOCABULARY * 32, 1024 * 32, 2 * 32
-    assert costs.layers[0].parameter_bytes == 4 * (tied + positions)
-    assert costs.layers[-1].parameter_bytes == 4 * (tied + norm)
+    assert costs[0].parameter_bytes == 4 * (tied + positions)
+    assert costs[-1].parameter_bytes == 4 * (tied + norm)
 
 
 def test_precision_changes_the_bytes_but_not_the_flops() -> None:
     single, mixed, double = (
-        workload(model_of("llama"), plan_pb2.Run(train=plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=p)))
+        layer_costs(
+            model_of("llama"), plan_pb2.Run(train=plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=p))
+        )
         for p in (plan_pb2.FP32, plan_pb2.BF16, plan_pb2.FP64)
     )
-    assert (single.copy_bytes_per_parameter_byte, mixed.copy_bytes_per_parameter_byte) == (0, 0.5)
-    for one, half in zip(single.layers, mixed.layers, strict=True):
+    for one, half in zip(single, mixed, strict=True):
         assert (half.forward_flops, half.parameter_bytes) == (one.forward_flops, one.parameter_bytes)
         assert half.activation_bytes == one.activation_bytes / 2
-    for one, two in zip(single.layers, double.layers, strict=True):
+    for one, two in zip(single, double, strict=True):
         assert two.forward_flops == one.forward_flops
         assert (two.parameter_bytes, two.activation_bytes) == (2 * one.parameter_bytes, 2 * one.activation_bytes)
 
 
-@pytest.mark.parametrize(
-    ("reduction", "precision", "own"),
-    [("auto", plan_pb2.FP32, 0), ("off", plan_pb2.FP32, 0), ("topk", plan_pb2.FP32, 2), ("topk", plan_pb2.FP64, 1)],
-)
-def test_the_residuals_of_a_sparse_codec_count_as_memory(
-    reduction: str, precision: plan_pb2.Precision, own: float
-) -> None:
-    train = plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=precision)
-    run = plan_pb2.Run(train=train, network=plan_pb2.Run.Network(reduction=reduction))
-    costs = workload(model_of("llama"), run)
-    assert (costs.optimizer_bytes_per_parameter_byte, costs.own_bytes_per_parameter_byte) == (2, own)
-
-
 def test_a_convnets_layers_are_unequal() -> None:
-    costs = workload(model_of("convnet"), plan_pb2.Run(train=TRAIN))
-    by_name = {layer.name: layer for layer in costs.layers}
+    costs = layer_costs(model_of("convnet"), plan_pb2.Run(train=TRAIN))
+    by_name = {layer.name: layer for layer in costs}
     assert by_name["0"].forward_flops == 3 * 2 * 144 * 8 * 3 * 9
     assert by_name["3"].forward_flops == 3 * 2 * 36 * 12 * 8 * 9
     assert by_name["6"].forward_flops == 3 * 2 * 432 * 4
@@ -88,7 +75,7 @@ def test_a_convnets_layers_are_unequal() -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "convnet"])
 def test_the_same_model_costs_the_same_again(name: str) -> None:
     run = plan_pb2.Run(train=TRAIN)
-    assert workload(model_of(name), run) == workload(model_of.__wrapped__(name), run)
+    assert layer_costs(model_of(name), run) == layer_costs(model_of.__wrapped__(name), run)
 
 
 def test_the_cost_of_a_model_too_large_for_any_machine_is_known_at_once() -> None:
@@ -97,7 +84,7 @@ def test_the_cost_of_a_model_too_large_for_any_machine_is_known_at_once() -> Non
     spec = plan_pb2.Run.Model(family="llama", config_json=json.dumps(config))
     model = load_model(spec, Sample((4096,), torch.int64, 128256))
     assert sum(bucket.size for bucket in model.buckets) > 10e9
-    assert workload(model, plan_pb2.Run(train=TRAIN)).layers[1].forward_flops > 1e13
+    assert layer_costs(model, plan_pb2.Run(train=TRAIN))[1].forward_flops > 1e13
 
 
 @pytest.mark.parametrize(("name", "layer"), [("llama", 1), ("gpt2-untied", 1), ("convnet", 0)])
@@ -109,14 +96,14 @@ def test_the_speed_of_a_device_is_that_of_the_layers_with_most_flops(
     name: str, layer: int, precision: plan_pb2.Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[tuple[int, float]] = []
-    really = workload_module._pass_seconds
+    really = layer_costs_module._pass_seconds
 
     def pass_seconds(*arguments: Any) -> float:
         timed.append((arguments[1], really(*arguments)))
         return timed[-1][1]
 
-    monkeypatch.setattr(workload_module, "_pass_seconds", pass_seconds)
-    monkeypatch.setattr(workload_module, "TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(layer_costs_module, "_pass_seconds", pass_seconds)
+    monkeypatch.setattr(layer_costs_module, "TIMED_SECONDS", 0.0)
     model = model_of(name)
     train = plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=precision)
     speed = layer_flops(model, plan_pb2.Run(train=train), CPU, HARDWARE)
@@ -129,7 +116,7 @@ def test_the_speed_of_a_device_is_that_of_the_layers_with_most_flops(
 
 @pytest.mark.parametrize("name", ["llama", "convnet"])
 def test_a_first_layer_is_timed_on_inputs_of_its_kind(name: str) -> None:
-    assert 0 < workload_module._pass_seconds(model_of(name), 0, plan_pb2.Run(train=TRAIN), CPU) < 60
+    assert 0 < layer_costs_module._pass_seconds(model_of(name), 0, plan_pb2.Run(train=TRAIN), CPU) < 60
 
 
 def test_timing_does_not_change_the_random_state() -> None:
@@ -144,9 +131,9 @@ def test_a_layer_that_takes_too_long_or_does_not_fit_is_not_timed(device: Device
 
 
 def test_a_slow_first_pass_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload_module, "MOST_EXPECTED_SECONDS", 0.0)
-    monkeypatch.setattr(workload_module, "TIMED_SECONDS", 1e6)
-    assert workload_module._pass_seconds(model_of("llama"), 1, plan_pb2.Run(train=TRAIN), CPU) > 0
+    monkeypatch.setattr(layer_costs_module, "MOST_EXPECTED_SECONDS", 0.0)
+    monkeypatch.setattr(layer_costs_module, "TIMED_SECONDS", 1e6)
+    assert layer_costs_module._pass_seconds(model_of("llama"), 1, plan_pb2.Run(train=TRAIN), CPU) > 0
 
 
 def test_the_layer_that_was_timed_takes_no_memory_afterwards() -> None:
@@ -160,5 +147,5 @@ def test_a_layer_that_fails_on_made_up_input_is_not_timed(monkeypatch: pytest.Mo
     def fails(*_: object) -> float:
         raise IndexError("of the model's own code")
 
-    monkeypatch.setattr(workload_module, "_pass_seconds", fails)
+    monkeypatch.setattr(layer_costs_module, "_pass_seconds", fails)
     assert layer_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE) is None

@@ -1,4 +1,4 @@
-"""The model's cost as reported to the scheduler: what each layer takes, and how fast a device computes one."""
+"""What each layer takes, as the scheduler is told, and how fast a device computes one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from collections import Counter
 
 import torch
 
-from dtfm.kernels.codec import codec_named
 from dtfm.kernels.memory import give_back
 from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import free_memory
-from dtfm.node.model.bucket import STATE_TENSORS
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.model import Model
 from dtfm.node.model.precision import compute_dtype, run_dtype
@@ -24,9 +22,6 @@ from dtfm.protos.control_pb2 import Device
 
 log = logging.getLogger(__name__)
 
-RESIDUAL_BYTES = 8
-"""Bytes per parameter under a sparse codec: residuals of the committed steps and of the step being computed."""
-
 TIMED_SECONDS = 0.3
 """Seconds of timed passes through a layer."""
 LEAST_TIMED, MOST_TIMED = 3, 30
@@ -35,39 +30,29 @@ MOST_EXPECTED_SECONDS = 2.0
 """A pass that should take longer than this, by the speed of matrix products, is not timed."""
 
 
-def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
+def layer_costs(model: Model, run: plan_pb2.Run) -> list[plan_pb2.Layer]:
     """Per layer: FLOPs, output bytes and memory of one micro-batch, and the bytes of all parameters that it uses.
 
     Counted, not measured, so that all nodes of a run report the same. A shared parameter counts for each layer that uses it,
-    since each of them needs it. The residuals of a sparse reduction codec count as the node's own memory.
+    since each of them needs it.
     """
-    train, width, computes_in = run.train, run_dtype(run).itemsize, compute_dtype(run)
-    reduction = run.network.reduction
-    sparse = reduction not in ("", "auto") and codec_named(reduction).sparse
-    memory = layer_memory(model, train.micro_batch, computes_in, run_dtype(run))
+    samples, width, computes_in = run.train.micro_batch, run_dtype(run).itemsize, compute_dtype(run)
+    memory = layer_memory(model, samples, computes_in, run_dtype(run))
     parameter_bytes = [0] * len(model.layers)
     for bucket in model.buckets:
         for layer in bucket.layers:
             parameter_bytes[layer] += bucket.size * width
-    return plan_pb2.Workload(
-        layers=[
-            plan_pb2.Workload.Layer(
-                name=layer.name,
-                forward_flops=layer.flops * train.micro_batch,
-                parameter_bytes=parameter_bytes[number],
-                activation_bytes=math.prod(model.activation_shape(number, train.micro_batch)) * computes_in.itemsize,
-                kept_bytes=memory[number].kept,
-                working_bytes=memory[number].working,
-            )
-            for number, layer in enumerate(model.layers)
-        ],
-        micro_batches=train.global_batch // train.micro_batch,
-        optimizer_bytes_per_parameter_byte=STATE_TENSORS - 1,
-        own_bytes_per_parameter_byte=RESIDUAL_BYTES / width if sparse else 0,
-        copy_bytes_per_parameter_byte=computes_in.itemsize / width if computes_in != run_dtype(run) else 0,
-        activation_checkpointing=train.activation_checkpointing,
-        optimizer_state=train.optimizer_state,
-    )
+    return [
+        plan_pb2.Layer(
+            name=layer.name,
+            forward_flops=layer.flops * samples,
+            parameter_bytes=parameter_bytes[number],
+            activation_bytes=math.prod(model.activation_shape(number, samples)) * computes_in.itemsize,
+            kept_bytes=memory[number].kept,
+            working_bytes=memory[number].working,
+        )
+        for number, layer in enumerate(model.layers)
+    ]
 
 
 def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products: Device) -> float | None:
