@@ -23,6 +23,7 @@ find_room()
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
 U8 = NDArray[np.uint8]
+_njit: Any = numba.njit  # its types do not know no_cfunc_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _f32, _u16, _u8 = types.float32[::1], types.uint16[::1], types.uint8[::1]
@@ -32,7 +33,7 @@ _i8_rows_in, _u8_rows_in = (types.Array(a.dtype, 2, "C", readonly=True) for a in
 
 
 def compiled(signature: Any = None) -> Callable[[_F], _F]:
-    compiler: Callable[[_F], _F] = numba.njit(signature, nogil=True, cache=True, error_model="numpy")
+    compiler: Callable[[_F], _F] = _njit(signature, nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True)
     return compiler
 
 

@@ -16,6 +16,7 @@ from numba.core.dispatcher import Dispatcher
 from dtfm.compiled_code import find_room
 
 find_room()
+_njit: Any = numba.njit  # its types do not know no_cfunc_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -25,7 +26,7 @@ def compiled(function: _F) -> _F:
     Numba checks a cached function only against its own file. But the code of functions that it calls is part of it, so here
     their files count as well: those of all compiled functions that the function's module has imported or defined so far.
     """
-    made: Any = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    made = _njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     known = [value for value in function.__globals__.values() if isinstance(value, Dispatcher)]
     stamps = {repr(_cache_file(each)._source_stamp) for each in (made, *known)}
     _cache_file(made)._source_stamp = hashlib.sha256("".join(sorted(stamps)).encode()).digest()
