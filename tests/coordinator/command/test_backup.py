@@ -11,21 +11,20 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
-from tests.coordinator.command.test_commands import run
+from tests.coordinator.command.typed import Typed
 from tests.coordinator.script import training
 from tests.coordinator.serving import serving
 
 
 @pytest.mark.usefixtures("in_sqlite")
 async def test_the_log_and_the_key_of_a_coordinator_that_runs_come_back_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, typed: Typed
 ) -> None:
     there, again = tmp_path / "backup", tmp_path / "again" / "dtfm.db"
     async with serving(tmp_path) as served, served.node("a"):
         await served.until(lambda: "a" in served.ledger.members)
         at = served.store.last
-        assert run(monkeypatch, "backup", str(there), "--store", f"{tmp_path}/dtfm.db", "--json") == 0
-        told = json.loads(capsys.readouterr().out)
+        told = json.loads(typed("backup", str(there), "--store", f"{tmp_path}/dtfm.db", "--json"))
         assert (told["event"], told["run"]) == ("backed_up", served.ledger.run["name"])
         await served.enrolled("later")
         written = list(served.store.read())
@@ -33,7 +32,7 @@ async def test_the_log_and_the_key_of_a_coordinator_that_runs_come_back_as_they_
         "dtfm.db": 0o600,
         "dtfm.authority.pem": 0o600,
     }
-    assert run(monkeypatch, "restore", str(there), "--store", str(again)) == 0
+    typed("restore", str(there), "--store", str(again))
     with Store(f"sqlite:///{again}", write=True) as store:
         assert list(store.read()) == written[: told["events"]]
         assert told["events"] >= at
@@ -52,16 +51,12 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_neither_overwrites_anything(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_neither_overwrites_anything(tmp_path: Path, store: Path, typed: Typed) -> None:
     there = tmp_path / "backup"
-    assert run(monkeypatch, "backup", str(there), "--store", str(store)) == 0
+    typed("backup", str(there), "--store", str(store))
     before = {file: file.read_bytes() for file in [*there.iterdir(), store]}
     for command in ("backup", "restore"):
-        capsys.readouterr()
-        assert run(monkeypatch, command, str(there), "--store", str(store)) == 2
-        assert "is there already, and would be lost" in capsys.readouterr().err
+        assert "is there already, and would be lost" in typed(command, str(there), "--store", str(store), code=2)
     assert {file: file.read_bytes() for file in [*there.iterdir(), store]} == before
 
 
@@ -78,20 +73,16 @@ def test_what_is_missing_is_named_and_nothing_is_left_behind(
     tmp_path: Path,
     store: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    typed: Typed,
     arguments: tuple[str, ...],
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, *arguments) == 2
-    assert words in capsys.readouterr().err
+    assert words in typed(*arguments, code=2)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["dtfm.authority.pem", "dtfm.db", "dtfm.db.lock"]
 
 
-def test_a_store_that_cannot_be_read_leaves_no_half_of_a_backup(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_that_cannot_be_read_leaves_no_half_of_a_backup(tmp_path: Path, store: Path, typed: Typed) -> None:
     store.write_bytes(store.read_bytes()[:5000])
-    assert run(monkeypatch, "backup", str(tmp_path / "there"), "--store", str(store)) == 2
-    assert f"{store}: " in capsys.readouterr().err
+    assert f"{store}: " in typed("backup", str(tmp_path / "there"), "--store", str(store), code=2)
     assert list((tmp_path / "there").iterdir()) == []

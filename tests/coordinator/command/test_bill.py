@@ -10,12 +10,10 @@ import pytest
 
 from dtfm.coordinator.command.bill import bill, hours_in_words, parse_prices
 from dtfm.coordinator.command.rented import parse_gpus
-from tests.coordinator.command.test_commands import run
+from tests.coordinator.command.typed import Typed
 from tests.scheduler.clusters import even_workload
 from tests.scheduler.dumps import dump_workload
 from tests.scheduler.llama import TOKENS, llama
-
-Capture = pytest.CaptureFixture[str]
 
 
 def test_each_gpu_has_the_price_of_its_kind() -> None:
@@ -59,9 +57,7 @@ def test_hours_are_said_as_people_say_them(hours: float, words: str) -> None:
     assert hours_in_words(hours) == words
 
 
-def test_plan_prices_the_steps_of_the_run_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_plan_prices_the_steps_of_the_run_file(tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "w.json").write_text(dump_workload(llama("7B"), TOKENS))
     (tmp_path / "run.toml").write_text(
         "[train]\nsteps = 5000\nmicro_batch = 1\nglobal_batch = 64\n[cluster]\nstages = 4\n"
@@ -70,28 +66,23 @@ def test_plan_prices_the_steps_of_the_run_file(
         *("plan", "--gpus", "6x RTX 4090", "--links", "1Gbit/s,20ms", "--workload", str(tmp_path / "w.json")),
         *("--run", str(tmp_path / "run.toml"), "--price", "RTX 4090=0.35", "--deadline", "0.2"),
     )
-    assert run(monkeypatch, *arguments, "--json") == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(typed(*arguments, "--json"))
     assert len(document["plan"]["stages"]) == 4
     hours = 5000 * document["predicted"]["iteration_seconds"] / 3600
     priced = document["bill"]
     assert (priced["steps"], priced["hours"]) == (5000, pytest.approx(hours))
     assert (priced["per_hour"], priced["cost"]) == (pytest.approx(2.1), pytest.approx(2.1 * hours))
-    assert run(monkeypatch, *arguments) == 0
-    assert re.search(r"^5,000 steps take .* and cost [\d,.]+, at 2\.10 an hour\.", capsys.readouterr().out, re.M)
+    assert re.search(r"^5,000 steps take .* and cost [\d,.]+, at 2\.10 an hour\.", typed(*arguments), re.M)
 
 
-def test_without_a_run_file_a_thousand_steps_are_priced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_without_a_run_file_a_thousand_steps_are_priced(tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "w.json").write_text(dump_workload(even_workload()))
     arguments = "plan", "--gpus", "L4", "--links", "1Gbit/s,20ms", "--workload", str(tmp_path / "w.json")
-    assert run(monkeypatch, *arguments, "--price", "L4=0.5") == 0
-    assert "\n1,000 steps take " in capsys.readouterr().out
-    assert run(monkeypatch, *arguments) == 0
-    assert "steps take" not in capsys.readouterr().out
+    assert "\n1,000 steps take " in typed(*arguments, "--price", "L4=0.5")
+    assert "steps take" not in typed(*arguments)
 
 
-def test_prices_are_for_gpus_in_words(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    assert run(monkeypatch, "plan", "--network", "n.json", "--workload", "w.json", "--price", "L4=1") == 2
-    assert "--price goes with --gpus" in capsys.readouterr().err
+def test_prices_are_for_gpus_in_words(typed: Typed) -> None:
+    assert "--price goes with --gpus" in typed(
+        "plan", "--network", "n.json", "--workload", "w.json", "--price", "L4=1", code=2
+    )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtfm.coordinator import cli
 from dtfm.coordinator.command.demonstration import demo_run_file, new_folder
 from dtfm.coordinator.command.invite import read_duration
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import StandbyPromoted
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.protos import control_pb2 as wire
+from tests.coordinator.command.typed import Typed
 from tests.coordinator.script import training
 from tests.coordinator.stores import store_url
 
@@ -27,14 +26,6 @@ NETWORK = {
 }
 LAYER = {"name": "x", "forward_flops": 1e10, "parameter_bytes": 1e7, "activation_bytes": 1e6}
 WORKLOAD = {"layers": [LAYER] * 4, "micro_batches": 4}
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Runs the command, and returns its exit code."""
-    monkeypatch.setattr(sys, "argv", ["dtfm-coordinator", *arguments])
-    with pytest.raises(SystemExit) as exit:
-        cli.main()
-    return int(exit.value.code or 0)
 
 
 @pytest.fixture
@@ -48,19 +39,13 @@ def store(tmp_path: Path) -> str:
     return url
 
 
-def test_events_become_curves(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "events", "--store", store, "--tensorboard", str(tmp_path / "curves")) == 0
-    assert capsys.readouterr().out == ""
+def test_events_become_curves(store: str, tmp_path: Path, typed: Typed) -> None:
+    assert typed("events", "--store", store, "--tensorboard", str(tmp_path / "curves")) == ""
     assert len(list((tmp_path / "curves").glob("*tfevents*"))) == 1
 
 
-def test_events_print_one_json_object_per_line(
-    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "events", "--store", store, "--json") == 0
-    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_events_print_one_json_object_per_line(store: str, typed: Typed) -> None:
+    events = [json.loads(line) for line in typed("events", "--store", store, "--json").splitlines()]
     assert events[0]["event"] == "run_started"
     committed = next(event for event in events if event["event"] == "step_committed")
     assert {key: committed[key] for key in ("step", "generation", "loss", "tokens")} == {
@@ -75,11 +60,8 @@ def test_events_print_one_json_object_per_line(
     assert {"node", "reason"} <= joined.keys()
 
 
-def test_into_a_pipe_watch_prints_what_a_person_must_know_a_line_each(
-    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "watch", "--store", store) == 0
-    lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()]
+def test_into_a_pipe_watch_prints_what_a_person_must_know_a_line_each(store: str, typed: Typed) -> None:
+    lines = [line.partition("  ")[2] for line in typed("watch", "--store", store).splitlines()]
     assert lines[0].startswith("run demo started")
     assert lines[-1].startswith("step 1: loss 0.5000")
     assert not any("is ready" in line for line in lines)
@@ -87,7 +69,7 @@ def test_into_a_pipe_watch_prints_what_a_person_must_know_a_line_each(
 
 @pytest.mark.parametrize("json_lines", [True, False])
 def test_invitations_are_printed_as_lines_to_paste(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json_lines: bool
+    monkeypatch: pytest.MonkeyPatch, typed: Typed, json_lines: bool
 ) -> None:
     asked: list[wire.InviteRequest] = []
 
@@ -100,8 +82,7 @@ def test_invitations_are_printed_as_lines_to_paste(
         )
 
     monkeypatch.setattr("dtfm.coordinator.command.client.ask", answer)
-    assert run(monkeypatch, "invite", "--count", "2", *(["--json"] if json_lines else [])) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = typed("invite", "--count", "2", *(["--json"] if json_lines else [])).splitlines()
     assert [request.uses for request in asked] == [1, 1]
     if json_lines:
         assert [json.loads(line)["line"] for line in printed] == [f"join dtfm1.id{n} --allow-data /x" for n in (1, 2)]
@@ -116,14 +97,13 @@ def test_invitations_are_printed_as_lines_to_paste(
 
 @pytest.mark.parametrize("page", ["", "http://a:1/?link=b"])
 def test_a_viewer_is_told_how_to_open_the_page_or_why_nobody_can_from_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: str
+    monkeypatch: pytest.MonkeyPatch, typed: Typed, page: str
 ) -> None:
     async def answer(_where: str, call: str, **fields: Any) -> wire.InviteReply:
         return wire.InviteReply(id="id", invitation="dtfm1.id", line="watch dtfm1.id", leads_to="1.2.3.4:5", page=page)
 
     monkeypatch.setattr("dtfm.coordinator.command.client.ask", answer)
-    assert run(monkeypatch, "invite", "--role", "viewer") == 0
-    printed = capsys.readouterr().out
+    printed = typed("invite", "--role", "viewer")
     assert ("as often as one likes: http://a:1/?link=b\n" in printed) == bool(page)
     assert ("serve --web 0.0.0.0:7480" in printed) == (not page)
 
@@ -131,76 +111,65 @@ def test_a_viewer_is_told_how_to_open_the_page_or_why_nobody_can_from_elsewhere(
 @pytest.mark.parametrize("command", ["events", "members", "watch", "check"])
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_commands_read_a_store_without_a_coordinator(
-    command: str, form: tuple[str, ...], store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, form: tuple[str, ...], store: str, typed: Typed
 ) -> None:
-    assert run(monkeypatch, command, "--store", store, *form) == 0
-    printed = capsys.readouterr().out
+    printed = typed(command, "--store", store, *form)
     assert printed
     if form:
         assert all(json.loads(line) for line in printed.splitlines())
     path = store.removeprefix("sqlite:///")
-    assert run(monkeypatch, command, "--store", path, *form) == 0
-    assert capsys.readouterr().out == printed, "a path names the same store as its URL"
+    assert typed(command, "--store", path, *form) == printed, "a path names the same store as its URL"
 
 
 @pytest.mark.parametrize("command", ["events", "members", "watch", "check", "plan-now", "invite"])
-def test_commands_say_when_no_coordinator_answers(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_say_when_no_coordinator_answers(command: str, typed: Typed) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        assert run(monkeypatch, command, f"127.0.0.1:{free.getsockname()[1]}") == 2
-    assert "no coordinator answers at 127.0.0.1:" in capsys.readouterr().err
+        assert "no coordinator answers at 127.0.0.1:" in typed(command, f"127.0.0.1:{free.getsockname()[1]}", code=2)
 
 
 def test_serve_refuses_a_port_in_use_and_leaves_no_run_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert run(monkeypatch, "serve", "--listen", f"127.0.0.1:{taken.getsockname()[1]}") == 2
-    assert "the port is in use" in capsys.readouterr().err
+        assert "the port is in use" in typed("serve", "--listen", f"127.0.0.1:{taken.getsockname()[1]}", code=2)
     with Store("sqlite:///dtfm.db", write=False) as opened:
         assert opened.last == 0
 
 
 def test_serve_overwrites_no_file_that_is_not_an_invitation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, typed: Typed, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text("[train]\nsteps = 5\n")
-    assert run(monkeypatch, "serve", "run.toml", "--listen", "127.0.0.1:0", "--invitation-file", "run.toml") == 2
-    assert "--invitation-file run.toml holds something else, which would be lost" in capsys.readouterr().err
+    assert "--invitation-file run.toml holds something else, which would be lost" in typed(
+        "serve", "run.toml", "--listen", "127.0.0.1:0", "--invitation-file", "run.toml", code=2
+    )
     assert Path("run.toml").read_text() == "[train]\nsteps = 5\n"
 
 
 def test_serve_refuses_a_broken_run_file_before_it_opens_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN.toml").write_text("[train]\nsteps = 0\n")
-    assert run(monkeypatch, "serve", "RUN.toml") == 2
-    assert "train.steps = 0: must be at least 1" in capsys.readouterr().err
+    assert "train.steps = 0: must be at least 1" in typed("serve", "RUN.toml", code=2)
     assert not (tmp_path / "dtfm.db").exists()
 
 
-def test_plan_prints_the_schedulers_decision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_prints_the_schedulers_decision(tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "n.json").write_text(json.dumps(NETWORK))
     (tmp_path / "w.json").write_text(json.dumps(WORKLOAD))
     files = ("plan", "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json"))
-    assert run(monkeypatch, *files, "--json") == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(typed(*files, "--json"))
     assert {"plan", "predicted", "lower_bound_seconds", "reason", "elapsed_seconds"} <= printed.keys()
-    assert run(monkeypatch, *files) == 0
-    assert "stage" in capsys.readouterr().out
-    assert run(monkeypatch, *files, "--stages", "3") == 1
+    assert "stage" in typed(*files)
+    typed(*files, "--stages", "3", code=1)
     (tmp_path / "w.json").write_text("{}")
-    assert run(monkeypatch, *files) == 2
-    assert "w.json: layers is missing" in capsys.readouterr().err
+    assert "w.json: layers is missing" in typed(*files, code=2)
 
 
 def test_the_demo_spreads_its_nodes_over_two_stages(tmp_path: Path) -> None:
@@ -233,19 +202,15 @@ def test_a_duration_is_a_number_with_its_unit(text: str, seconds: float) -> None
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "0d", "-1d", "1.5h", "1y", "9" * 10 + "s", "1d 2h"])
-def test_what_is_no_duration_is_refused_with_an_example(
-    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "invite", f"--expires={text}") == 2
-    assert f"--expires {text!r} is not a time; give it like 30m, 12h or 7d" in capsys.readouterr().err
+def test_what_is_no_duration_is_refused_with_an_example(text: str, typed: Typed) -> None:
+    assert f"--expires {text!r} is not a time; give it like 30m, 12h or 7d" in typed(
+        "invite", f"--expires={text}", code=2
+    )
 
 
 @pytest.mark.parametrize("command", [("members",), ("invite",), ("revoke", "somebody")])
-def test_a_damaged_invitation_is_named_and_not_repeated(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, *command, "dtfm1.QUJDREVGRw") == 2
-    complaint = capsys.readouterr().err
+def test_a_damaged_invitation_is_named_and_not_repeated(command: tuple[str, ...], typed: Typed) -> None:
+    complaint = typed(*command, "dtfm1.QUJDREVGRw", code=2)
     assert "this invitation is truncated: it has 16 of" in complaint
     assert "QUJD" not in complaint
 

@@ -14,11 +14,9 @@ import pytest
 
 from dtfm.coordinator.command.background import in_background, search_shown
 from dtfm.scheduler.schedule import schedule
-from tests.coordinator.command.test_commands import run
+from tests.coordinator.command.typed import Typed
 from tests.scheduler.clusters import even_workload, random_cluster
 from tests.scheduler.dumps import dump_network, dump_workload
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -28,21 +26,19 @@ def files(tmp_path: Path) -> tuple[str, ...]:
     return "plan", "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json"), "--deadline", "1"
 
 
-def test_a_plan_comes_with_the_bound_and_the_gap(
-    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    assert run(monkeypatch, *files, "--json") == 0
-    document = json.loads(capsys.readouterr().out)
+def test_a_plan_comes_with_the_bound_and_the_gap(files: tuple[str, ...], typed: Typed) -> None:
+    document = json.loads(typed(*files, "--json"))
     seconds, bound = document["predicted"]["iteration_seconds"], document["lower_bound_seconds"]
     assert 0 < bound <= seconds
     assert document["gap"] == pytest.approx(seconds / bound)
-    assert run(monkeypatch, *files) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = typed(*files).splitlines()[-1]
     assert last.startswith("No plan can take less than ")
     assert last.endswith((" times as long.", "% longer.", " as good as any."))
 
 
-def test_a_terminal_shows_what_the_search_has_found(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_terminal_shows_what_the_search_has_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     with search_shown("Planning") as improved:
         improved(52_000, 12.3)
@@ -52,34 +48,28 @@ def test_a_terminal_shows_what_the_search_has_found(monkeypatch: pytest.MonkeyPa
     assert shown.out == ""
 
 
-def test_elsewhere_standard_error_has_nothing_of_it(
-    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    assert run(monkeypatch, *files, "--json") == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["plan"]
-    assert printed.err == ""
+def test_elsewhere_standard_error_has_nothing_of_it(files: tuple[str, ...], typed: Typed) -> None:
+    assert json.loads(typed(*files, "--json"))["plan"]
+    assert typed.err == ""
 
 
-def test_elsewhere_a_search_is_announced(
-    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_elsewhere_a_search_is_announced(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
     monkeypatch.setattr("dtfm.coordinator.command.background.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("dtfm.coordinator.command.background.LOOK_SECONDS", 0.1)
-    assert run(monkeypatch, *files, "--json") == 0
-    assert capsys.readouterr().err.count("Planning ...") == 1
+    typed(*files, "--json")
+    assert typed.err.count("Planning ...") == 1
 
 
-def test_compiling_is_announced(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_compiling_is_announced(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
     monkeypatch.setattr("dtfm.coordinator.command.background.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("dtfm.coordinator.command.planning.warm_up", lambda: time.sleep(0.1))
-    assert run(monkeypatch, *files, "--json") == 0
-    assert capsys.readouterr().err.count("Compiling the scheduler, once ...") == 1
+    typed(*files, "--json")
+    assert typed.err.count("Compiling the scheduler, once ...") == 1
 
 
 @pytest.mark.parametrize(("option", "threads"), [((), os.cpu_count()), (("--threads", "3"), 3)])
 def test_all_cores_search_unless_told_otherwise(
-    option: tuple[str, ...], threads: int, files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    option: tuple[str, ...], threads: int, files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     asked = []
 
@@ -88,13 +78,13 @@ def test_all_cores_search_unless_told_otherwise(
         return schedule(*arguments, **options)
 
     monkeypatch.setattr("dtfm.coordinator.command.planning.schedule", spy)
-    assert run(monkeypatch, *files, *option) == 0
+    typed(*files, *option)
     assert asked == [threads]
 
 
 @pytest.mark.parametrize("deadline", [(), ("--deadline", "3600")])
 def test_after_ctrl_c_the_best_plan_so_far_is_printed(
-    deadline: tuple[str, ...], files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    deadline: tuple[str, ...], files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     """It comes with the search's first plan, which then goes on only when it has been told to stop."""
     interrupts = iter(range(1))
@@ -109,8 +99,7 @@ def test_after_ctrl_c_the_best_plan_so_far_is_printed(
         return schedule(*arguments, **{**options, "improved": improved})
 
     monkeypatch.setattr("dtfm.coordinator.command.planning.schedule", interrupted)
-    assert run(monkeypatch, *files[:-2], *deadline, "--json") == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(typed(*files[:-2], *deadline, "--json"))
     assert document["plan"]["stages"]
     assert document["elapsed_seconds"] < 60
     assert document["evaluations"] < 2_000  # without Ctrl-C it tries fifty times as many

@@ -12,12 +12,10 @@ import pytest
 
 from dtfm.coordinator.command.gpus import SUSTAINED
 from dtfm.coordinator.command.rented import parse_gpus, parse_links, parse_size, rented_cluster
-from tests.coordinator.command.test_commands import run
+from tests.coordinator.command.typed import Typed
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.dumps import dump_network, dump_workload
 from tests.scheduler.llama import TOKENS, llama
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
@@ -100,27 +98,23 @@ def test_plan_says_which_precision_the_speed_is_for(
     precision: str,
     sentence: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
+    typed: Typed,
 ) -> None:
     workload = dump_workload(replace(even_workload(), copy_bytes_per_parameter_byte=copy))
     (tmp_path / "w.json").write_text(json.dumps(json.loads(workload) | said))
     options = "--links", "500Mbit/s,40ms", "--workload", str(tmp_path / "w.json"), "--deadline", "0.1"
-    assert run(monkeypatch, "plan", "--gpus", gpus, *options) == 0
-    assert sentence in " ".join(capsys.readouterr().out.split())
-    assert run(monkeypatch, "plan", "--gpus", gpus, *options, "--json") == 0
-    document = json.loads(capsys.readouterr().out)
+    assert sentence in " ".join(typed("plan", "--gpus", gpus, *options).split())
+    document = json.loads(typed("plan", "--gpus", gpus, *options, "--json"))
     assert (document["precision"], document["without_bf16"]) == (precision, ["T4"] if "T4" in gpus else [])
 
 
 @pytest.mark.parametrize(("gpus", "precision"), [("2x RTX 4090", "bf16"), ("RTX 4090, T4", "fp32")])
 def test_a_run_of_any_precision_is_planned_with_what_all_gpus_can(
-    gpus: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    gpus: str, precision: str, tmp_path: Path, typed: Typed
 ) -> None:
     (tmp_path / "run.toml").write_text('name = "any"')
     options = "--links", "500Mbit/s,40ms", "--run", str(tmp_path / "run.toml"), "--deadline", "0.1", "--json"
-    assert run(monkeypatch, "plan", "--gpus", gpus, *options) == 0
-    assert json.loads(capsys.readouterr().out)["precision"] == precision
+    assert json.loads(typed("plan", "--gpus", gpus, *options))["precision"] == precision
 
 
 @pytest.fixture
@@ -132,11 +126,8 @@ def gpus(tmp_path: Path) -> tuple[str, ...]:
     )
 
 
-def test_plan_says_what_rented_gpus_would_hold_and_how_fast_they_would_be(
-    gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    assert run(monkeypatch, *gpus, "--json") == 0
-    document = json.loads(capsys.readouterr().out)
+def test_plan_says_what_rented_gpus_would_hold_and_how_fast_they_would_be(gpus: tuple[str, ...], typed: Typed) -> None:
+    document = json.loads(typed(*gpus, "--json"))
     seconds = document["predicted"]["iteration_seconds"]
     assert document["tokens_per_second"] == pytest.approx(64 * TOKENS / seconds)
     assert document["limited_by"] in ("device", "link", "reduction", "memory")
@@ -144,32 +135,31 @@ def test_plan_says_what_rented_gpus_would_hold_and_how_fast_they_would_be(
     assert {node["node"] for node in document["nodes"]} <= {f"rtx-4090-{number}" for number in range(6)}
     for node in document["nodes"]:
         assert 0 < node["memory_bytes"] <= node["memory_available_bytes"] + 1
-    assert run(monkeypatch, *gpus) == 0
-    printed = capsys.readouterr().out
+    printed = typed(*gpus)
     assert "memory planned / available" in printed
     assert " tokens per second. The " in printed
 
 
-def test_a_network_gets_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_network_gets_the_same_table(tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "n.json").write_text(dump_network(uniform_cluster(3)))
     (tmp_path / "w.json").write_text(dump_workload(even_workload()))
     files = "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json")
-    assert run(monkeypatch, "plan", *files, "--deadline", "0.2") == 0
-    printed = capsys.readouterr().out
+    printed = typed("plan", *files, "--deadline", "0.2")
     assert "memory planned / available" in printed
     assert "tokens per second" not in printed
 
 
-def test_nodes_that_hold_the_same_in_equal_memories_share_a_row_wherever_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_nodes_that_hold_the_same_in_equal_memories_share_a_row_wherever_they_are(tmp_path: Path, typed: Typed) -> None:
     cluster, places = uniform_cluster(3), ("Ohio", "Paris", "Tokyo")
     nodes = tuple(replace(node, region=place) for node, place in zip(cluster.nodes, places, strict=True))
     (tmp_path / "n.json").write_text(dump_network(replace(cluster, nodes=nodes)))
     (tmp_path / "w.json").write_text(dump_workload(even_workload()))
     files = "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json")
-    assert run(monkeypatch, "plan", *files, "--stages", "1", "--deadline", "0.2") == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if re.match(r"0 +0-11 ", line)]
+    rows = [
+        line
+        for line in typed("plan", *files, "--stages", "1", "--deadline", "0.2").splitlines()
+        if re.match(r"0 +0-11 ", line)
+    ]
     assert len(rows) == 1
     assert all(name in rows[0] for name in cluster.ids)
 
@@ -183,8 +173,5 @@ def test_nodes_that_hold_the_same_in_equal_memories_share_a_row_wherever_they_ar
         (("--links", "1Gbit/s,1ms", "--network", "n.json"), "--links goes with --gpus"),
     ],
 )
-def test_a_network_comes_from_a_file_or_from_words(
-    options: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    assert run(monkeypatch, "plan", "--workload", "w.json", *options) == 2
-    assert sentence in capsys.readouterr().err
+def test_a_network_comes_from_a_file_or_from_words(options: tuple[str, ...], sentence: str, typed: Typed) -> None:
+    assert sentence in typed("plan", "--workload", "w.json", *options, code=2)

@@ -14,9 +14,8 @@ from dtfm.coordinator.command.run_workload import workload_of_run
 from dtfm.node.command.workload_file import describe
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.workload import parse_workload
-from tests.coordinator.command.test_commands import run
+from tests.coordinator.command.typed import Typed
 
-Capture = pytest.CaptureFixture[str]
 GPUS = "plan", "--gpus", "L4", "--links", "1Gbit/s,20ms"
 
 
@@ -88,35 +87,29 @@ def test_what_is_not_known_is_named(tables: dict[str, dict[str, object]], senten
         workload_of_run(run_file(**tables))
 
 
-def test_the_way_out_is_the_node_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_the_way_out_is_the_node_that_counts(tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "run.toml").write_text('[model]\nfamily = "gpt2"\n')
-    assert run(monkeypatch, *GPUS, "--run", str(tmp_path / "run.toml")) == 2
-    error = capsys.readouterr().err
+    error = typed(*GPUS, "--run", str(tmp_path / "run.toml"), code=2)
     assert f"To count on the model itself: dtfm-node workload {tmp_path}/run.toml --output WORKLOAD.json" in error
-    assert run(monkeypatch, *GPUS) == 2
-    assert "give --run RUN.toml, or the --workload" in capsys.readouterr().err
+    assert "give --run RUN.toml, or the --workload" in typed(*GPUS, code=2)
 
 
-def test_a_workload_of_another_batch_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_workload_of_another_batch_is_refused(tmp_path: Path, typed: Typed) -> None:
     asked = run_file(train={"global_batch": 64})
     (tmp_path / "w.json").write_text(describe(asked.with_precision(bf16=False)))
     (tmp_path / "run.toml").write_text("")
     files = "--run", str(tmp_path / "run.toml"), "--workload", str(tmp_path / "w.json")
-    assert run(monkeypatch, *GPUS, *files) == 2
-    assert "w.json has 16 micro-batches, but " in capsys.readouterr().err
+    assert "w.json has 16 micro-batches, but " in typed(*GPUS, *files, code=2)
 
 
-def test_plan_takes_the_run_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_plan_takes_the_run_file_alone(tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "run.toml").write_text("")
-    assert run(monkeypatch, *GPUS, "--run", str(tmp_path / "run.toml"), "--deadline", "0.1") == 0
-    printed = capsys.readouterr().out
+    printed = typed(*GPUS, "--run", str(tmp_path / "run.toml"), "--deadline", "0.1")
     assert " tokens per second. The " in printed
     assert "\n200 steps take " in printed
 
 
-def test_readmes_run_file_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_readmes_run_file_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
     """Whatever its storage needs is not installed here."""
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     written = re.search(r"```toml\n(.*?)```", readme, re.DOTALL)
@@ -124,8 +117,9 @@ def test_readmes_run_file_can_be_planned(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "run.toml").write_text(re.sub(r'uri = "\S*"', 'uri = "s3://bucket/stories"', written[1]))
     monkeypatch.setitem(sys.modules, "s3fs", None)
     gpus = "plan", "--gpus", "RTX 3060", "--links", "500Mbit/s,40ms", "--run", str(tmp_path / "run.toml")
-    assert run(monkeypatch, *gpus, "--price", "RTX 3060=0.08", "--deadline", "0.1") == 0
-    assert "2,000 steps take 919 hours (38.3 days) and cost 73.51" in capsys.readouterr().out
+    assert "2,000 steps take 919 hours (38.3 days) and cost 73.51" in typed(
+        *gpus, "--price", "RTX 3060=0.08", "--deadline", "0.1"
+    )
     assert "One such GPU takes 919 hours and costs 73.51" in " ".join(readme.split())
 
 
