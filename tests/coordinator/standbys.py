@@ -44,3 +44,9 @@ def share_a_machine(world: World, *nodes: str) -> None:
         enrolled = ev.Enrolled(node, "node", f"the key of {' and '.join(nodes)}", "")
         world.log.append(enrolled)
         world.state = replace(world.state, ledger=enrolled.apply(world.state.ledger))
+
+
+def layers_of(world: World, node: str) -> tuple[int, int]:
+    """The layers of which the node was last asked to be a standby."""
+    asked = world.last_to(node, "standby")
+    return asked.first_layer, asked.past_last_layer

@@ -80,14 +80,6 @@ def test_a_snapshot_on_disks_is_usable_while_every_bucket_is_with_a_member() -> 
     assert [len(bucket) for bucket in table.disks] == [2] * BUCKETS
 
 
-def test_the_newer_of_disks_and_checkpoint_counts() -> None:
-    world = trained(checkpoint={"every": 2})
-    world.save()
-    world.step()
-    world.lose("a")
-    assert availability(world.state).resume_point() == Point(2, Kind.CHECKPOINT)
-
-
 @given(TABLES, st.frozensets(st.sampled_from(NODES)))
 def test_returning_nodes_never_make_the_resume_point_older(table: Availability, returning: frozenset[str]) -> None:
     assert table.resume_point(returning).step >= table.resume_point().step

@@ -295,9 +295,4 @@ def test_the_snapshot_behind_a_checkpoint_stays_on_disks_beside_the_last_one_tha
         world.report_links(node)
     world.wait(LEASE, beating="ab")
     assert world.state.ledger.training.step == 6
-    assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [
-        ["a"],
-        ["a"],
-        ["b"],
-        ["b"],
-    ]
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [["a"]] * 2 + [["b"]] * 2

@@ -17,18 +17,13 @@ from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import StopAsked, TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from tests.coordinator.audit_scripts import all_vote
 from tests.coordinator.ledgers import altered
 from tests.coordinator.script import LEASE, World, training
 from tests.coordinator.standbys import caught_up, report, with_standbys
 
 SHORT = COMMIT_WAIT_LEASES * LEASE
 """How long a commit waits where steps are short, in seconds."""
-
-
-def all_vote(world: World) -> None:
-    """All nodes of the plan vote, and no time passes."""
-    for node in world.plan_in_force.nodes:
-        world.vote(node)
 
 
 def pass_time(world: World, seconds: float) -> None:
@@ -90,12 +85,6 @@ def test_the_commit_waits_for_a_fraction_of_a_step_and_never_for_long(seconds: f
     assert commit_patience(replace(world.state, ledger=ledger)) == pytest.approx(patience)
 
 
-def test_the_commit_does_not_wait_without_standbys() -> None:
-    world = with_standbys()
-    all_vote(world)
-    assert world.state.ledger.training.step == 1
-
-
 def test_a_standby_that_has_not_caught_up_is_not_waited_for() -> None:
     world = with_standbys()
     world.join("c")  # is asked to be a standby
@@ -131,12 +120,6 @@ def test_gradients_of_an_aborted_attempt_do_not_count() -> None:
     assert world.state.ledger.training.step == 0
     report(world, "c")
     assert world.state.ledger.training.step == 1
-
-
-def test_a_standby_that_was_late_is_not_waited_for_again() -> None:
-    world = with_late_standby()
-    all_vote(world)
-    assert world.state.ledger.training.step == 2
 
 
 @pytest.mark.parametrize("after_the_votes", [False, True])

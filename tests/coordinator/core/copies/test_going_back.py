@@ -61,12 +61,7 @@ def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
     world.hear("a", links("a", ["b"]))
     world.wait(LEASE / 2, beating="ab")
     assert world.events(ev.RolledBack)[-1].step == 2
-    assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [
-        ["a"],
-        ["a"],
-        ["b"],
-        ["b"],
-    ]
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [["a"]] * 2 + [["b"]] * 2
 
 
 def test_a_restarted_coordinator_hears_from_the_nodes_which_snapshots_they_have() -> None:
@@ -139,16 +134,9 @@ def test_what_another_could_not_do_for_another_reason_condemns_no_snapshot() -> 
 
 
 def test_two_names_of_one_key_are_one_party_about_a_checkpoint() -> None:
-    world = training("a", "b", "c", "d", train={"steps": 10})
+    world = back_at_the_second_checkpoint("d")
     world.belong_together("a", "b")
-    for step in range(1, 5):
-        world.step()
-        if step % 2 == 0:
-            world.save()
-    for node in "cd":
-        world.lose(node)
     world.join("e")
-    assert world.last_to("a", "assignment").step == 4
     for node in "ab":
         world.fail_plan(node, "another manifest", snapshot_damaged=True)
     assert world.last_to("e", "assignment").step == 4
@@ -186,13 +174,15 @@ def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
     assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2, 3, 3]
 
 
-def back_at_the_second_checkpoint() -> World:
-    world = training("a", "b", "c", train={"steps": 10})
+def back_at_the_second_checkpoint(*others: str) -> World:
+    """c, and the ``others`` of its stage, are lost after step 4."""
+    world = training("a", "b", "c", *others, train={"steps": 10})
     for step in range(1, 5):
         world.step()
         if step % 2 == 0:
             world.save()
-    world.lose("c")
+    for node in ("c", *others):
+        world.lose(node)
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000004"
     return world
 
@@ -229,16 +219,6 @@ def test_the_only_checkpoint_is_not_given_up() -> None:
     assert world.state.ledger.training.step == 2
     assert world.state.ledger.copies.checkpoints.keys() == {2}
     assert world.exit_code == 1
-
-
-def test_losing_a_stage_without_a_checkpoint_starts_training_over() -> None:
-    world = training()
-    world.step()
-    world.lose("b")
-    world.join("b2")
-    rolled = world.events(ev.RolledBack)[-1]
-    assert (rolled.from_step, rolled.step) == (1, 0)
-    assert world.last_to("b2", "assignment").step == 0
 
 
 def test_losing_a_stage_right_after_a_checkpoint_loses_no_step() -> None:

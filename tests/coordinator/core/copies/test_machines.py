@@ -15,13 +15,7 @@ from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.ledgers import altered
 from tests.coordinator.script import LONG, World, training
 from tests.coordinator.snapshots import all_to_fetch, report_written, snapshot_due
-from tests.coordinator.standbys import caught_up, report, share_a_machine
-
-
-def layers_of(world: World, node: str) -> tuple[int, int]:
-    """The layers of which the node was last asked to be a standby."""
-    asked = world.last_to(node, "standby")
-    return asked.first_layer, asked.past_last_layer
+from tests.coordinator.standbys import caught_up, layers_of, report, share_a_machine
 
 
 def two_boxes() -> World:

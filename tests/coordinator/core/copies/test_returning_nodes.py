@@ -12,7 +12,7 @@ from dtfm.coordinator.log.copies import Checkpoint
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.ledgers import altered
-from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared, restarted, training, two_stages
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared, restarted, two_stages
 from tests.coordinator.snapshots import PAUSE, all_to_fetch, claim, report_files, report_written
 
 STEP_SECONDS = 4.0
@@ -82,6 +82,7 @@ def test_a_node_that_only_lost_its_connection_still_holds_its_state_when_it_retu
     world.join("a")
     assert world.events(ev.RolledBack) == []
     assert world.last_to("b", "assignment").step == 5
+    assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
 
 
 def test_the_wait_for_a_return_is_no_longer_than_training_the_lost_steps_again() -> None:
@@ -165,12 +166,3 @@ def test_a_leaving_node_stays_while_others_may_return_and_need_its_state() -> No
     world.join("a")
     assert world.events(ev.RolledBack) == []
     assert world.last_to("c", "assignment").step == 5
-
-
-def test_a_node_that_returns_at_once_still_holds_its_state() -> None:
-    world = training()
-    world.step()
-    world.lose("b")
-    world.join("b")
-    assert world.events(ev.RolledBack) == []
-    assert world.donors_to("b") == [["a"], ["a"], ["b"], ["b"]]

@@ -18,16 +18,10 @@ from dtfm.coordinator.log.standing import Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import DIGEST, states_of
+from tests.coordinator.audit_scripts import quarantined, replicas
 from tests.coordinator.script import LAYERS, LONG, World, fresh_state, refusal_of
 
 WRONG = b"another state".ljust(32)
-
-
-def replicas(ids: Iterable[str]) -> Plan:
-    """All nodes hold all layers."""
-    names = sorted(ids)
-    shares = [((name,), 4 // len(names) + (number < 4 % len(names))) for number, name in enumerate(names)]
-    return from_routes(0, [Stage((0, LAYERS), tuple(names), ())], [share for share in shares if share[1]])
 
 
 def handing_over(old: Iterable[str], new: Iterable[str], steps: int = 1, **changes: dict[str, Any]) -> World:
@@ -50,8 +44,9 @@ def handing_over(old: Iterable[str], new: Iterable[str], steps: int = 1, **chang
     return world
 
 
-def say(world: World, node: str, digest: bytes = DIGEST, donors: Iterable[str] = ()) -> None:
-    world.plan_ready(node, states=states_of(plan_message(world.plan_in_force), node, digest, donors))
+def say(world: World, nodes: Iterable[str], digest: bytes = DIGEST, donors: Iterable[str] = ()) -> None:
+    for node in nodes:
+        world.plan_ready(node, states=states_of(plan_message(world.plan_in_force), node, digest, donors))
 
 
 def doubted(world: World) -> list[tuple[str, ...]]:
@@ -59,31 +54,16 @@ def doubted(world: World) -> list[tuple[str, ...]]:
     return [event.nodes for event in world.events(ev.Suspected) if event.charge is Charge.STATE]
 
 
-def quarantined(world: World) -> list[tuple[str, Charge, bool]]:
-    return [(event.node, event.charge, event.undecided) for event in world.events(ev.NodeQuarantined)]
-
-
-def test_training_begins_when_all_hold_the_same() -> None:
-    world = handing_over("ab", "c")
-    say(world, "a")
-    say(world, "b")
-    say(world, "c", donors=["a"])
-    assert isinstance(world.state.phase, Stepping)
-    assert doubted(world) == []
-
-
 def test_who_gets_wrong_state_is_not_accused_and_gets_it_from_another() -> None:
     world = handing_over("ab", "c")
-    say(world, "a")
-    say(world, "b")
+    say(world, "ab")
     say(world, "c", WRONG, ["a"])
     assert doubted(world) == [("c", "a")]
     assert kept_apart(world.state.ledger) == {("a", "c")}
     assert world.state.ledger.training.generation == 3, "the plan comes again"
     assert world.donors_to("c") == [["b"]] * LAYERS
     assert world.donors_to("a") == [["a", "b"]] * LAYERS, "where the state is expected stays known"
-    say(world, "a")
-    say(world, "b")
+    say(world, "ab")
     say(world, "c", donors=["b"])
     assert isinstance(world.state.phase, Stepping)
     assert quarantined(world) == []
@@ -91,11 +71,9 @@ def test_who_gets_wrong_state_is_not_accused_and_gets_it_from_another() -> None:
 
 def test_standbys_do_not_copy_from_whoever_is_in_doubt_about_state_where_there_is_another() -> None:
     world = handing_over("ab", "c")
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", WRONG, ["a"])
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", donors=["b"])
     world.join("d")
     assert {name for donors in world.last_to("d", "standby").donors for name in donors.nodes} == {"b"}
@@ -103,8 +81,7 @@ def test_standbys_do_not_copy_from_whoever_is_in_doubt_about_state_where_there_i
 
 def test_of_whom_two_say_that_it_handed_out_wrong_state_is_quarantined() -> None:
     world = handing_over("ab", "cd")
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", WRONG, ["a"])
     say(world, "d", WRONG, ["a"])
     assert quarantined(world) == [("a", Charge.STATE, True)], "they may have agreed on it"
@@ -115,8 +92,7 @@ def test_of_whom_two_say_that_it_handed_out_wrong_state_is_quarantined() -> None
 def test_two_names_of_one_party_count_as_one() -> None:
     world = handing_over("ab", "cd")
     world.belong_together("c", "d")
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", WRONG, ["a"])
     say(world, "d", WRONG, ["a"])
     assert quarantined(world) == []
@@ -126,8 +102,7 @@ def test_who_has_wrong_state_whoever_gives_it_is_quarantined() -> None:
     world = handing_over("ab", "c")
     for donor in "ab":
         assert quarantined(world) == []
-        for node in "ab":
-            say(world, node)
+        say(world, "ab")
         say(world, "c", WRONG, [donor])
     assert quarantined(world) == [("c", Charge.STATE, True)]
     assert world.plan_in_force.nodes == ("a", "b")
@@ -147,8 +122,7 @@ def test_wrong_state_that_nobody_gave_who_was_named_for_it_is_the_nodes_own_faul
     world = handing_over("ab", "cd")
     for _ in range(ATTEMPTS):
         assert quarantined(world) == []
-        for node in "ab":
-            say(world, node)
+        say(world, "ab")
         say(world, "d", donors=["a"])
         say(world, "c", WRONG, donors)
     assert quarantined(world) == [("c", Charge.DIGEST, False)]
@@ -164,8 +138,7 @@ def test_a_donor_that_has_left_since_it_was_named_is_still_believed_to_have_give
 
 def test_a_node_refuses_one_bucket_at_a_time_whatever_it_says_of_the_others() -> None:
     world = handing_over("abd", "c")
-    for node in "abd":
-        say(world, node)
+    say(world, "abd")
     given = [["a", "b"], ["a", "d"], ["b"], ["d"]]
     states = [wire.BucketState(bucket=bucket, digest=WRONG, donors=donors) for bucket, donors in enumerate(given)]
     world.plan_ready("c", states=states)
@@ -177,21 +150,16 @@ def test_two_newcomers_who_accuse_one_after_the_other_are_gone_before_any_of_the
     targets = iter("abcd")
     while isinstance(world.state.phase, Switching) and {"k1", "k2"} & set(world.plan_in_force.nodes):
         target = next(targets)
-        for node in "abcd":
-            if node in world.plan_in_force.nodes:
-                say(world, node)
-        for node in ("k1", "k2"):
-            say(world, node, WRONG, [target])
+        say(world, set("abcd") & set(world.plan_in_force.nodes))
+        say(world, ["k1", "k2"], WRONG, [target])
     assert {node for node, *_ in quarantined(world)} == {"k1", "k2"}
 
 
 def test_newcomers_are_not_heard_against_who_has_earned_more() -> None:
     world = handing_over("abd", ["k1", "k2"], trust={"mode": "open", "audit_rate": 1.0}, steps=5)
     assert earned(world.state.ledger, "a").standing is Standing.PROVEN
-    for node in "abd":
-        say(world, node)
-    for node in ("k1", "k2"):
-        say(world, node, WRONG, ["a"])
+    say(world, "abd")
+    say(world, ["k1", "k2"], WRONG, ["a"])
     assert quarantined(world) == []
     assert world.donors_to("k1") == [["b", "d"]] * LAYERS
 
@@ -199,8 +167,7 @@ def test_newcomers_are_not_heard_against_who_has_earned_more() -> None:
 def broken_off() -> World:
     """c has wrong state that it got partly from a and partly from b."""
     world = handing_over("ab", "c")
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", WRONG, ["a", "b"])
     return world
 
@@ -210,14 +177,12 @@ def test_of_whom_a_donor_broke_off_is_not_accused_and_says_next_time_which_it_wa
     assert quarantined(world) == []
     [one] = {tuple(names) for names in world.donors_to("c")}
     assert len(one) == 1, "it is named one alone"
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", WRONG, one)
     assert quarantined(world) == []
     [other] = {tuple(names) for names in world.donors_to("c")}
     assert {*one, *other} == {"a", "b"}
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", donors=other)
     assert isinstance(world.state.phase, Stepping)
 
@@ -232,8 +197,7 @@ def test_who_is_named_one_donor_alone_is_named_another_when_that_one_gives_nothi
 
 def test_those_who_trained_the_state_are_settled_by_majority() -> None:
     world = handing_over("abc", "d")
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", WRONG)
     say(world, "d", WRONG, ["c"])
     assert [event[0] for event in quarantined(world)] == ["c"]
@@ -243,8 +207,7 @@ def test_those_who_trained_the_state_are_settled_by_majority() -> None:
 
 def test_who_trained_the_state_and_names_donors_vouches_all_the_same() -> None:
     world = handing_over("abc", "d")
-    for node in "ab":
-        say(world, node)
+    say(world, "ab")
     say(world, "c", WRONG, ["a"])
     say(world, "d", donors=["a"])
     assert [event[0] for event in quarantined(world)] == ["c"]

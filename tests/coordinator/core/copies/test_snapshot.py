@@ -34,7 +34,6 @@ from tests.coordinator.snapshots import (
     step_after,
     to_fetch,
     with_snapshot,
-    with_snapshot_in_halves,
 )
 from tests.coordinator.standbys import caught_up
 
@@ -247,12 +246,6 @@ def test_a_node_that_reports_success_without_the_files_is_asked_once() -> None:
     for node in "ab":
         report_files(world, node, 2, [])
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
-
-
-def test_a_snapshot_is_whole_even_if_no_second_disk_has_room() -> None:
-    world = with_snapshot_in_halves()
-    (event,) = world.events(ev.SnapshotWritten)
-    assert event.holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
 def test_a_snapshot_is_given_up_when_its_only_writer_is_lost() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dtfm.coordinator.core.copies.standby import COMMIT_WAIT_FRACTION
@@ -16,13 +18,7 @@ from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.answers import links
 from tests.coordinator.script import LAYERS, LEASE, LONG, World, training, two_stages
 from tests.coordinator.snapshots import plan_only_with
-from tests.coordinator.standbys import caught_up, without_reports
-
-
-def layers_of(world: World, node: str) -> tuple[int, int]:
-    """The layers of which the node was last asked to be a standby."""
-    asked = world.last_to(node, "standby")
-    return asked.first_layer, asked.past_last_layer
+from tests.coordinator.standbys import caught_up, layers_of, without_reports
 
 
 def test_a_node_that_gets_a_place_catches_up_while_the_others_train() -> None:
@@ -118,42 +114,29 @@ def with_idle_node() -> World:
     return world
 
 
-def test_an_idle_node_becomes_the_standby_of_a_stage() -> None:
-    world = with_idle_node()
-    assert layers_of(world, "c") == (0, 2)
-    assert isinstance(world.state.phase, Stepping)
-
-
 def test_idle_nodes_become_standbys_of_the_stages_with_the_fewest_holders_first() -> None:
     world = with_idle_node()
     world.join("d", "e")
     assert [layers_of(world, node) for node in "cde"] == [(0, 2), (2, 4), (0, 2)]
 
 
-def test_an_idle_node_without_enough_memory_is_no_standby() -> None:
+@pytest.mark.parametrize(
+    ("device", "is_standby"),
+    [
+        ({"kind": "cpu", "memory_bytes": 1 << 20}, False),
+        ({"kind": "cuda", "memory_bytes": 1 << 30, "host_memory_bytes": 3 * 2 * 2**20}, True),
+        ({"kind": "cuda", "memory_bytes": 1 << 30, "host_memory_bytes": 3 * 2 * 2**20 - 1}, False),
+        ({"kind": "cuda", "memory_bytes": 2 * 2 * 2**20, "host_memory_bytes": 1 << 33}, True),
+        ({"kind": "cuda", "memory_bytes": 2 * 2 * 2**20 - 1, "host_memory_bytes": 1 << 33}, False),
+    ],
+    ids=["a small CPU", "room in the host", "no room in the host", "a GPU that could train it", "one that could not"],
+)
+def test_an_idle_node_without_enough_memory_is_no_standby(device: dict[str, Any], is_standby: bool) -> None:
+    """Of two layers of 1 MiB each: weights and two moments lie in the host's memory; to train, weights and gradients lie on
+    the GPU."""
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
     world.stick_to_plan()
-    world.join("c", device=wire.Device(kind="cpu", name="small", memory_bytes=1 << 20, flops=1e11))
-    assert "standby" not in world.kinds_to("c")
-
-
-@pytest.mark.parametrize(("host_memory", "is_standby"), [(3 * 2 * 2**20, True), (3 * 2 * 2**20 - 1, False)])
-def test_beside_a_gpu_copies_lie_in_the_hosts_memory(host_memory: int, is_standby: bool) -> None:
-    """Weights and two moments of two layers of 1 MiB each."""
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
-    world.stick_to_plan()
-    gpu = wire.Device(kind="cuda", name="a gpu", memory_bytes=1 << 30, flops=1e11, host_memory_bytes=host_memory)
-    world.join("c", device=gpu)
-    assert ("standby" in world.kinds_to("c")) == is_standby
-
-
-@pytest.mark.parametrize(("memory", "is_standby"), [(2 * 2 * 2**20, True), (2 * 2 * 2**20 - 1, False)])
-def test_an_idle_gpu_is_no_standby_of_a_stage_that_it_could_not_train(memory: int, is_standby: bool) -> None:
-    """With the moments in the host's memory: weights and gradients of two layers of 1 MiB each."""
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
-    world.stick_to_plan()
-    gpu = wire.Device(kind="cuda", name="a gpu", memory_bytes=memory, flops=1e11, host_memory_bytes=1 << 33)
-    world.join("c", device=gpu)
+    world.join("c", device=wire.Device(name="a device", flops=1e11, **device))
     assert ("standby" in world.kinds_to("c")) == is_standby
 
 
