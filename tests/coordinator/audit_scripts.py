@@ -31,15 +31,22 @@ def squares(nodes: Iterable[str]) -> Plan:
 
 
 def auditing(
-    *nodes: str, planner: Any = replicas, rate: float = 1.0, mode: str = "trusted", believed: str = "", **changes: Any
+    *nodes: str,
+    planner: Any = replicas,
+    rate: float = 1.0,
+    mode: str = "trusted",
+    believed: str = "",
+    one_key: str = "",
+    **changes: Any,
 ) -> World:
     """A world whose nodes compute step 1, with auditors that answer as the test tells them to. ``believed``: those whose word
-    decides."""
+    decides. ``one_key``: those who have the same key."""
     tables = {**LONG, **changes, "trust": {"audit_rate": rate, "mode": mode}, "cluster": {"nodes": len(nodes)}}
     world = World(fresh_state(**tables), planner)
     if mode == "open" or believed:
         for node in nodes:
             world.belong_together(node, key=f"key of {node}", believed=node in believed)
+    world.belong_together(*one_key)
     world.join(*nodes)
     world.settle()
     world.automatic_audits = False

@@ -55,9 +55,19 @@ class Door:
     def revoke(self, what: str, by: str = "operator") -> wire.RefusalReason | None:
         return self._ask(t.Asked(self._next(), wire.RevokeRequest(what=what), by, self.now))
 
+    def expel(self, node: str, reason: str = "it was slow on purpose", by: str = "operator") -> str:
+        """Returns the sentence, of an answer or of a refusal."""
+        self._ask(t.Asked(self._next(), wire.ExpelRequest(node=node, reason=reason), by, self.now))
+        return self.sentence
+
+    def forgive(self, node: str, by: str = "operator") -> str:
+        """Returns the sentence, of an answer or of a refusal."""
+        self._ask(t.Asked(self._next(), wire.ForgiveRequest(node=node), by, self.now))
+        return self.sentence
+
     @property
     def sentence(self) -> str:
-        """Of the last refusal, or of the last answer to a revocation."""
+        """Of the last refusal, or of the last answer that is a sentence."""
         if self._ticket in self.world.refusals:
             return str(self.world.refusals[self._ticket])
         granted = self.world.granted[self._ticket]

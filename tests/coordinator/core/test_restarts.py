@@ -29,15 +29,16 @@ def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None
     assert world.last_to("a", "begin") == wire.Begin(generation=2, step=2)
 
 
-def back_after_a_crash(*nodes: str) -> World:
-    """A restarted coordinator with a checkpoint of step 2, whose nodes have the state as of step 3 in memory."""
+def back_after_a_crash(*nodes: str, incarnation: int = 1) -> World:
+    """A restarted coordinator with a checkpoint of step 2, whose nodes have the state as of step 3 in memory, if they are the
+    processes that they were: of the first ``incarnation``."""
     before = training(*nodes, train={"steps": 10})
     before.step()
     before.step()
     before.save()
     before.step()
     world = restarted(before, train={"steps": 10}, cluster={"nodes": len(nodes)})
-    world.join(*nodes)
+    world.join(*nodes, incarnation=incarnation)
     return world
 
 
@@ -97,14 +98,7 @@ def test_an_impossible_list_of_lost_buckets_is_refused(lost: list[int]) -> None:
 
 
 def test_nodes_that_restarted_too_hold_nothing_in_memory() -> None:
-    before = training(train={"steps": 10})
-    before.step()
-    before.step()
-    before.save()
-    before.step()
-    world = restarted(before, train={"steps": 10})
-    world.join("a", incarnation=2)
-    world.join("b", incarnation=2)
+    world = back_after_a_crash("a", "b", incarnation=2)
     assert world.events(ev.RolledBack)[-1].step == 2
 
 

@@ -7,7 +7,6 @@ from hypothesis import given, strategies as st
 from dtfm.coordinator.core.copies.availability import Availability, Copy, Kind, ResumePoint as Point, availability
 from tests.coordinator.script import BUCKETS, World, training
 from tests.coordinator.snapshots import with_snapshot
-from tests.coordinator.standbys import report, with_standbys
 
 NODES = "abc"
 COPIES = st.builds(Copy, st.sampled_from(NODES), st.integers(0, 3), st.booleans())
@@ -40,33 +39,6 @@ def test_a_node_that_is_away_may_return_with_its_state() -> None:
     with_a = table.resume_point({"a"})
     assert with_a == Point(2, Kind.MEMORY)
     assert table.needed(with_a, {"a", "b"}) == {"a"}
-
-
-def test_a_new_process_of_the_same_node_has_nothing() -> None:
-    world = trained()
-    world.lose("a")
-    world.greet("a", incarnation=2)
-    assert availability(world.state).resume_point({"a"}) == Point(0, None)
-
-
-def test_a_standby_with_the_gradients_of_the_last_step_has_its_state() -> None:
-    world = with_standbys("c")
-    report(world, "c")
-    world.step()
-    assert availability(world.state).in_memory(1) == (frozenset("ac"), frozenset("ac"), frozenset("b"), frozenset("b"))
-    world.step()
-    assert availability(world.state).in_memory(2) == (frozenset("a"), frozenset("a"), frozenset("b"), frozenset("b"))
-
-
-def test_training_cannot_go_on_from_standbys_that_lag_behind() -> None:
-    world = with_standbys("c", "d")
-    world.step()
-    report(world, "c", step=1, voted=0)
-    report(world, "d", step=1, voted=0)
-    world.step()
-    world.lose("a")
-    world.lose("b")
-    assert availability(world.state).resume_point() == Point(0, None)
 
 
 def test_a_snapshot_on_disks_is_usable_while_every_bucket_is_with_a_member() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -93,9 +94,18 @@ def test_after_the_last_step_it_may_use_the_whole_line() -> None:
     assert world.last_to("a", "upload").bytes_per_second == 0
 
 
-def test_what_a_node_cannot_send_is_sent_by_another_that_has_it() -> None:
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda world: world.send_files("a", problem="no route to the bucket"),
+        lambda world: world.lose("a"),
+        lambda world: world.hear("a", uploaded(2, {0: (10, bytes([1]) * 32)})),
+    ],
+    ids=["it cannot", "it is lost", "it sent another file than that on its disk"],
+)
+def test_what_a_node_does_not_send_is_sent_by_another_that_has_it(fails: Callable[[World], None]) -> None:
     world = checkpoint_under_way("a", "b", "c")
-    world.send_files("a", problem="no route to the bucket")
+    fails(world)
     assert to_send(world) == {"b": [0, 1], "c": [2, 3]}
     assert [part.bucket for part in world.last_to("b", "upload").parts] == [0]
     assert world.events(ev.CheckpointFailed) == []
@@ -112,12 +122,6 @@ def test_what_a_node_does_not_send_in_time_is_sent_by_another() -> None:
     assert len(world.manifests) == 1
 
 
-def test_when_a_node_is_lost_another_one_sends_its_part() -> None:
-    world = checkpoint_under_way("a", "b", "c")
-    world.lose("a")
-    assert to_send(world) == {"b": [0, 1], "c": [2, 3]}
-
-
 def test_what_is_on_no_disk_here_is_waited_for_a_while_as_its_node_may_come_back() -> None:
     world = checkpoint_under_way()
     world.send_files("a")
@@ -127,12 +131,6 @@ def test_what_is_on_no_disk_here_is_waited_for_a_while_as_its_node_may_come_back
     assert world.state.safekeeping.upload is not None
     world.wait(100 * LEASE, beating="a")
     assert world.state.safekeeping.upload is None
-
-
-def test_of_all_of_the_state_only_the_files_that_are_on_disk_count() -> None:
-    world = checkpoint_under_way("a", "b", "c")
-    world.hear("a", uploaded(2, {0: (10, bytes([1]) * 32)}))
-    assert to_send(world) == {"b": [0, 1], "c": [2, 3]}
 
 
 def test_a_damaged_file_of_the_last_snapshot_is_written_again() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from dtfm.coordinator.core.copies.standby import commit_waits_for, rests_on_one_machine, wanted_standbys
 from dtfm.coordinator.core.state import State
-from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.members import Member
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.ledgers import altered
@@ -69,12 +68,6 @@ def test_where_all_are_on_one_machine_each_node_counts() -> None:
     world.now += 1
     world.step()
     assert (layers_of(world, "a"), layers_of(world, "b")) == ((2, 4), (0, 2))
-
-
-def test_the_log_alone_says_who_shares_a_machine() -> None:
-    world = two_boxes()
-    for ledger in (fold(world.log, world.start), world.state.ledger):
-        assert ledger.party("a") == ledger.party("b") != ledger.party("c")
 
 
 def test_what_is_on_the_disks_of_one_machine_alone_is_fetched_by_another() -> None:

@@ -12,13 +12,8 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import MOST_NAMES_OF_A_KEY
 from dtfm.protos.credentials import CERTIFICATE_LIFETIME, public_key
 from tests.coordinator.doors import DAY, ID, Door
-from tests.coordinator.script import World, training
+from tests.coordinator.script import training
 from tests.protos.members import key_of
-
-
-@pytest.fixture
-def door() -> Door:
-    return Door(World())
 
 
 @pytest.mark.parametrize(

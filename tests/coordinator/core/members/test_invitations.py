@@ -13,13 +13,7 @@ from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import public_key
 from tests.coordinator.doors import DAY, ID, SECRET, Door
-from tests.coordinator.script import World
 from tests.protos.members import key_of
-
-
-@pytest.fixture
-def door() -> Door:
-    return Door(World())
 
 
 def test_who_shows_the_secret_gets_the_name_and_the_role(door: Door) -> None:

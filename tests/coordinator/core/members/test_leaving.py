@@ -117,15 +117,6 @@ def test_a_leaving_node_that_dies_is_lost_like_any_other() -> None:
     assert isinstance(world.state.phase, Switching)
 
 
-def test_an_idle_node_that_leaves_interrupts_nothing() -> None:
-    world = training("a", "b", cluster={"stages": 2})
-    world.stick_to_plan()
-    world.join("c")
-    world.lose("c")
-    assert isinstance(world.state.phase, Stepping)
-    assert world.events(ev.StepAborted) == []
-
-
 def test_while_the_last_checkpoint_waits_for_storage_only_who_alone_has_a_file_stays() -> None:
     world = training(
         "a", "b", "c", train={"steps": 1}, checkpoint={"uri": "memory://full"}

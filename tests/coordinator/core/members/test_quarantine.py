@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -14,36 +13,9 @@ from tests.coordinator.doors import ID, Door
 from tests.coordinator.script import LONG, World, refusal_of, restarted, training
 
 
-class Operator:
-    """Expels and forgives, as a name that is enrolled as an operator."""
-
-    def __init__(self, world: World) -> None:
-        self.door = Door(world)
-        self.world = world
-        self._ticket = 1000
-
-    def expel(self, node: str, reason: str = "it was slow on purpose", by: str = "operator") -> str:
-        self._ticket += 1
-        self.world.feed(t.Asked(self._ticket, wire.ExpelRequest(node=node, reason=reason), by, 0.0))
-        return self._answer()
-
-    def forgive(self, node: str, by: str = "operator") -> str:
-        self._ticket += 1
-        self.world.feed(t.Asked(self._ticket, wire.ForgiveRequest(node=node), by, 0.0))
-        return self._answer()
-
-    def _answer(self) -> str:
-        """The sentence, of an answer or of a refusal."""
-        if self._ticket in self.world.refusals:
-            return str(self.world.refusals[self._ticket])
-        granted = self.world.granted[self._ticket]
-        assert isinstance(granted, wire.Done)
-        return granted.sentence
-
-
 def test_training_goes_on_without_an_expelled_node() -> None:
     world = training("a", "b", "c", **LONG)
-    operator = Operator(world)
+    operator = Door(world)
     world.step()
     assert operator.expel("b") == "b is quarantined; training goes on without it, until it is forgiven"
     why = world.events(ev.NodeQuarantined)[-1]
@@ -58,7 +30,7 @@ def test_training_goes_on_without_an_expelled_node() -> None:
 
 def test_an_expelled_node_cannot_come_back_until_it_is_forgiven() -> None:
     world = training("a", "b", "c", **LONG)
-    operator = Operator(world)
+    operator = Door(world)
     operator.expel("b")
     refused = len(world.events(ev.NodeRefused))
     for _ in range(3):
@@ -73,7 +45,7 @@ def test_an_expelled_node_cannot_come_back_until_it_is_forgiven() -> None:
 def test_peers_are_told_who_is_quarantined_whenever_that_changes() -> None:
     world = training("a", "b", "c", "d", **LONG)
     world.belong_together("b", "b-2")
-    operator = Operator(world)
+    operator = Door(world)
     operator.expel("b")
     for node in "acd":
         assert list(world.last_to(node, "quarantined").names) == ["b", "b-2"]
@@ -94,7 +66,7 @@ def test_peers_are_told_who_is_quarantined_whenever_that_changes() -> None:
 
 def test_a_quarantine_outlives_the_coordinator() -> None:
     world = training("a", "b", "c", **LONG)
-    Operator(world).expel("b")
+    Door(world).expel("b")
     after = restarted(world, **LONG)
     after.join("a", "c")
     assert refusal_of(after, after.greet("b")).reason == wire.QUARANTINED
@@ -102,7 +74,7 @@ def test_a_quarantine_outlives_the_coordinator() -> None:
 
 def test_all_names_of_the_key_are_bound() -> None:
     world = training("a", "b", "c", "d", **LONG)
-    operator = Operator(world)
+    operator = Door(world)
     world.belong_together("b", "c")
     assert operator.expel("b") == (
         "b is quarantined, with c of the same key; training goes on without it, until it is forgiven"
@@ -117,26 +89,26 @@ def test_all_names_of_the_key_are_bound() -> None:
 def test_where_one_key_has_all_nodes_a_name_alone_is_bound() -> None:
     world = training("a", "b", "c", **LONG)
     world.belong_together("a", "b", "c")
-    Operator(world).expel("b")
+    Door(world).expel("b")
     assert set(world.state.members.sessions) == {"a", "c"}
 
 
 def test_a_quarantined_key_gets_no_other_name() -> None:
     world = World()
-    operator = Operator(world)
-    operator.door.invite(uses=10)
+    operator = Door(world)
+    operator.invite(uses=10)
     for name in "ab":
-        assert operator.door.enrol(name) is None
+        assert operator.enrol(name) is None
         world.join(name)
     operator.expel("a")
-    assert operator.door.enrol("a-2", key="a") == wire.QUARANTINED
-    assert operator.door.enrol("c", invitation=ID) is None
+    assert operator.enrol("a-2", key="a") == wire.QUARANTINED
+    assert operator.enrol("c", invitation=ID) is None
 
 
 def test_what_it_had_in_memory_is_not_waited_for() -> None:
     world = training("a", "b", **LONG)
     world.step()
-    Operator(world).expel("b")
+    Door(world).expel("b")
     assert isinstance(world.state.phase, Gathering)
     assert "to return" not in world.events(ev.Waiting)[-1].reason
     assert all("b" not in layer for layer in world.state.ledger.holders)
@@ -146,15 +118,15 @@ def test_what_it_had_in_memory_is_not_waited_for() -> None:
     ("node", "complaint"), [("x", "there is no node 'x'"), ("operator", "there is no node 'operator'")]
 )
 def test_who_is_no_node_cannot_be_expelled(node: str, complaint: str) -> None:
-    operator = Operator(training())
+    operator = Door(training())
     assert complaint in operator.expel(node)
     assert "'x' is not quarantined; those who are: nobody" in operator.forgive("x")
 
 
 def test_only_operators_expel_and_forgive() -> None:
     world = training()
-    operator = Operator(world)
-    operator.door.enrolled("viewer", "viewer")
+    operator = Door(world)
+    operator.enrolled("viewer", "viewer")
     assert "this is for the role operator" in operator.expel("a", by="viewer")
     assert "this is for the role operator" in operator.forgive("a", by="viewer")
     assert world.events(ev.NodeQuarantined) == []
@@ -163,7 +135,7 @@ def test_only_operators_expel_and_forgive() -> None:
 def test_members_show_who_is_quarantined_and_why() -> None:
     world = training("a", "b", "c", **LONG)
     world.step()
-    Operator(world).expel("b")
+    Door(world).expel("b")
     documents = {document["node"]: document for document in member_documents(world.state.ledger)}
     assert (documents["a"]["steps"], documents["a"]["quarantine"]) == (1, None)
     assert documents["b"] == {

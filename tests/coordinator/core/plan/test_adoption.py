@@ -13,6 +13,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from tests.coordinator.accused import verdicts
 from tests.coordinator.script import LAYERS, LEASE, LONG, World, fresh_state, training
 
 
@@ -57,15 +58,6 @@ def test_a_plan_past_its_deadline_fails_even_if_heartbeats_arrive() -> None:
     world.plan_ready("a")
     world.wait(101 * LEASE, beating=["a", "b"])
     assert world.events(ev.PlanFailed)[-1].node == "b"
-
-
-def test_a_plan_that_fails_without_lost_state_does_not_send_training_back() -> None:
-    world = training("a", "b", "c")
-    world.step()
-    world.lose("a")
-    world.fail_plan("b", "no memory")
-    assert world.events(ev.RolledBack) == []
-    assert world.last_to("b", "assignment").step == 1
 
 
 def test_losing_a_node_while_state_moves_leads_to_another_plan() -> None:
@@ -147,15 +139,11 @@ def gets_nothing(world: World, node: str) -> None:
         world.fail_plan(node, f"bucket {LAYERS - 1} could not be fetched: m sent nothing")
 
 
-def suspended(world: World) -> list[tuple[str, Charge, bool]]:
-    return [(why.node, why.charge, why.undecided) for why in world.events(ev.NodeQuarantined)]
-
-
 @pytest.mark.parametrize(("every", "newest"), [(0, 0), (3, 3)])
 def test_an_only_holder_that_hands_nothing_on_goes_and_so_does_what_it_alone_had(every: int, newest: int) -> None:
     world = without_its_only_holder("a", "b", "m", checkpoint={"every": every})
     gets_nothing(world, "b")
-    assert suspended(world) == [("m", Charge.PLAN_FAILED, True)]
+    assert verdicts(world) == [("m", Charge.PLAN_FAILED, True)]
     assert [(back.from_step, back.step) for back in world.events(ev.RolledBack)] == [(5, newest)]
     world.settle()
     world.step()
@@ -166,7 +154,7 @@ def test_an_only_holder_that_hands_nothing_on_goes_and_so_does_what_it_alone_had
 def test_between_a_node_and_the_only_holder_of_its_state_the_weaker_goes_undecided() -> None:
     world = without_its_only_holder("m", "a", "b")
     gets_nothing(world, "b")
-    assert suspended(world) == [("b", Charge.PLAN_FAILED, True)]
+    assert verdicts(world) == [("b", Charge.PLAN_FAILED, True)]
     assert world.exit_code is None
 
 
@@ -175,7 +163,7 @@ def test_newcomers_who_say_in_turn_that_the_only_holder_gives_nothing_go_before_
     gets_nothing(world, "b")
     world.join("c")
     gets_nothing(world, "c")
-    assert [node for node, _, _ in suspended(world)] == ["b", "c"]
+    assert [node for node, _, _ in verdicts(world)] == ["b", "c"]
 
 
 def test_without_the_only_holder_a_run_of_too_few_waits_for_more() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
 from dtfm.coordinator.core.plan.replanning import Ask, Decision, Wait, WaitReason, decide
@@ -114,13 +112,6 @@ def test_the_planner_is_not_asked_when_an_idle_node_leaves() -> None:
     assert reason(world) is WaitReason.PLAN_IS_BEST
 
 
-def test_a_chosen_plan_waits_for_the_next_commit() -> None:
-    world = training("a", "b", **LONG)
-    world.join("c")
-    assert world.state.planner.chosen is not None
-    assert reason(world) is WaitReason.SWITCHING
-
-
 def test_nothing_is_decided_while_a_plan_is_adopted_or_training_pauses() -> None:
     world = World(fresh_state(**LONG))
     world.join("a", "b")
@@ -181,14 +172,6 @@ def test_a_standby_of_lost_state_reports_before_training_goes_back() -> None:
     report(world, "c", step=1, voted=0)
     assert world.plan_in_force.nodes == ("c", "b")
     assert world.events(ev.RolledBack) == []
-
-
-@pytest.mark.parametrize("phase", [Gathering, Stepping])
-def test_a_decision_changes_nothing(phase: type) -> None:
-    world = training(**LONG) if phase is Stepping else unanswered("a")
-    before = world.state
-    decided(world)
-    assert world.state is before
 
 
 def _after(state: State, event: ev.Event) -> Ledger:

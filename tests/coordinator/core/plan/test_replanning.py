@@ -6,29 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
+from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import OptimizerState
 from tests.coordinator.script import LEASE, World, fresh_state, training, two_stages
-
-
-def test_training_waits_for_the_number_of_nodes_in_the_run_file() -> None:
-    world = World(fresh_state(cluster={"nodes": 3}))
-    world.join("a", "b")
-    assert world.state.ledger.training.plan is None
-    assert world.events(ev.Waiting)[-1].reason == "2 of 3 nodes are ready"
-    world.join("c")
-    assert world.state.ledger.training.plan is not None
-
-
-def test_too_few_nodes_wait_for_more() -> None:
-    world = training()
-    world.lose("b")
-    assert isinstance(world.state.phase, Gathering)
-    assert world.events(ev.Waiting)[-1].reason == "b left (its connection broke): 1 of 2 nodes are ready"
-    world.join("c")
-    assert isinstance(world.state.phase, Switching)
 
 
 def test_the_run_waits_for_more_nodes_if_no_plan_fits_those_it_has() -> None:

@@ -148,25 +148,6 @@ def test_a_nan_step_is_tried_again_with_the_same_plan_until_two_have_said_so_twi
     assert "the last: scripted. Lower train.learning_rate" in finish.reason
 
 
-def test_only_failures_in_a_row_count() -> None:
-    world = training(train={"steps": 20})
-    for _ in range(5):
-        world.fail_step("a", wire.OUT_OF_MEMORY)
-        world.settle()
-        world.step()
-    assert world.exit_code is None
-    assert world.state.ledger.training.step == 5
-
-
-def test_the_state_of_a_retry_comes_from_its_holders() -> None:
-    world = training()
-    world.step()
-    world.fail_step("a", wire.INTERNAL)
-    assignment = world.last_to("a", "assignment")
-    assert assignment.step == 1
-    assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
-
-
 def test_a_link_whose_stream_breaks_three_times_is_given_up() -> None:
     world = training()
     for _ in range(2):

@@ -27,19 +27,13 @@ def test_a_quarantined_node_is_told_why_and_who_can_let_it_come_back() -> None:
     assert "dtfm-coordinator forgive c" in refusal.sentence
 
 
-@pytest.mark.parametrize("samples", [0, 7, 2**32 - 1])
-def test_who_counts_other_samples_than_its_own_is_quarantined(samples: int) -> None:
+@pytest.mark.parametrize(("node", "samples"), [("c", 0), ("c", 7), ("c", 2**32 - 1), ("a", 8)])
+def test_who_counts_other_samples_than_its_own_is_quarantined(node: str, samples: int) -> None:
+    """c alone is on the last stage."""
     world = training("a", "b", "c", **LONG)
-    world.vote("c", samples=samples)
-    assert verdicts(world) == [("c", Charge.SAMPLE_COUNT, False)]
-    goes_on_without(world, "c")
-
-
-def test_who_counts_samples_without_being_on_the_last_stage_is_quarantined() -> None:
-    world = training("a", "b", "c", **LONG)
-    world.vote("a", samples=8)
-    assert verdicts(world) == [("a", Charge.SAMPLE_COUNT, False)]
-    goes_on_without(world, "a")
+    world.vote(node, samples=samples)
+    assert verdicts(world) == [(node, Charge.SAMPLE_COUNT, False)]
+    goes_on_without(world, node)
 
 
 def of_three_replicas(**changes: dict[str, object]) -> World:

@@ -10,29 +10,19 @@ from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
-from tests.coordinator.audit_scripts import all_vote, answer_all, asked, replicas, squares
-from tests.coordinator.script import LONG, World, fresh_state
+from tests.coordinator.audit_scripts import all_vote, answer_all, asked, auditing, squares
+from tests.coordinator.script import World
 
 
 def test_nobody_audits_its_own_party() -> None:
-    world = World(fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 4}), squares)
-    world.belong_together("a", "b")
-    world.join("a", "b", "c", "d")
-    world.settle()
-    world.automatic_audits = False
+    world = auditing("a", "b", "c", "d", planner=squares, one_key="ab")
     all_vote(world)
     assert asked(world) == {"c": ["d"], "d": ["c"]}
 
 
 def two_names_in_a_row() -> World:
     """One key has a, of the first stage, and d, of the second, which gets its micro-batches from a."""
-    state = fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 6})
-    world = World(state, squares)
-    world.belong_together("a", "d")
-    world.join(*"abcdef")
-    world.settle()
-    world.automatic_audits = False
-    return world
+    return auditing(*"abcdef", planner=squares, one_key="ad")
 
 
 @pytest.mark.parametrize("unreachable", [False, True])
@@ -58,11 +48,7 @@ def test_a_party_is_audited_though_it_says_that_its_own_name_beside_kept_nothing
 
 
 def test_what_is_due_of_one_name_is_not_settled_by_an_audit_of_another_beside_it_in_the_plan() -> None:
-    world = World(fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 3}), replicas)
-    world.belong_together("a", "b")
-    world.join("a", "b", "c")
-    world.settle()
-    world.automatic_audits = False
+    world = auditing("a", "b", "c", one_key="ab")
     world.state = replace(world.state, auditing=replace(world.state.auditing, due={"a": 0, "gone": 0}))
     world.belong_together("gone")
     answer_all(world, of="a", problem="no memory")
@@ -72,11 +58,7 @@ def test_what_is_due_of_one_name_is_not_settled_by_an_audit_of_another_beside_it
 
 
 def test_sums_are_done_again_though_another_name_of_their_owners_key_kept_nothing() -> None:
-    world = World(fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 3}), replicas)
-    world.belong_together("a", "b")
-    world.join("a", "b", "c")
-    world.settle()
-    world.automatic_audits = False
+    world = auditing("a", "b", "c", one_key="ab")
     for node in world.plan_in_force.nodes:
         world.vote(node, kept=node != "b")
     phase = world.state.phase

@@ -86,12 +86,6 @@ def test_what_a_codec_that_the_run_names_rounds_off_is_no_error() -> None:
     assert [event.node for event in world.events(ev.WorkAudited) if event.clean] == ["a"]
 
 
-def test_at_rate_nought_votes_are_taken_as_ever() -> None:
-    world = auditing("a", "b", rate=0.0)
-    world.step()
-    assert world.state.ledger.training.step == 1
-
-
 def test_of_strangers_five_times_as_much_is_done_again_until_they_are_proven() -> None:
     world = World(open_run(3, **LONG, trust={"audit_rate": 0.2}), replicas)
     come(world, "a", "b", "c")
