@@ -4,7 +4,6 @@ standby it does not keep up."""
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
@@ -49,11 +48,10 @@ class FakeNode:
         invitation: Invitation,
         twist: Twist | None = None,
         deaf: bool = False,
-        owner: str = "",
         **changes: object,
     ) -> None:
-        """It enrols by the ``invitation`` first, with its ``owner``'s key or its own. A ``deaf`` node sends heartbeats and
-        ignores all messages."""
+        """It enrols by the ``invitation`` first, with its own key. A ``deaf`` node sends heartbeats and ignores all
+        messages."""
         self.name = name
         self.finish: wire.Finish | None = None
         self.refusal: wire.Refusal | None = None
@@ -61,7 +59,6 @@ class FakeNode:
         self.error: grpc.aio.AioRpcError | None = None
         self._address = invitation.addresses[0]
         self._authority = authority
-        self._owner = owner or name
         self._invitation = invitation
         self._deaf = deaf
         self._twist = twist or (lambda message: message)
@@ -91,9 +88,9 @@ class FakeNode:
         async with open_channel(self._address, to_coordinator(self._authority)) as channel:
             stub = services.stub("Coordinator", channel)
             beat = asyncio.create_task(self._beat())
-            metadata = proof(key_of(self._owner), self.name, self._invitation.pin)
+            metadata = proof(key_of(self.name), self.name, self._invitation.pin)
             try:
-                await stub.Enrol(enrolment(self.name, self._invitation, self._owner), metadata=metadata)
+                await stub.Enrol(enrolment(self.name, self._invitation), metadata=metadata)
                 async for message in stub.Join(self._messages(), metadata=metadata):
                     if not self._deaf:
                         self._hear(message)
@@ -179,14 +176,3 @@ def silent(_: wire.NodeMessage) -> None:
 def no_vote_for(step: int) -> Twist:
     """The node never votes for this step."""
     return lambda message: None if message.step_ready.step == step else message
-
-
-def nan_at(step: int) -> Twist:
-    """The loss of this step is NaN in every attempt."""
-
-    def twist(message: wire.NodeMessage) -> wire.NodeMessage:
-        if message.step_ready.step == step:
-            message.step_ready.loss_sum = math.nan
-        return message
-
-    return twist

@@ -27,6 +27,7 @@ from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.service.planner import carried_on
+from dtfm.coordinator.view.so_far import SoFar
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
@@ -453,6 +454,14 @@ class World:
     def records(self) -> list[Record]:
         """The whole log as the store returns it, an event a second."""
         return [Record(number, 1000.0 + number, event) for number, event in enumerate(self.whole_log, 1)]
+
+    @property
+    def view(self) -> SoFar:
+        """What those who look on have heard."""
+        view = SoFar()
+        for record in self.records:
+            view.add(record)
+        return view
 
 
 def training(*nodes: str, **changes: dict[str, Any]) -> World:

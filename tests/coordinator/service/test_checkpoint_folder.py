@@ -44,21 +44,20 @@ def test_a_manifest_is_named_by_its_digest(tmp_path: Path) -> None:
     assert manifest_and_digest(folder.as_uri())[1] != digest
 
 
-def test_a_missing_bucket_prevents_the_manifest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "must name storage that all machines share"), (b"short", "has 5 bytes, though its node wrote")],
+)
+def test_a_missing_or_truncated_bucket_prevents_the_manifest(tmp_path: Path, content: bytes | None, words: str) -> None:
     folder = tmp_path / "step-00000005"
     written = write_buckets(folder)
-    (folder / bucket_file(1, written[1].nonce)).unlink()
-    with pytest.raises(CheckpointError, match="must name storage that all machines share"):
+    bucket = folder / bucket_file(1, written[1].nonce)
+    bucket.unlink()
+    if content is not None:
+        bucket.write_bytes(content)
+    with pytest.raises(CheckpointError, match=words):
         write_manifest(folder.as_uri(), {}, "run-id", 5, written)
     assert not (folder / "manifest.json").exists()
-
-
-def test_a_truncated_bucket_prevents_the_manifest(tmp_path: Path) -> None:
-    folder = tmp_path / "step-00000005"
-    written = write_buckets(folder)
-    (folder / bucket_file(1, written[1].nonce)).write_bytes(b"short")
-    with pytest.raises(CheckpointError, match="has 5 bytes, though its node wrote"):
-        write_manifest(folder.as_uri(), {}, "run-id", 5, written)
 
 
 def test_newest_finds_the_newest_whole_checkpoint(checkpoint: Path) -> None:

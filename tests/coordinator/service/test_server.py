@@ -19,7 +19,7 @@ from dtfm.coordinator.service.startup import open_run
 from dtfm.coordinator.service.streams import Streams
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import make_key
-from tests.coordinator.fake_node import nan_at, no_vote_for
+from tests.coordinator.fake_node import no_vote_for
 from tests.coordinator.serving import Served, run_in, serving, train
 
 
@@ -65,17 +65,6 @@ async def test_a_run_trains_and_finishes(tmp_path: Path) -> None:
         assert (manifest.step, manifest.run_id, len(manifest.buckets)) == (3, served.server.state.ledger.run_id, 4)
         assert served.events[0].event == "run_started"
         assert "run_finished" in [event.event for event in served.events]
-
-
-async def test_three_nan_losses_in_a_row_end_the_run_of_one_owner_and_say_why(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        nodes = [served.node(name, twist=nan_at(2), owner="owner") for name in ("a", "b")]
-        assert await train(served, *nodes) == 1
-        aborted = [event for event in served.events if isinstance(event, ev.StepAborted)]
-        assert [(event.step, event.problem) for event in aborted] == [(2, "NON_FINITE")] * 3
-        assert nodes[0].finish is not None
-        assert "3 attempts in a row failed; the last: its loss or gradient norm is NaN" in nodes[0].finish.reason
-        assert served.server.state.ledger.training.step == 1
 
 
 async def test_a_node_that_vanishes_is_replaced_by_another(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.watch import render, sparkline
 from dtfm.scheduler.model.plan import Plan, Stage
-from tests.coordinator.script import LONG, World, aborted_after_twenty_steps, training
+from tests.coordinator.script import LONG, aborted_after_twenty_steps, training
 
 
 def screen(view: SoFar, width: int = 80, height: int = 24, now: float | None = None) -> list[str]:
@@ -22,15 +22,8 @@ def screen(view: SoFar, width: int = 80, height: int = 24, now: float | None = N
     return shown.get().splitlines()
 
 
-def view_of(world: World) -> SoFar:
-    view = SoFar()
-    for record in world.records:
-        view.add(record)
-    return view
-
-
 def test_the_view_fits_a_terminal_of_80_by_24_and_nothing_is_cut() -> None:
-    lines = screen(view_of(aborted_after_twenty_steps()))
+    lines = screen(aborted_after_twenty_steps().view)
     assert len(lines) < 24, "the cursor is below"
     assert max(len(line) for line in lines) <= 80
     text = "\n".join(lines)
@@ -52,7 +45,7 @@ def test_names_and_sentences_that_are_long_are_wrapped_and_the_newest_events_sta
     world = training(*names, **LONG)
     for node in names[:2]:
         world.lose(node, "its connection broke, " * 8)
-    lines = screen(view_of(world))
+    lines = screen(world.view)
     assert max(len(line) for line in lines) <= 80
     assert "…" not in "".join(lines)
     assert world.records[-1].event.narrate().split()[-1] in lines[-1]

@@ -10,7 +10,6 @@ from rich.console import Console
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.watch import render
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.drifting import steady_run, timed_steps
@@ -21,8 +20,10 @@ def link(destination: str, tensors: str, codec: str) -> wire.LinkCodec:
     return wire.LinkCodec(destination=destination, tensors=tensors, codec=codec)
 
 
-def ready(world: World, node: str, *codecs: wire.LinkCodec) -> None:
-    world.plan_ready(node, codecs=codecs)
+def choose(world: World, codec: str, earlier: int = 0) -> None:
+    """a chooses a codec for what it sends to c, under the plan in force or that of so many generations ``earlier``."""
+    generation, codecs = world.state.ledger.training.generation - earlier, [link("c", "activations", codec)]
+    world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation, codecs=codecs))
 
 
 @pytest.fixture
@@ -30,13 +31,13 @@ def world() -> World:
     """Layers 0-1 on a and b, 2-3 on c; all micro-batches go from b to c."""
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a", "b", "c")
-    ready(world, "a", link("b", "reduction", "off"))
-    ready(world, "b", link("c", "activations", "i8b256"), link("a", "reduction", "off"))
+    world.plan_ready("a", codecs=[link("b", "reduction", "off")])
+    world.plan_ready("b", codecs=[link("c", "activations", "i8b256"), link("a", "reduction", "off")])
     return world
 
 
 def test_the_log_names_the_codec_of_every_link_when_a_plan_begins(world: World) -> None:
-    ready(world, "c", link("b", "gradients", "raw16"))
+    world.plan_ready("c", codecs=[link("b", "gradients", "raw16")])
     (started,) = world.events(ev.PlanStarted)
     assert started.codecs == {
         "a": {"b": {"reduction": "off"}},
@@ -47,13 +48,11 @@ def test_the_log_names_the_codec_of_every_link_when_a_plan_begins(world: World) 
 
 
 def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
-    ready(world, "c", link("b", "gradients", "raw16"))
+    world.plan_ready("c", codecs=[link("b", "gradients", "raw16")])
     members = {document["node"]: document for document in member_documents(world.state.ledger)}
     assert members["b"]["links"]["c"]["codecs"] == {"activations": "i8b256"}
     assert members["a"]["links"]["c"]["codecs"] == {}
-    view = SoFar()
-    for record in world.records:
-        view.add(record)
+    view = world.view
     console = Console(width=100, height=30)
     with console.capture() as shown:
         console.print(render(view, console))
@@ -77,7 +76,7 @@ def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
 def test_codecs_of_tensors_that_the_plan_does_not_send_are_refused(
     world: World, reported: list[wire.LinkCodec]
 ) -> None:
-    ready(world, "c", *reported)
+    world.plan_ready("c", codecs=reported)
     assert world.last_to("c", "refusal").reason == wire.MALFORMED
 
 
@@ -89,17 +88,14 @@ def test_a_codec_that_the_run_does_not_use_is_refused(network: dict[str, str], c
     """What is said of codecs decides how far audited work may be off."""
     world = World(fresh_state(cluster={"nodes": 3}, network=network))
     world.join("a", "b", "c")
-    ready(world, "a", link("b", "reduction", codec))
+    world.plan_ready("a", codecs=[link("b", "reduction", codec)])
     refusal = world.last_to("a", "refusal")
     assert (refusal.reason, "codecs.codec" in refusal.sentence) == (wire.MALFORMED, True)
 
 
 def test_a_codec_that_the_run_does_not_use_is_refused_later_too() -> None:
     world = steady_run()
-    chosen = wire.CodecsChosen(
-        generation=world.state.ledger.training.generation, codecs=[link("c", "activations", "i4b64")]
-    )
-    world.hear("a", codecs_chosen=chosen)
+    choose(world, "i4b64")
     assert not world.events(ev.CodecsChosen)
 
 
@@ -112,11 +108,9 @@ def test_the_sender_on_a_link_that_changed_is_told_and_its_choice_of_codec_is_lo
     assert (changed.source, changed.destination, changed.bandwidth) == ("a", "c", known.bandwidth)
     assert "links_changed" not in world.kinds_to("b") + world.kinds_to("c")
 
-    generation = world.state.ledger.training.generation
-    chosen = [link("c", "activations", "i8b256")]
-    world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation - 1, codecs=chosen))
+    choose(world, "i8b256", earlier=1)
     assert world.events(ev.CodecsChosen) == []
-    world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation, codecs=chosen))
+    choose(world, "i8b256")
     (event,) = world.events(ev.CodecsChosen)
     assert world.state.ledger.training.codecs["a"] == {"c": {"activations": "i8b256"}}
     assert event.narrate() == "a now sends to c activations i8b256"
@@ -127,25 +121,19 @@ def test_arrivals_under_a_new_codec_are_not_compared_with_earlier_ones() -> None
     timed_steps(world, 10, seconds=1.0, arrived=1.0)
     timed_steps(world, 10, seconds=1.0, arrived=4.0)
     before = world.state.ledger.reach.links
-    chosen = wire.CodecsChosen(
-        generation=world.state.ledger.training.generation, codecs=[link("c", "activations", "i8b256")]
-    )
-    world.hear("a", codecs_chosen=chosen)
+    choose(world, "i8b256")
     timed_steps(world, 20, seconds=1.0, arrived=16.0)
     assert world.state.ledger.reach.links == before
 
 
 def test_codecs_that_no_change_of_a_link_asks_for_are_ignored() -> None:
     world = steady_run()
-    chosen = wire.CodecsChosen(
-        generation=world.state.ledger.training.generation, codecs=[link("c", "activations", "i8b256")]
-    )
-    world.hear("a", codecs_chosen=chosen)
+    choose(world, "i8b256")
     assert not world.events(ev.CodecsChosen)
     timed_steps(world, 10, seconds=1.0, arrived=1.0)
     timed_steps(world, 10, seconds=1.0, arrived=4.0)
     for _ in range(3):
-        world.hear("a", codecs_chosen=chosen)
+        choose(world, "i8b256")
     assert len(world.events(ev.CodecsChosen)) == 1
 
 

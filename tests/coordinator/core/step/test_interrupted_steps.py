@@ -10,7 +10,6 @@ import pytest
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.transition import Asked
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.view.so_far import SoFar
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
@@ -146,9 +145,7 @@ def test_the_rest_of_an_interrupted_step_does_not_count_towards_the_training_spe
     world.step()
     world.now += 8.0
     world.step()
-    view = SoFar()
-    for record in world.records:
-        view.add(record)
+    view = world.view
     first, rest, whole = world.events(ev.StepCommitted)
     assert ["tokens/s" in event.narrate() for event in (first, rest, whole)] == [True, False, True]
     assert view.tokens_per_second == (first.tokens + whole.tokens) / 12.0

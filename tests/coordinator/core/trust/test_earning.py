@@ -7,7 +7,6 @@ from rich.console import Console
 from dtfm.coordinator.command.observe import _member_line
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.watch import render
 from tests.coordinator.script import training
 from tests.coordinator.strangers import audited, strangers
@@ -30,9 +29,7 @@ def test_members_and_watch_show_what_a_stranger_has_earned() -> None:
     assert shown["a"]["standing"] == {"word": "proven", "reason": "3 audits in a row, the last at step 1", "audits": 3}
     assert _member_line(shown["a"]).endswith("; proven: 3 audits in a row, the last at step 1")
     assert _member_line(shown["b"]).endswith("; new: no audit of its work yet")
-    view = SoFar()
-    for record in world.records:
-        view.add(record)
+    view = world.view
     with (console := Console(width=120)).capture() as captured:
         console.print(render(view, console))
     assert "stage 0, proven" in captured.get()
