@@ -9,20 +9,15 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST
-from tests.coordinator.script import LONG, World, fresh_state, training
+from tests.coordinator.script import LONG, World, training
+from tests.coordinator.strangers import strangers
 
 LIE = b"something else".ljust(32)
 
 
 def of_strangers(*nodes: str, stages: int = 2, **changes: dict[str, Any]) -> World:
     """As `training`, in mode "open", each with a key of its own."""
-    cluster = {"nodes": len(nodes), "stages": stages}
-    world = World(fresh_state(**{**LONG, **changes}, trust={"mode": "open"}, cluster=cluster))
-    for node in nodes:
-        world.belong_together(node, key=f"key of {node}")
-    world.join(*nodes)
-    world.settle()
-    return world
+    return strangers(*nodes, **{**LONG, **changes}, cluster={"stages": stages})
 
 
 def after_the_last_step(*nodes: str) -> World:

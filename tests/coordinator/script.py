@@ -69,10 +69,7 @@ RUN: dict[str, Any] = {
 }
 
 
-LONG: dict[str, dict[str, Any]] = {
-    "train": {"steps": 500, "evaluate_every": 0},
-    "checkpoint": {"every": 0},
-}
+LONG: dict[str, dict[str, Any]] = {"train": {"steps": 500, "evaluate_every": 0}, "checkpoint": {"every": 0}}
 """Changes to RUN: many steps, none of which is followed by an evaluation or a checkpoint."""
 
 
@@ -86,11 +83,7 @@ def fresh_state(ledger: Ledger | None = None, /, **changes: dict[str, Any]) -> S
     run = parse_run(run_table(**changes), "the test")
     ledger = ledger or fold([RunStarted("run-id", run.model_dump(mode="json"))])
     return State(
-        run=run,
-        message=run.message(ledger.run_id),
-        ledger=ledger,
-        phase=Gathering(START, ""),
-        secret=bytes(32),
+        run=run, message=run.message(ledger.run_id), ledger=ledger, phase=Gathering(START, ""), secret=bytes(32)
     )
 
 

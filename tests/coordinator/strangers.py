@@ -10,7 +10,7 @@ from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.trust.earning import tell
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.schedule import schedule
-from tests.coordinator.script import World, fresh_state
+from tests.coordinator.script import World, fresh_state, two_stages
 
 
 def open_run(nodes: int, **changes: dict[str, Any]) -> State:
@@ -19,9 +19,9 @@ def open_run(nodes: int, **changes: dict[str, Any]) -> State:
     return fresh_state(cluster={"nodes": nodes, **cluster}, trust={"mode": "open", **trust}, **changes)
 
 
-def strangers(*nodes: str, **changes: dict[str, Any]) -> World:
+def strangers(*nodes: str, planner: Any = two_stages, **changes: Any) -> World:
     """An open run in which these nodes compute step 1."""
-    world = World(open_run(len(nodes), **changes))
+    world = World(open_run(len(nodes), **changes), planner)
     come(world, *nodes)
     world.settle()
     return world

@@ -70,12 +70,7 @@ def test_neither_overwrites_anything(tmp_path: Path, store: Path, typed: Typed) 
     ],
 )
 def test_what_is_missing_is_named_and_nothing_is_left_behind(
-    tmp_path: Path,
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    typed: Typed,
-    arguments: tuple[str, ...],
-    words: str,
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed, arguments: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert words in typed(*arguments, code=2)

@@ -92,13 +92,7 @@ def test_a_gpu_is_as_fast_as_the_runs_precision_allows() -> None:
     ],
 )
 def test_plan_says_which_precision_the_speed_is_for(
-    copy: float,
-    said: dict[str, str],
-    gpus: str,
-    precision: str,
-    sentence: str,
-    tmp_path: Path,
-    typed: Typed,
+    copy: float, said: dict[str, str], gpus: str, precision: str, sentence: str, tmp_path: Path, typed: Typed
 ) -> None:
     workload = dump_workload(replace(even_workload(), copy_bytes_per_parameter_byte=copy))
     (tmp_path / "w.json").write_text(json.dumps(json.loads(workload) | said))

@@ -131,13 +131,7 @@ def test_the_last_checkpoint_is_written_again_if_the_coordinator_was_lost_before
     assert world.events(ev.RolledBack) == []
     assert "begin" not in world.kinds_to("a")
     commit = world.last_to("a", "commit")
-    assert (commit.generation, commit.step, commit.snapshot, commit.evaluate, commit.pause) == (
-        2,
-        1,
-        True,
-        True,
-        True,
-    )
+    assert (commit.generation, commit.step, commit.snapshot, commit.evaluate, commit.pause) == (2, 1, True, True, True)
     world.evaluate()
     world.apply()
     world.save()

@@ -11,7 +11,7 @@ from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.coordinator.log.trust import MOST_WITNESSES
 from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.script import LONG, World
-from tests.coordinator.strangers import come, open_run
+from tests.coordinator.strangers import strangers
 
 NEW, PROVEN = Standing.NEW, Standing.PROVEN
 
@@ -60,10 +60,7 @@ def test_only_so_many_are_remembered() -> None:
 
 
 def three_in_a_stage() -> World:
-    world = World(open_run(3, **LONG, trust={"audit_rate": 1.0}), replicas)
-    come(world, "a", "b", "c")
-    world.settle()
-    return world
+    return strangers("a", "b", "c", planner=replicas, **LONG, trust={"audit_rate": 1.0})
 
 
 def test_a_friend_alone_does_not_prove_a_stranger_that_a_third_could_audit() -> None:

@@ -7,16 +7,7 @@ import pytest
 from dtfm.coordinator.service import addresses
 from dtfm.coordinator.service.addresses import public_addresses, usable
 
-HOSTS = [
-    "127.0.0.1",
-    "::1",
-    "192.168.1.20",
-    "172.17.0.1",
-    "fe80::1%eth0",
-    "169.254.3.4",
-    "fd00::20",
-    "192.168.1.20",
-]
+HOSTS = ["127.0.0.1", "::1", "192.168.1.20", "172.17.0.1", "fe80::1%eth0", "169.254.3.4", "fd00::20", "192.168.1.20"]
 
 
 def test_addresses_that_only_this_machine_or_link_reaches_are_left_out() -> None:

@@ -133,11 +133,7 @@ async def test_on_sighup_what_was_edited_in_the_run_file_is_set(
 async def test_the_precision_that_the_first_node_decided_stays(tmp_path: Path, from_the_log: bool) -> None:
     auto = run_in(tmp_path, train={"precision": "auto"})
     no_vote = no_vote_for(3)
-    async with (
-        serving(tmp_path, auto) as served,
-        served.node("a", twist=no_vote),
-        served.node("b", twist=no_vote),
-    ):
+    async with serving(tmp_path, auto) as served, served.node("a", twist=no_vote), served.node("b", twist=no_vote):
         await served.until(lambda: bool(served.ledger.copies.checkpoints))
     if not from_the_log:
         forget_log(tmp_path)

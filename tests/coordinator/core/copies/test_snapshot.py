@@ -226,10 +226,7 @@ def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
     world = snapshot_due("a", "b", "c", cluster={"stages": [1, 1, 1]})
     thirds = (Stage((0, 1), ("a",), ()), Stage((1, 2), ("b",), ()), Stage((2, LAYERS), ("c",), ()))
     plan = from_routes(world.plan_in_force.generation, thirds, [(tuple("abc"), 4)])
-    world.state = replace(
-        world.state,
-        ledger=altered(world.state.ledger, plan=plan),
-    )
+    world.state = replace(world.state, ledger=altered(world.state.ledger, plan=plan))
     world.step()
     report_written(world)
     asked = all_to_fetch(world)

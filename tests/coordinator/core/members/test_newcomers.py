@@ -124,10 +124,7 @@ def test_forty_nodes_that_join_at_once_get_one_plan() -> None:
     world.wait(LEASE / 4, beating=["a", "b", *newcomers])
     world.step()
     world.apply()
-    assert [set(adopted.plan.nodes) for adopted in world.events(ev.PlanAdopted)] == [
-        {"a", "b"},
-        {"a", "b", *newcomers},
-    ]
+    assert [set(adopted.plan.nodes) for adopted in world.events(ev.PlanAdopted)] == [{"a", "b"}, {"a", "b", *newcomers}]
 
 
 def test_a_stream_of_newcomers_is_let_in_at_least_once_a_lease() -> None:

@@ -8,12 +8,7 @@ from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.accused import (
-    LIE,
-    goes_on_without,
-    of_strangers,
-    verdicts,
-)
+from tests.coordinator.accused import LIE, goes_on_without, of_strangers, verdicts
 from tests.coordinator.answers import DIGEST
 from tests.coordinator.script import LONG, World, refusal_of, training, two_stages
 

@@ -12,12 +12,7 @@ from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.accused import (
-    fail_in_turn,
-    goes_on_without,
-    of_strangers,
-    verdicts,
-)
+from tests.coordinator.accused import fail_in_turn, goes_on_without, of_strangers, verdicts
 from tests.coordinator.script import LEASE, LONG, World, restarted, training
 
 PROBLEMS = {

@@ -8,10 +8,7 @@ from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.accused import (
-    goes_on_without,
-    verdicts,
-)
+from tests.coordinator.accused import goes_on_without, verdicts
 from tests.coordinator.script import LONG, World, training
 
 

@@ -14,8 +14,8 @@ from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from tests.coordinator.audit_scripts import all_vote, auditing, auditor_of, replicas, squares
-from tests.coordinator.script import LONG, World
-from tests.coordinator.strangers import come, open_run
+from tests.coordinator.script import LONG
+from tests.coordinator.strangers import strangers
 
 
 def test_an_audit_names_what_the_accused_passed_on_by_digests_that_both_ends_voted() -> None:
@@ -45,9 +45,7 @@ def test_an_audit_names_what_the_accused_passed_on_by_digests_that_both_ends_vot
 def test_a_sum_is_not_done_again_where_its_owner_clipped_or_somebody_no_longer_has_what_it_added() -> None:
     clipped = wire.StepReady.Clipped(node="c", pieces=1, worst=31.0)
     for of_a, of_c, sums in (({}, {}, 1), ({"clipped": [clipped]}, {}, 0), ({}, {"kept": False}, 0)):
-        world = World(open_run(3, **LONG, trust={"audit_rate": 1.0}), replicas)
-        come(world, "a", "b", "c")
-        world.settle()
+        world = strangers("a", "b", "c", planner=replicas, **LONG, trust={"audit_rate": 1.0})
         world.automatic_audits = False
         world.vote("a", **of_a)
         world.vote("b")
@@ -87,9 +85,7 @@ def test_what_a_codec_that_the_run_names_rounds_off_is_no_error() -> None:
 
 
 def test_of_strangers_five_times_as_much_is_done_again_until_they_are_proven() -> None:
-    world = World(open_run(3, **LONG, trust={"audit_rate": 0.2}), replicas)
-    come(world, "a", "b", "c")
-    world.settle()
+    world = strangers("a", "b", "c", planner=replicas, **LONG, trust={"audit_rate": 0.2})
     for _ in range(PROVEN_AFTER):
         world.step()
     assert len(world.events(ev.WorkAudited)) == 3 * PROVEN_AFTER, "five times 0.2 is all"

@@ -10,13 +10,7 @@ from dtfm.coordinator.core.timeouts import PATIENCE_LEASES, STEP_LEASES, step_pa
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.accused import (
-    confirm,
-    goes_on_without,
-    of_strangers,
-    verdicts,
-    wait_for_the_deadline,
-)
+from tests.coordinator.accused import confirm, goes_on_without, of_strangers, verdicts, wait_for_the_deadline
 from tests.coordinator.script import LEASE, LONG, World, training
 
 
