@@ -41,6 +41,13 @@ def test_a_node_that_is_away_may_return_with_its_state() -> None:
     assert table.needed(with_a, {"a", "b"}) == {"a"}
 
 
+def test_a_new_process_of_the_same_node_has_nothing() -> None:
+    world = trained()
+    world.lose("a")
+    world.greet("a", incarnation=2)
+    assert availability(world.state).resume_point({"a"}) == Point(0, None)
+
+
 def test_a_snapshot_on_disks_is_usable_while_every_bucket_is_with_a_member() -> None:
     world = with_snapshot()
     world.lose("a")
