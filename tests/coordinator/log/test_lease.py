@@ -162,8 +162,9 @@ def test_a_reserve_says_once_that_its_database_is_away_and_outlives_that(
         reserve: Future[Store] = threads.submit(Store, store_url, write=True, waits=True)
         postgres.server().stop()
         try:
-            with pytest.raises(StoreError):
-                store.append([ev.NodeReady("a")])
+            for use in (lambda: store.append([ev.NodeReady("a")]), store.reserves):
+                with pytest.raises(StoreError):
+                    use()
             while (said := happened.get(timeout=20)) == "a pause":
                 pass
             assert said.startswith("the reserve cannot see whether it is needed")

@@ -10,12 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.record import Record
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.log.store import Store, StoreError
 from dtfm.coordinator.view import follower
 from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.so_far import STALL_LEASES, STALL_STEPS, SoFar
 from dtfm.coordinator.view.story import Story
-from tests import postgres
 from tests.coordinator.every_event import DEVICE
 from tests.coordinator.web.stored_run import stored_run
 
@@ -81,14 +80,16 @@ async def test_the_number_of_reserves_is_left_out_while_the_database_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "FRESH_SECONDS", -1.0)
-    with Store(postgres.database(tmp_path), write=True) as store:
+
+    def is_away() -> int:
+        raise StoreError("the connection broke")
+
+    with Store(f"sqlite:///{tmp_path / 'dtfm.db'}", write=True) as store:
         following = follower.Follower(store, Story())
+        monkeypatch.setattr(store, "reserves", lambda: 0)
         assert b"\ndtfm_reserves 0.0\n" in await following.metrics()
-        postgres.server().stop()
-        try:
-            told = await following.metrics()
-        finally:
-            postgres.server().start()
+        monkeypatch.setattr(store, "reserves", is_away)
+        told = await following.metrics()
         assert b"\ndtfm_disk_bytes " in told
         assert b"\ndtfm_reserves " not in told
         await following.close()

@@ -70,7 +70,7 @@ def test_honest_nodes_that_come_and_go_are_never_accused(count: int, secret: byt
     world.join(*names)
     world.settle()
     world.automatic_audits = False
-    for _ in range(20):
+    for _ in range(12):
         all_vote(world)
         leaver = data.draw(st.sampled_from([None, None, None, *names]))
         if leaver is not None:
