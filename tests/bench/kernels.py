@@ -12,7 +12,7 @@ import argparse
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -51,16 +51,14 @@ def measure() -> list[Row]:
             run()
             if turn:  # the first warms up, and leaves in `encoded` what decoding reads
                 seconds[name].append(time.thread_time() - began)
-    speeds = {name: x.nbytes / statistics.median(taken) / 1e9 for name, taken in seconds.items()}
-    against = next(iter(speeds))
+    return rows({name: x.nbytes / statistics.median(taken) / 1e9 for name, taken in seconds.items()})
+
+
+def rows(speeds: Mapping[str, float]) -> list[Row]:
+    """Speeds in GB/s, compared with the first one."""
+    first = next(iter(speeds))
     return [
-        Row(
-            name,
-            speed,
-            "GB/s",
-            against if name != against else "",
-            speed / speeds[against] if name != against else None,
-        )
+        Row(name, speed, "GB/s", *(() if name == first else (first, speed / speeds[first])))
         for name, speed in speeds.items()
     ]
 
@@ -78,8 +76,8 @@ def main() -> None:
     else:
         from tests.bench import kernels_gpu  # needs CuPy
 
-        for title, rows in kernels_gpu.measure(torch.device("cuda", device.index or 0)):
-            show(title, rows, arguments.json)
+        for title, measured in kernels_gpu.measure(torch.device("cuda", device.index or 0)):
+            show(title, measured, arguments.json)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import torch
 from dtfm.kernels import codec, gpu
 from dtfm.kernels.layout import Codec
 from dtfm.node.host.rows import Row
+from tests.bench import kernels
 
 SIZES_MIB = (128, 512)
 ROUNDS, RUNS, BUFFERS = 9, 8, 4
@@ -60,12 +61,9 @@ def rows(subjects: dict[str, Subject], clock: Callable[[Callable[[int], object]]
             taken = clock(subject.run)
             if turn:  # the first warms up
                 seconds[name].append(taken)
-    speeds = {name: subject.moved / statistics.median(seconds[name]) / 1e9 for name, subject in subjects.items()}
-    first = next(iter(speeds))
-    return [
-        Row(name, speed, "GB/s", first if name != first else "", speed / speeds[first] if name != first else None)
-        for name, speed in speeds.items()
-    ]
+    return kernels.rows(
+        {name: subject.moved / statistics.median(seconds[name]) / 1e9 for name, subject in subjects.items()}
+    )
 
 
 def seconds_on_device(run: Callable[[int], object]) -> float:

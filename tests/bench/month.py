@@ -50,24 +50,27 @@ def steps(nodes: int, number: int) -> Iterator[ev.Event]:
         )
 
 
-def write(path: Path, nodes: int, number: int) -> None:
+def write(store: Store, events: Iterator[ev.Event]) -> None:
     """Writes the log."""
-    with Store(f"sqlite:///{path}", write=True) as store:
-        events = steps(nodes, number)
-        while together := list(itertools.islice(events, TOGETHER)):
-            store.append(together)
+    while together := list(itertools.islice(events, TOGETHER)):
+        store.append(together)
+
+
+def keep_a_snapshot(store: Store) -> None:
+    """As old as it can be."""
+    story = Story()
+    for record in store.read():
+        story.add(record)
+        if record.sequence == max(store.last - EVERY, 1):
+            store.keep(take(story))
 
 
 def telling(path: Path) -> tuple[float, float]:
-    """Seconds until the run's story is known, as the page, `watch` and a restart need it: from the whole log, and from a snapshot
-    that is as old as it can be."""
+    """Seconds until the run's story is known, as the page, `watch` and a restart need it: from the whole log, and from a
+    snapshot."""
     began = time.monotonic()
     with Store(f"sqlite:///{path}", write=True) as store:
-        story = Story()
-        for record in store.read():
-            story.add(record)
-            if record.sequence == max(store.last - EVERY, 1):
-                store.keep(take(story))
+        keep_a_snapshot(store)
         whole = time.monotonic() - began
         began = time.monotonic()
         story_of(store.snapshots(store.last), store.read)
@@ -83,7 +86,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dtfm.db"
-        write(path, arguments.nodes, arguments.steps)
+        with Store(f"sqlite:///{path}", write=True) as store:
+            write(store, steps(arguments.nodes, arguments.steps))
         size = sum(each.stat().st_size for each in path.parent.iterdir())
         program = [sys.executable, "-m", "dtfm.coordinator.cli", "check", "--store", str(path)]
         began = time.monotonic()

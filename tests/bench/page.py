@@ -24,16 +24,14 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.view import follower
 from dtfm.coordinator.view.follower import Follower
-from dtfm.coordinator.view.story import Story
-from dtfm.coordinator.view.story_snapshot import EVERY, story_of, take
+from dtfm.coordinator.view.story_snapshot import story_of
 from dtfm.coordinator.web import app
 from dtfm.coordinator.web.app import make_app
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served
 from dtfm.node.host.rows import Row, show
-from tests.bench.month import steps
+from tests.bench.month import keep_a_snapshot, steps, write
 from tests.coordinator.web.serving_page import refuse
 
-TOGETHER = 500
 LOADS = 5
 WARM_STEPS = 30
 """After these the page's memory is measured first."""
@@ -61,14 +59,8 @@ async def measured(path: Path, nodes: int, number: int, minutes: int) -> list[Ro
     app.PAUSE_SECONDS, follower.SHORTEST_PAUSE = 0.01, 0.01
     events = steps(nodes, number + more)
     with Store(f"sqlite:///{path}", write=True) as store:
-        written = itertools.islice(events, number + nodes + 2)
-        while together := list(itertools.islice(written, TOGETHER)):
-            store.append(together)
-        story = Story()
-        for record in store.read():
-            story.add(record)
-            if record.sequence == max(store.last - EVERY, 1):
-                store.keep(take(story))
+        write(store, itertools.islice(events, number + nodes + 2))
+        keep_a_snapshot(store)
         socket = bind_page("127.0.0.1:0")
         began = time.monotonic()
         following = Follower(store, story_of(store.snapshots(store.last), store.read))

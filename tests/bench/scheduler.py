@@ -1,6 +1,6 @@
 """The quality of the scheduler's plans, and how fast it finds them.
 
-    python -m tests.bench.scheduler [--json] [--quick] [--exhaustive] [--replays N]
+    python -m tests.bench.scheduler [--json] [--quick] [--replays N]
 
 One row per measure; ``ratio`` is the value over that of ``against``. One core; nodes are shuffled before planning.
 """
@@ -12,7 +12,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from random import Random
 
 import numpy as np
@@ -25,8 +25,10 @@ from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem, draft_of
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search.exact import improve
 from tests.bench.clusters import (
     part_of,
     random_cluster,
@@ -34,19 +36,19 @@ from tests.bench.clusters import (
     random_workload,
     regional_cluster,
 )
-from tests.bench.optimum import branched_seconds, enumerated_seconds
-from tests.bench.replay import MORE_WAYS, WAYS, Answer, follow
+from tests.bench.replay import WAYS, follow
+
+UNLIMITED = 1_000_000
 
 
-def small_clusters(sizes: dict[int, int], layers: int, exhaustive: bool) -> Iterator[Row]:
+def small_clusters(sizes: dict[int, int], layers: int) -> Iterator[Row]:
     """Compares plans with the best of all choices of groups and cuts. ``sizes``: by number of nodes, the number of clusters."""
-    optimum = enumerated_seconds if exhaustive else branched_seconds
     for count, clusters in sizes.items():
         ratios, tight, loose = [], [], []
         for seed in range(clusters):
             cluster, workload = random_cluster(seed, count), random_workload(seed, layers, micro_batches=6)
             decision = schedule(cluster, workload, seed=seed)
-            best = optimum(cluster, workload, decision.plan)
+            best = branched_seconds(cluster, workload, decision.plan)
             ratios.append(decision.predicted.iteration_seconds / best)
             tight.append(decision.lower_bound_seconds / best)
             loose.append(work_bound(Problem(cluster, workload)) / best)
@@ -56,6 +58,16 @@ def small_clusters(sizes: dict[int, int], layers: int, exhaustive: bool) -> Iter
         yield Row(f"{title}: worst plan", max(ratios), "x", "the best", max(ratios))
         bound, devices = statistics.median(tight), statistics.median(loose)
         yield Row(f"{title}: certified bound, median", bound, "of the best", "devices alone", bound / devices)
+
+
+def branched_seconds(cluster: Cluster, workload: Workload, found: Plan) -> float:
+    """The best of all plans according to the simulation: by the scheduler's own branch and bound, without a limit."""
+    evaluator = Evaluator(Problem(cluster, workload), keep_idle_hands=False)
+    draft = draft_of(found, cluster)
+    start = evaluator.simulated(draft.groups, draft.cuts)
+    shape = Shape(most_stages=min(len(cluster.nodes), len(workload.layers)))
+    best, _ = improve(evaluator, shape, start, UNLIMITED, expired=lambda: False)
+    return best.seconds
 
 
 def estimate_against_simulation(clusters: int) -> Iterator[Row]:
@@ -100,14 +112,14 @@ def handicapped_node() -> Iterator[Row]:
         yield Row(f"15 nodes and one with 1% of their {name}", found, "s per step", "the 15 nodes", found / alone)
 
 
-def replayed(events: int, seeds: int, ways: Mapping[str, Answer]) -> Iterator[Row]:
+def replayed(events: int, seeds: int) -> Iterator[Row]:
     """Medians over the seeds. The totals do not include planning."""
-    outcomes = {name: [follow(answer, events, seed) for seed in range(1, seeds + 1)] for name, answer in ways.items()}
-    ours = statistics.median(outcome.total for outcome in outcomes[next(iter(ways))])
+    outcomes = {name: [follow(answer, events, seed) for seed in range(1, seeds + 1)] for name, answer in WAYS.items()}
+    ours = statistics.median(outcome.total for outcome in outcomes[next(iter(WAYS))])
     for name, found in outcomes.items():
         title = f"replay of {events} events, {name}"
         total = statistics.median(outcome.total for outcome in found)
-        yield Row(f"{title}: training and moving", total, "s", next(iter(ways)), total / ours)
+        yield Row(f"{title}: training and moving", total, "s", next(iter(WAYS)), total / ours)
         for what, unit, values in (
             ("training", "s", [outcome.training for outcome in found]),
             ("moving", "s", [outcome.moving for outcome in found]),
@@ -151,12 +163,12 @@ def since(began: float, seconds: float) -> Callable[[], float]:
     return lambda: (time.process_time() - began) / seconds
 
 
-def rows(quick: bool, exhaustive: bool, replays: int) -> Iterator[Row]:
+def rows(quick: bool, replays: int) -> Iterator[Row]:
     yield from estimate_against_simulation(4 if quick else 20)
     sizes = dict.fromkeys((4, 8), 2) if quick else dict.fromkeys(range(4, 9), 20)
-    yield from small_clusters(sizes, 3 if exhaustive else 5, exhaustive)
+    yield from small_clusters(sizes, 5)
     yield from handicapped_node()
-    yield from replayed(10 if quick else 200, 1 if quick else replays, MORE_WAYS if exhaustive else WAYS)
+    yield from replayed(10 if quick else 200, 1 if quick else replays)
     yield from scale(256 if quick else 1024, 10.0 if quick else 30.0)
 
 
@@ -165,16 +177,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     parser.add_argument("--quick", action="store_true", help="fewer seeds, clusters and events")
     parser.add_argument(
-        "--exhaustive",
-        action="store_true",
-        help="small clusters against an enumeration, replay against a larger budget",
-    )
-    parser.add_argument(
         "--replays", type=int, default=1, metavar="N", help="seeds of the replay; 1 takes some 4 minutes"
     )
     options = parser.parse_args()
     made = []
-    for row in rows(options.quick, options.exhaustive, options.replays):
+    for row in rows(options.quick, options.replays):
         print(f"{row.measure}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
         made.append(row)
     show("The scheduler", made, options.json)
