@@ -47,17 +47,14 @@ CHECKPOINT_EVERY = 10
 Place = tuple[str, Phase]
 """Which node fails, and when."""
 
-KILLED, CUT_OFF = (list(zip(itertools.cycle(NODES), OF_A_STEP))[half::2] for half in range(2))
-"""Each phase once: the soak has every node fail in each phase by each means."""
-PAUSED_IN = [("c", Phase.FORWARD), ("d", Phase.COMMIT)]  # a pause takes seconds
+KILLED = list(zip(itertools.cycle(NODES), OF_A_STEP))[::2]
+"""Every other phase: the soak has every node fail in each phase by each means."""
 
 
 @pytest.mark.parametrize(
     ("means", "places"),
     [
         pytest.param(SIGKILL, KILLED, id="SIGKILL"),
-        pytest.param(RESET, CUT_OFF, id="RESET", marks=pytest.mark.soak),
-        pytest.param(PAUSE, PAUSED_IN, id="PAUSE", marks=pytest.mark.soak),
         *(
             pytest.param(
                 means, [(node, phase) for phase in OF_A_STEP], id=f"{means.value}-{node}", marks=pytest.mark.soak
@@ -80,11 +77,10 @@ def test_a_node_that_fails_within_a_step_comes_back_and_no_step_is_lost(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seeds", [range(2), range(2, 12)], ids=["two", "ten"])
-def test_two_nodes_that_fail_in_one_step_come_back(tmp_path: Path, seeds: Iterable[int]) -> None:
+def test_two_nodes_that_fail_in_one_step_come_back(tmp_path: Path) -> None:
     with started(tmp_path, lease=SHORT_LEASE) as cluster:
         cluster.wait_for("step_committed")
-        for seed in seeds:
+        for seed in range(12):
             endure(cluster, *pair_of_faults(seed, NODES, last_step(cluster) + 2, pause=PAUSED))
     assert_exact(cluster)
 
@@ -144,13 +140,10 @@ def test_a_node_that_dies_while_it_joins_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("nodes", ["ad", "bcabcd"])
-def test_a_node_that_dies_while_it_writes_a_snapshot_comes_back_and_later_ones_are_whole(
-    tmp_path: Path, nodes: str
-) -> None:
+def test_a_node_that_dies_while_it_writes_a_snapshot_comes_back_and_later_ones_are_whole(tmp_path: Path) -> None:
     with started(tmp_path, checkpoint_every=CHECKPOINT_EVERY) as cluster:
         cluster.wait_for("checkpoint_written")
-        for node in nodes:
+        for node in "adbcabcd":
             step = (last_step(cluster) // CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY
             endure(cluster, fail(node).at(step=step, phase=Phase.SNAPSHOT).by(SIGKILL))
             last = len(cluster.events)

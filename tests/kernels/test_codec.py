@@ -72,11 +72,6 @@ def test_elements_go_row_by_row_whatever_their_strides(codec: Codec) -> None:
     assert bytes(encode(codec, x.T).data) == bytes(encode(codec, x.T.clone(memory_format=torch.contiguous_format)).data)
 
 
-def test_raw16_is_bfloat16() -> None:
-    x = torch.randn(1000)
-    assert torch.equal(there_and_back(Codec.RAW16, x), x.bfloat16().float())
-
-
 @pytest.mark.parametrize(("codec", "levels"), [(Codec.I8B256, 127), (Codec.I4B64, 7)])
 @given(x=float32())
 def test_error_zero_and_sign(codec: Codec, levels: int, x: NDArray[np.float32]) -> None:

@@ -32,42 +32,8 @@ def all_prices(problem: Problem, idle_hands: bool) -> list[float]:
     ]
 
 
-@given(
-    seed=st.integers(0, 10**6),
-    count=st.integers(1, 4),
-    layers=st.integers(1, 4),
-    micro_batches=st.integers(1, 6),
-    alike=st.booleans(),
-    slow=st.sampled_from([1e4, 1e6, 1e8]),
-    idle_hands=st.booleans(),
-)
-def test_no_plan_undercuts_the_bound(
-    seed: int, count: int, layers: int, micro_batches: int, alike: bool, slow: float, idle_hands: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    spread = 0.0 if alike else 1.0
-    nodes = tuple(
-        Node(
-            f"n{i}",
-            10 ** (12 + spread * rng.random()),
-            rng.choice([2e8, 1e9, 1e10]),
-            up=1e7 if rng.random() < 0.5 else None,
-            down=1e7 if rng.random() < 0.5 else None,
-        )
-        for i in range(count)
-    )
-    bandwidth = slow * 10 ** (2 * spread * rng.random((count, count))) * (rng.random((count, count)) > 0.05)
-    latency = 0.1 * rng.random((count, count))
-    model = tuple(
-        Layer("", rng.choice([1e10, 2e11]), rng.choice([1e5, 5e7]), rng.choice([1e4, 4e6])) for _ in range(layers)
-    )
-    problem = Problem(Cluster(nodes, latency, bandwidth), Workload(model, micro_batches))
-    assert iteration_bound(problem) <= min(all_prices(problem, idle_hands)) * (1 + 1e-9)
-
-
-@settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 4), layers=st.integers(1, 4))
-def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None:
+def test_no_plan_of_a_small_cluster_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
     """All groups and cuts of a small cluster whose links and memories matter, with balanced and with random loads."""
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([1, 4, 20, 60])))
@@ -82,7 +48,7 @@ def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None
 
 @settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 24), layers=st.integers(1, 8))
-def test_no_random_plan_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
+def test_no_random_plan_of_a_larger_cluster_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([2, 16, 60])))
     bound = iteration_bound(problem)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy.stats import spearmanr
 
-from dtfm.scheduler.assemble.evaluate import Evaluator, price_of
+from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator, price_of
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.sketch import NO_LINK, draft_of_sketch, empty_sketch, position_of
@@ -54,22 +54,20 @@ def compared(problem: Problem, rng: Random, most_stages: int, plans: int) -> tup
     """The rank correlation of estimate and simulation over random groups whose cuts suit them, and the median error."""
     evaluator = Evaluator(problem, keep_idle_hands=False)
     found = list(_feasible(evaluator, rng, most_stages, plans))
-    fast = np.array([evaluator.estimated(*plan).seconds for plan in found])
-    exact = np.array([simulate(problem, evaluator.estimated(*plan).draft) for plan in found])
+    fast = np.array([candidate.seconds for candidate in found])
+    exact = np.array([simulate(problem, candidate.draft) for candidate in found])
     assert (exact >= iteration_bound(problem)).all()
     return float(spearmanr(fast, exact)[0]), float(np.median(np.abs(fast - exact) / exact))
 
 
-def _feasible(
-    evaluator: Evaluator, rng: Random, most_stages: int, plans: int
-) -> Iterator[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]:
-    """So many of the random groups that work, with cuts."""
+def _feasible(evaluator: Evaluator, rng: Random, most_stages: int, plans: int) -> Iterator[Candidate]:
+    """The plans of so many of the random groups that work."""
     for _ in range(20 * plans):
         groups = random_groups(rng, len(evaluator.problem.flops))
         if len(groups) <= most_stages:
             candidate = evaluator.estimated(groups)
             if candidate.feasible:
-                yield groups, candidate.draft.cuts
+                yield candidate
                 plans -= 1
         if plans == 0:
             return

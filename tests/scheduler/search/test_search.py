@@ -1,37 +1,16 @@
 """The search with the iteration objective, against enumeration and simple expectations."""
 
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
-from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, shuffled, uniform_cluster
 from tests.scheduler.enumeration import all_groups
-
-
-def exhaustive_seconds(cluster: Cluster, workload: Workload) -> float:
-    """The least simulated time over all choices of groups in order, and all cuts."""
-    problem, layers = Problem(cluster, workload), len(workload.layers)
-    evaluator = Evaluator(problem, keep_idle_hands=False)
-    return min(
-        evaluator.simulated(groups, (0, *inner, layers)).seconds
-        for groups in all_groups(len(cluster.nodes), Shape(most_stages=layers))
-        for inner in combinations(range(1, layers), len(groups) - 1)
-    )
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_plan_for_four_nodes_is_optimal(seed: int) -> None:
-    cluster, workload = random_cluster(seed, 4), even_workload(layers=4, micro_batches=4, activation=3e6)
-    found = schedule(cluster, workload).predicted.iteration_seconds
-    assert found == pytest.approx(exhaustive_seconds(cluster, workload), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -68,7 +47,7 @@ TWELVE, TO_SHARE = uniform_cluster(12, flops=1e13), even_workload(layers=8, micr
 @pytest.fixture(scope="module")
 def alone() -> float:
     """Seconds per step of twelve nodes."""
-    return schedule(TWELVE, TO_SHARE, evaluations=20_000).predicted.iteration_seconds
+    return schedule(TWELVE, TO_SHARE, evaluations=4_000).predicted.iteration_seconds
 
 
 @pytest.mark.parametrize("handicap", ["speed", "link"])
@@ -78,7 +57,7 @@ def test_a_node_at_one_percent_stays_idle_and_slows_nobody_down(handicap: str, a
     if handicap == "link":
         bandwidth[12, :] = bandwidth[:, 12] = 1e6
     cluster = Cluster((*TWELVE.nodes, snail), np.full((13, 13), 1e-3), bandwidth)
-    together = schedule(cluster, TO_SHARE, evaluations=20_000)
+    together = schedule(cluster, TO_SHARE, evaluations=4_000)
     assert "snail" in together.plan.idle
     assert "snail" in together.sentence
     assert together.predicted.iteration_seconds <= 1.02 * alone
@@ -93,7 +72,7 @@ def test_where_links_share_a_narrow_relay_the_plan_crosses_it_as_seldom_as_it_ca
     houses_of = np.array([house[node.id] for node in cluster.nodes])
     via = np.where(houses_of[:, None] == houses_of[None, :], -1, count)
     narrow = replace(cluster, relays=(Relay("relay", up=2e5, down=2e5),), via=via)
-    plan = schedule(narrow, even_workload(layers=count, activation=1e5), evaluations=40_000).plan
+    plan = schedule(narrow, even_workload(layers=count, activation=1e5), evaluations=10_000).plan
     assert [len(stage.replicas) for stage in plan.stages] == [1] * count
     order = [house[stage.replicas[0]] for stage in plan.stages]
     assert sum(a != b for a, b in pairwise(order)) == houses - 1
