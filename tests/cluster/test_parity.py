@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,27 +11,20 @@ from _pytest.mark import ParameterSet
 
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
-from tests.tokenizer import make_tokenizer
 
 STEPS = 12
-CONVNET = """
-[model]
-family = "module"
-module = "tests.convnet:convnet"
-"""
 
 
-def train(folder: Path, text: str, nodes: int, *options: str, invited: bool = False) -> Cluster:
+def train(folder: Path, text: str, nodes: int, *, invited: bool = False) -> Cluster:
     with Cluster(folder, text, invited=invited) as cluster:
         for number in range(nodes):
-            cluster.add(f"n{number}", *options)
+            cluster.add(f"n{number}")
         assert cluster.finish() == 0
     return cluster
 
 
-def assert_equal_losses(cluster: Cluster, tolerance: float, allowed: tuple[str, ...] = ()) -> None:
-    expected = losses_alone(cluster.run_file, allowed)
-    assert cluster.losses == pytest.approx(expected, rel=tolerance, abs=0)
+def assert_equal_losses(cluster: Cluster, tolerance: float) -> None:
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=tolerance, abs=0)
     # Replicas vote with a digest of their state; the coordinator compares the digests and ends the run when they differ.
     assert not cluster.of("digest_mismatch")
     assert [e["step"] for e in cluster.of("step_committed")] == list(range(1, STEPS + 1))
@@ -66,29 +58,3 @@ def test_gpt2_with_its_tied_embedding_on_different_nodes_that_do_not_trust_each_
     cluster = train(tmp_path, text, 4, invited=True)
     assert_equal_losses(cluster, 1e-9)
     assert not cluster.of("gradients_clipped")
-
-
-TALK = "{% for m in messages %}<{{m.role}}>{{m.content}}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-
-
-def test_answers_alone_are_learnt_and_each_sample_counts_alike(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer(tmp_path / "tokenizer", "what is it? it is this, or that")
-    file = tmp_path / "tokenizer" / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TALK}))
-    talks = [
-        [
-            {"role": "user", "content": "what is it?" * (n % 7)},
-            {"role": "assistant", "content": "it is this " * (n % 5)},
-        ]
-        for n in range(100)
-    ]
-    (tmp_path / "talks.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    text = run_file(model=GPT2, stages=[1, 2], steps=STEPS, source=str(tmp_path / "talks.jsonl"))
-    text = text.replace("[data]\n", f'[data]\ntokenizer = "{tokenizer}"\ntext_field = "messages"\n')
-    assert_equal_losses(train(tmp_path, text, 3), 1e-9)
-
-
-def test_a_convolutional_network(tmp_path: Path) -> None:
-    text = run_file(model=CONVNET, stages=[1, 2], steps=STEPS, source="module:tests.convnet:images")
-    cluster = train(tmp_path, text, 3, "--allow-module", "tests.convnet")
-    assert_equal_losses(cluster, 1e-9, ("tests.convnet",))

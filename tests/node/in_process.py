@@ -223,12 +223,22 @@ def even_plan(layers: int, stages: int, replicas: int, micro_batches: int, *keep
     )
 
 
-def two_by_two(text: str, device: torch.device = CPU) -> InProcess:
-    """Two stages of two replicas of the run with this run file, which is written to the current folder, with its corpus."""
+def nodes_of(
+    text: str,
+    stages: int = 2,
+    replicas: int = 2,
+    *keeping: Keeping,
+    flops: float = 1e12,
+    memory: int = 1 << 30,
+    device: torch.device = CPU,
+    allowed_modules: tuple[str, ...] = (),
+) -> InProcess:
+    """The nodes of an even plan for the run with this run file, which is written to the current folder, with its corpus."""
     write_corpus(Path())
     Path("run.toml").write_text(text)
     run = read_run_file(Path("run.toml")).message("test")
-    data = load_data(run)
-    model = load_model(run.model, data.sample)
-    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
-    return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=device)
+    data = load_data(run, allowed_modules)
+    model = load_model(run.model, data.sample, allowed_modules)
+    micro_batches = run.train.global_batch // run.train.micro_batch
+    plan = even_plan(len(model.layers), stages, replicas, micro_batches, *keeping)
+    return InProcess(run, plan, model, data, bandwidth=1e9, flops=flops, memory=memory, device=device)

@@ -13,20 +13,17 @@ import torch
 
 from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed, sent_several_sums
 from dtfm.kernels.codec import Codec
-from dtfm.node.data.dataset import load_data
 from dtfm.node.model import loss
-from dtfm.node.model.load import load_model
 from dtfm.node.training.audit import LARGEST_ERROR, misfit
 from dtfm.node.training.progress import Progress
 from dtfm.node.training.reduction import _Bucket, _Reduction
 from dtfm.protos.control_pb2 import Audit
 from dtfm.protos.frame import Kind
 from dtfm.protos.peer_pb2 import KeptRequest
-from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
-from tests.cluster.runs import GPT2, LLAMA, run_file, write_corpus
+from tests.cluster.runs import GPT2, LLAMA, run_file
 from tests.coordinator.core.trust.test_passed import described
-from tests.node.in_process import InProcess, even_plan
+from tests.node.in_process import InProcess, even_plan, nodes_of
 from tests.node.training.auditors import Auditors, errors
 
 MICRO_BATCHES = 10
@@ -51,14 +48,8 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
         keeping: tuple[Keeping, ...] = (),
     ) -> Iterator[InProcess]:
         monkeypatch.chdir(tmp_path)
-        write_corpus(tmp_path)
         text = run_file(model=model, stages=[2] * stages, steps=4, precision=precision, compression=compression)
-        (tmp_path / "run.toml").write_text(f"{text}[trust]\naudit_rate = {rate}\n")
-        run = read_run_file(tmp_path / "run.toml").message("test")
-        data = load_data(run)
-        model_ = load_model(run.model, data.sample)
-        plan = even_plan(len(model_.layers), stages, 2, MICRO_BATCHES, *keeping)
-        with InProcess(run, plan, model_, data, bandwidth=1e9, flops=1e12) as nodes:
+        with nodes_of(f"{text}[trust]\naudit_rate = {rate}\n", stages, 2, *keeping) as nodes:
             yield nodes
 
     return nodes

@@ -15,17 +15,14 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import Codec
-from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
-from dtfm.node.model.load import load_model
 from dtfm.node.model.placement import Group
 from dtfm.node.training.generation_setup import inherit
 from dtfm.node.training.progress import Progress
-from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Takeover, from_routes
-from tests.cluster.runs import GPT2, losses_alone, run_file, write_corpus
-from tests.node.in_process import InProcess, even_plan
+from tests.cluster.runs import GPT2, losses_alone, run_file
+from tests.node.in_process import InProcess, even_plan, nodes_of
 from tests.tokenizer import make_tokenizer
 
 LAYERS, MICRO_BATCHES = 6, 10
@@ -42,18 +39,16 @@ def memory() -> int:
     return 1 << 30
 
 
-@pytest.fixture
-def nodes(tmp_path: Path, text: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcess]:
-    """Two stages of two replicas."""
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(text)
-    run = read_run_file(tmp_path / "run.toml").message("test")
-    data = load_data(run)
-    model = load_model(run.model, data.sample)
-    assert (len(model.layers), run.train.global_batch // run.train.micro_batch) == (LAYERS, MICRO_BATCHES)
-    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
-    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, memory=memory) as nodes:
+
+
+@pytest.fixture
+def nodes(text: str, memory: int) -> Iterator[InProcess]:
+    """Two stages of two replicas."""
+    with nodes_of(text, memory=memory) as nodes:
+        assert nodes.plan == even_plan(LAYERS, 2, 2, MICRO_BATCHES)
         yield nodes
 
 
@@ -77,8 +72,38 @@ def digests(nodes: InProcess) -> list[list[bytes]]:
     return [[bucket.digest() for bucket in stage.buckets.values()] for stage in stages]
 
 
-def test_nodes_train_what_one_process_does(tmp_path: Path, nodes: InProcess) -> None:
-    losses = [nodes.train() for _ in range(4)]
+CONVNET = """
+[model]
+family = "module"
+module = "tests.convnet:convnet"
+"""
+
+
+def test_nodes_train_a_convolutional_network_as_one_process_does(tmp_path: Path) -> None:
+    text = run_file(model=CONVNET, stages=[1, 1, 1], steps=4, source="module:tests.convnet:images")
+    with nodes_of(text, 3, 1, allowed_modules=("tests.convnet",)) as nodes:
+        losses = [nodes.train() for _ in range(4)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml", ("tests.convnet",)), rel=1e-9, abs=0)
+
+
+TALK = "{% for m in messages %}<{{m.role}}>{{m.content}}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+def test_answers_alone_are_learnt_and_each_sample_counts_alike(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", "what is it? it is this, or that")
+    file = tmp_path / "tokenizer" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TALK}))
+    talks = [
+        [
+            {"role": "user", "content": "what is it?" * (n % 7)},
+            {"role": "assistant", "content": "it is this " * (n % 5)},
+        ]
+        for n in range(100)
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    text = run_file(model=GPT2, stages=[2, 2], steps=6, source=str(tmp_path / "talks.jsonl"))
+    with nodes_of(text.replace("[data]\n", f'[data]\ntokenizer = "{tokenizer}"\ntext_field = "messages"\n')) as nodes:
+        losses = [nodes.train() for _ in range(6)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
 
 
@@ -90,20 +115,12 @@ def test_documents_that_share_a_sample_are_learnt_each_by_itself(tmp_path: Path)
     mixed = run_file(model=GPT2, stages=[1, 1, 1], steps=3, source=str(tmp_path / "documents.jsonl"))
     mixed = mixed.replace("[data]\n", f'[data]\ntokenizer = "{tokenizer}"\n')
     path = tmp_path / "run.toml"
-    path.write_text(mixed.replace("[data]\n", "[data]\nisolate_documents = true\n"))
-    run = read_run_file(path).message("test")
-    data = load_data(run)
-    model = load_model(run.model, data.sample)
-    plan = even_plan(len(model.layers), 3, 1, MICRO_BATCHES)
-    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12) as nodes:
+    with nodes_of(mixed.replace("[data]\n", "[data]\nisolate_documents = true\n"), 3, 1) as nodes:
         began = nodes.evaluate()
         losses = [nodes.train() for _ in range(3)]
     assert losses == pytest.approx(losses_alone(path), rel=1e-9, abs=0)
-    path.write_text(mixed)
-    assert losses != pytest.approx(losses_alone(path), rel=1e-4, abs=0)
-    run = read_run_file(path).message("test")
-    data = load_data(run)
-    with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e12) as nodes:
+    with nodes_of(mixed, 3, 1) as nodes:
+        assert losses != pytest.approx(losses_alone(path), rel=1e-4, abs=0)
         assert nodes.evaluate() != pytest.approx(began, rel=1e-6)
 
 
@@ -111,18 +128,12 @@ HOST, LAYER = Keeping(optimizer_state=OptimizerState.HOST), Keeping(Checkpointin
 
 
 @pytest.mark.parametrize("precision", ["fp64", pytest.param("bf16", marks=pytest.mark.soak)])
-def test_however_replicas_keep_their_memory_they_train_the_same(
-    tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+def test_however_replicas_keep_their_memory_they_train_the_same_and_what_one_process_does(
+    tmp_path: Path, precision: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4, precision=precision))
-    run = read_run_file(tmp_path / "run.toml").message("test")
-    data = load_data(run)
-    losses, ends = [], []
+    text, losses, ends = run_file(stages=[2, 2], steps=4, precision=precision), [], []
     for keeping in [(Keeping(),), (HOST, LAYER)]:
-        plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES, *keeping)
-        with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e12) as nodes:
+        with nodes_of(text, 2, 2, *keeping) as nodes:
             losses.append([nodes.train() for _ in range(4)])
             ends.append(digests(nodes))
     assert losses[0] == losses[1]
@@ -235,16 +246,8 @@ def test_what_topk_leaves_out_outlives_a_change_of_plan_where_it_is_still_to_be_
     assert (of[0], of[2]) == (of[1], of[3])
 
 
-def test_a_changed_link_gets_another_codec_between_two_steps(
-    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(text.replace('compression = "off"', 'compression = "auto"'))
-    run = read_run_file(tmp_path / "run.toml").message("test")
-    data = load_data(run)
-    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
-    with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e9) as nodes:
+def test_a_changed_link_gets_another_codec_between_two_steps(text: str) -> None:
+    with nodes_of(text.replace('compression = "off"', 'compression = "auto"'), flops=1e9) as nodes:
         n0 = nodes.generations["n0"]
         nodes.train()
         before = n0.codecs

@@ -15,7 +15,7 @@ import torch
 from dtfm.kernels import transfer
 from dtfm.node.training import pipeline
 from tests.cluster.runs import run_file
-from tests.node.in_process import two_by_two
+from tests.node.in_process import nodes_of
 
 READS = Counter(
     {
@@ -60,7 +60,7 @@ def test_a_step_reads_numbers_only_where_nothing_is_left_to_queue(
         return read
 
     real = {name: getattr(torch.Tensor, name) for name in ("__bool__", "__float__", "__int__", "item", "tolist", "cpu")}
-    with two_by_two(text) as nodes:
+    with nodes_of(text) as nodes:
         nodes.train()
         monkeypatch.setattr(pipeline, "arriving", arriving)
         for name in real:
