@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from dtfm.kernels.codec import encoded_bytes
+from dtfm.kernels.layout import BLOCKS, Codec
 
 LARGEST_BF16 = 3.3895313892515355e38
 FINITE = (
@@ -30,3 +34,15 @@ def float32(draw: st.DrawFn, special: tuple[float, ...] = FINITE) -> NDArray[np.
     for place in draw(st.lists(st.integers(0, size - 1), max_size=8)) if size else []:
         x[place] = draw(st.sampled_from(special))
     return x
+
+
+def any_bytes(codec: Codec, elements: int, seed: int, tame: bool) -> NDArray[np.uint8]:
+    """As many as ``elements`` take. ``tame`` makes all scales and places valid, so that a decoder reaches the values too."""
+    data = np.random.default_rng(seed).integers(0, 256, encoded_bytes(codec, elements, torch.float32), np.uint8)
+    if tame and codec is not Codec.RAW16 and elements:
+        count = BLOCKS[codec].count(elements)
+        data[-2 * count :] = np.random.default_rng(seed).integers(0x1080, 0x7C00, count).astype("<u2").view(np.uint8)
+        if kept := BLOCKS[codec].kept:
+            shuffled = np.random.default_rng(seed).permuted(np.tile(np.arange(256), (count, 1)), axis=1)
+            data[kept * count : 2 * kept * count] = np.sort(shuffled[:, :kept], axis=1).reshape(-1)
+    return data

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from dtfm.kernels import cpu
 from dtfm.kernels.codec import encoded_bytes
-from dtfm.kernels.layout import BLOCKS, Codec
+from dtfm.kernels.layout import Codec
 from tests.kernels import reference
-from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
+from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, any_bytes, float32
 
 CODECS = [c for c in Codec if c is not Codec.OFF]
 each_codec = pytest.mark.parametrize("codec", CODECS)
@@ -59,14 +59,7 @@ def test_decodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
 @each_codec
 @given(elements=SIZES, seed=st.integers(0, 2**32), tame=st.booleans())
 def test_decodes_or_refuses_any_bytes_as_the_reference(codec: Codec, elements: int, seed: int, tame: bool) -> None:
-    """``tame`` makes all scales and places valid, so that the test reaches the values too."""
-    data = np.random.default_rng(seed).integers(0, 256, encoded_bytes(codec, elements, torch.float32), np.uint8)
-    if tame and codec is not Codec.RAW16 and elements:
-        count = BLOCKS[codec].count(elements)
-        data[-2 * count :] = np.random.default_rng(seed).integers(0x1080, 0x7C00, count).astype("<u2").view(np.uint8)
-        if kept := BLOCKS[codec].kept:
-            shuffled = np.random.default_rng(seed).permuted(np.tile(np.arange(256), (count, 1)), axis=1)
-            data[kept * count : 2 * kept * count] = np.sort(shuffled[:, :kept], axis=1).reshape(-1)
+    data = any_bytes(codec, elements, seed, tame)
     out = decoded(codec, data.tobytes(), elements)
     if isinstance(out, str):
         with pytest.raises(ValueError, match=r"that no encoder writes|that do not increase"):

@@ -13,9 +13,9 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.kernels.codec import encoded_bytes
-from dtfm.kernels.layout import BLOCKS, Codec
+from dtfm.kernels.layout import Codec
 from tests.kernels import reference
-from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
+from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, any_bytes, float32
 from tests.kernels.cuda_on_cpu import cupy_without_gpu
 from tests.kernels.gpu_module import gpu_with
 
@@ -102,13 +102,7 @@ def test_decodes_as_the_reference(
 def test_decodes_or_refuses_any_bytes_as_the_reference(
     gpu: ModuleType, codec: Codec, elements: int, seed: int, tame: bool
 ) -> None:
-    """``tame`` makes all scales valid, and some places."""
-    data = np.random.default_rng(seed).integers(0, 256, encoded_bytes(codec, elements, torch.float32), np.uint8)
-    if tame and codec is not Codec.RAW16 and elements:
-        count = BLOCKS[codec].count(elements)
-        data[-2 * count :] = np.random.default_rng(seed).integers(0x1080, 0x7C00, count).astype("<u2").view(np.uint8)
-        if kept := BLOCKS[codec].kept:
-            data[kept * count : 2 * kept * count] = np.tile(np.arange(255, step=32) + seed % 32, count)
+    data = any_bytes(codec, elements, seed, tame)
     try:
         expected = reference.decode(codec, data.tobytes(), elements).tobytes()
     except ValueError:
