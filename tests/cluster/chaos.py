@@ -1,4 +1,4 @@
-"""Nodes are killed and return: ``python -m tests.cluster.chaos --seconds 600 --seed 1 [--json]``.
+"""Nodes are killed and return.
 
 Real processes on this machine. They first train undisturbed for a while, which gives the throughput to compare with. Then one
 node is killed in every period (20 seconds, unless told otherwise) and returns in the same one. A shared machine drifts, so the
@@ -6,17 +6,14 @@ throughput is also compared with that of the quiet stretches, from each return t
 than nodes, the nodes that are left run faster, and keep more than their share.)
 
 The seed decides who dies, and when in its period. The first node is spared, so that there is always one whose memory and open
-files can be compared. The result is one table.
+files can be compared.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
 import signal
 import statistics
-import tempfile
 import threading
 import time
 from bisect import bisect
@@ -26,16 +23,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Self
 
-from dtfm.node.host.rows import Row, show
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.leaks import connections, open_files, processes_in, resident_bytes
-from tests.cluster.nursery import close_nursery
 from tests.cluster.recoveries import (
     commits,
     committed_between,
     contribution,
     mean_members,
-    median_and_worst,
     until_commit_without,
 )
 from tests.cluster.runs import GPT2, run_file
@@ -194,56 +188,3 @@ def _process(cluster: Cluster, name: str) -> int:
     process = cluster.coordinator if name == "coordinator" else cluster.nodes[name]
     assert process is not None
     return process.running.pid
-
-
-def rows(report: Report) -> list[Row]:
-    scaled = {"undisturbed": report.calm_rate, "quiet stretches": report.quiet_rate}
-    return [
-        Row("steps committed", report.steps, ""),
-        Row("throughput undisturbed", report.calm_rate, "steps/s"),
-        Row("throughput of quiet stretches", report.quiet_rate, "steps/s"),
-        Row("throughput in chaos", report.rate, "steps/s", "undisturbed", report.rate / report.calm_rate),
-        *(
-            Row(
-                "throughput in chaos",
-                report.rate,
-                "steps/s",
-                f"{name} x nodes present",
-                report.rate / rate / report.presence,
-            )
-            for name, rate in scaled.items()
-        ),
-        Row("samples lost or doubled", report.missing_samples, ""),
-        Row("findings of the audit", len(report.findings), ""),
-        Row("digest mismatches", report.digest_mismatches, ""),
-        *median_and_worst("kill to next commit", report.recovery, "s", "undisturbed step", 1 / report.calm_rate),
-        *median_and_worst("join to first step", report.contribution, "s", "undisturbed step", 1 / report.calm_rate),
-        Row("processes left", len(report.processes_left), ""),
-        *(Row(f"open files gained, {name}", gained, "") for name, gained in report.file_growth.items()),
-        *(Row(f"memory gained, {name}", gained / 2**10, "KiB/step") for name, gained in report.memory_slope.items()),
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600, help="how long chaos lasts; at least a period")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--period", type=float, default=PERIOD, help="seconds from one kill to the next, on average")
-    parser.add_argument("--nodes", type=int, default=6)
-    parser.add_argument("--json", action="store_true", help="one JSON object per row")
-    arguments = parser.parse_args()
-    if arguments.seconds < arguments.period or arguments.nodes < 3:
-        parser.error("it takes a whole period and 3 nodes, or nobody is killed")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            report = run_chaos(Path(folder), arguments.seconds, arguments.seed, arguments.nodes, arguments.period)
-    finally:
-        close_nursery()
-    for finding in report.findings:
-        print(finding)
-    title = f"Chaos: {arguments.nodes} nodes, {arguments.seconds:.0f} s, seed {arguments.seed}, {os.cpu_count()} cores"
-    show(title, rows(report), arguments.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,25 +1,21 @@
-"""Checks that the emulated network is as its file says: ``python -m tests.wan.check [NETWORK.json | NAME] [--json]``.
+"""Checks that the emulated network is as its file says.
 
 It measures round trips and rates of UDP datagrams from inside the namespaces. (What TCP makes of a link does not concern the
-emulator.) A benchmark calls ``check`` before it trusts the network. NAME is one of the five of networks.py.
+emulator.) A benchmark calls ``check`` before it trusts the network.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
-from dtfm.scheduler.formats.network import parse_network
-from tests.scheduler.paper_networks import Network
-from tests.wan.networks import eight_nodes
-from tests.wan.wan import Wan, WanUnavailable
+from tests.wan.wan import Wan
 
 TRIP_TOLERANCE, TRIP_SLACK_SECONDS = 0.05, 0.003
 """A round trip may be wrong by 5% and 3 ms, which is what the kernel, Python and a busy machine add."""
@@ -148,34 +144,3 @@ def _measure(wan: Wan, probes: Probes, pairs: list[Pair]) -> list[Finding]:
         Finding(a, b, wan.link(a, b).latency + wan.link(b, a).latency, trips[a, b], wan.link(a, b).rate, rates[a, b])
         for a, b in pairs
     ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("network", nargs="?", default=Network.WORLDWIDE.value, help="NETWORK.json, or a NAME")
-    parser.add_argument("--json", action="store_true", help="one JSON object per link")
-    arguments = parser.parse_args()
-    if arguments.network in list(Network):
-        network = eight_nodes(Network(arguments.network)).cluster
-    else:
-        network = parse_network(Path(arguments.network).read_text())
-    try:
-        with Wan(network) as wan:
-            findings = check(wan)
-    except WanUnavailable as reason:
-        print(f"No network can be emulated here: {reason}", file=sys.stderr)
-        return 2
-    for found in findings:
-        if arguments.json:
-            print(json.dumps({**asdict(found), "agrees": found.agrees}))
-        else:
-            print(
-                f"{found.source:>6} -> {found.destination:<6} round trip {found.trip_measured * 1e3:7.1f} of "
-                f"{found.trip * 1e3:7.1f} ms, rate {found.rate_measured * 8e-6:8.2f} of {found.rate * 8e-6:8.2f} Mbit/s"
-                f"{'' if found.agrees else '   WRONG'}"
-            )
-    return 0 if all(found.agrees for found in findings) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -34,13 +34,6 @@ def test_every_sample_comes_once_per_epoch(seed: int, size: tuple[int, int, int]
         assert sorted(order[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
-@given(seed=st.integers(0, 2**32), size=sizes, step=st.integers(1, 10**6))
-def test_a_step_can_be_asked_for_by_itself(seed: int, size: tuple[int, int, int], step: int) -> None:
-    micro_batch, micro_batches, count = size
-    one = taken(seed, range(step, step + 1), micro_batch, micro_batches, count)
-    assert one == taken(seed, range(step, step + 2), micro_batch, micro_batches, count)[: len(one)]
-
-
 def test_the_way_a_step_is_cut_into_micro_batches_does_not_change_its_samples() -> None:
     assert taken(3, range(1, 9), 2, 6, 31) == taken(3, range(1, 9), 3, 4, 31) == taken(3, range(1, 9), 12, 1, 31)
 
