@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba import types
 from numba.core.dispatcher import Dispatcher
 
 from dtfm.compiled_code import find_room
@@ -27,6 +28,15 @@ def compiled(function: _F) -> _F:
     their files count as well: those of all compiled functions that the function's module has imported or defined so far.
     """
     made = _njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+    called = made.get_call_template
+
+    def called_with_any(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Numba compiles a function anew for each number or bool that a caller writes as such: here for the type alone."""
+        return called(
+            tuple(map(types.unliteral, args)), dict(zip(named, map(types.unliteral, named.values()), strict=True))
+        )
+
+    made.get_call_template = called_with_any
     known = [value for value in function.__globals__.values() if isinstance(value, Dispatcher)]
     stamps = {repr(_cache_file(each)._source_stamp) for each in (made, *known)}
     _cache_file(made)._source_stamp = hashlib.sha256("".join(sorted(stamps)).encode()).digest()
