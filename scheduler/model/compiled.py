@@ -31,7 +31,7 @@ def compiled(function: _F) -> _F:
     called = made.get_call_template
 
     def called_with_any(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Numba compiles a function anew for each number or bool that a caller writes as such: here for the type alone."""
+        """Numba would compile the function again for each literal among its arguments. It sees their types alone."""
         return called(
             tuple(map(types.unliteral, args)), dict(zip(named, map(types.unliteral, named.values()), strict=True))
         )

@@ -43,7 +43,7 @@ class Measured:
 
 
 def homes(count: int, mbit: float) -> Network:
-    """Nodes whose links share a line each, of so many Mbit/s up and down."""
+    """Nodes in different homes. All links of a home share its line, which carries ``mbit`` Mbit/s each way."""
     away = 1 - np.eye(count)
     nodes = tuple(Node(f"n{number}", FASTEST, 1e9, "", mbit * MBIT, mbit * MBIT) for number in range(count))
     return Network(nodes, 2 * DISTANCE * away, mbit * MBIT * away)
