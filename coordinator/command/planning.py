@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -25,13 +25,14 @@ from dtfm.coordinator.command.rented import (
     without_bf16,
 )
 from dtfm.coordinator.command.run_workload import workload_of_run
-from dtfm.coordinator.core.validation.description import as_the_run_says
+from dtfm.coordinator.core.validation.description import OUTER_BYTES_PER_PARAMETER_BYTE, as_the_run_says
 from dtfm.coordinator.log.wording import describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
 from dtfm.scheduler.formats.workload import parse_workload
+from dtfm.scheduler.islands.advice import advice
 from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible
@@ -102,17 +103,28 @@ def print_plan(
         predicted = decision.predicted
         each = rounds.mean_seconds(predicted.iteration_seconds, predicted.exchange_seconds)
         costs = bill(steps, each, prices, idle)
-    problem = Problem(cluster, work)
+    problem, advised = Problem(cluster, work), None
+    if asked is not None and asked.may_have_rounds and not rounds.length and stages is None:
+        with_rounds = replace(work, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
+        look = partial(
+            advice, cluster, with_rounds, decision.predicted.iteration_seconds, seed=seed, stopped=stop.is_set
+        )
+        with announced("Looking whether islands would learn faster"):
+            advised = in_background(look, stop)
     if json_lines:
         more = plan_documents(problem, decision, tokens, rounds)
         if gpus is not None:
             more |= {"precision": precision, "without_bf16": without_bf16(gpus) if precision == "bf16" else []}
         if costs is not None:
             more |= {"bill": asdict(costs)}
+        if advised is not None:
+            more |= {"advice": asdict(advised)}
         print(json.dumps(decision_document(decision, elapsed) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
         print(describe_holdings(problem, decision, tokens, rounds))
+        if advised is not None:
+            print(advised)
         if gpus is not None:
             print(_speeds(gpus, precision))
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")

@@ -109,6 +109,29 @@ def test_plan_takes_the_run_file_alone(tmp_path: Path, typed: Typed) -> None:
     assert "\n200 steps take " in printed
 
 
+@pytest.mark.parametrize(
+    ("tables", "advised"),
+    [
+        ("", True),
+        ('[trust]\nmode = "open"\n', False),
+        ("[trust]\naudit_rate = 0.1\n", False),
+        ("[cluster]\nstages = 1\n", False),
+        ("rounds = 9\n", False),
+    ],
+)
+def test_plan_advises_rounds_where_lines_are_slow_and_the_run_may_have_them(
+    tables: str, advised: bool, tmp_path: Path, typed: Typed
+) -> None:
+    model = "[model.config]\nhidden_size = 512\nnum_hidden_layers = 2\n"
+    (tmp_path / "run.toml").write_text(f"{model}[train]\nglobal_batch = 1024\n{tables}")
+    run = "--run", str(tmp_path / "run.toml"), "--deadline", "0.1"
+    slow = "plan", "--gpus", "2x L4", "--links", "20Mbit/s,20ms", *run
+    assert ("\nWith [train] rounds = 100, 2 islands would be" in typed(*slow)) == advised
+    found = json.loads(typed(*slow, "--json")).get("advice")
+    assert (found is not None) == advised
+    assert not advised or (found["rounds"], found["islands"]) == (100, 2)
+
+
 def test_readmes_run_file_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
     """Whatever its storage needs is not installed here."""
     readme = (Path(__file__).parents[3] / "README.md").read_text()
