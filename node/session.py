@@ -44,12 +44,12 @@ from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
 from dtfm.programs import START_AGAIN
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, coordinator_disk, services
-from dtfm.protos.access import runs_it
 from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.credentials import Identity
-from dtfm.protos.enrolment import NotAdmitted, refusal_in
-from dtfm.protos.private_files import cache_folder
-from dtfm.protos.proof import is_let_in
+from dtfm.protos.identity.access import runs_it
+from dtfm.protos.identity.credentials import Identity
+from dtfm.protos.identity.enrolment import NotAdmitted, refusal_in
+from dtfm.protos.identity.private_files import cache_folder
+from dtfm.protos.identity.proof import is_let_in
 
 log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dtfm.protos.control_pb2 import Hello
-from dtfm.protos.enrolment import Entry
-from dtfm.protos.private_files import cache_folder
+from dtfm.protos.identity.enrolment import Entry
+from dtfm.protos.identity.private_files import cache_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from fsspec.spec import AbstractBufferedFile
 
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import channel_options
-from dtfm.protos.credentials import to_coordinator
-from dtfm.protos.enrolment import Opened
+from dtfm.protos.identity.credentials import to_coordinator
+from dtfm.protos.identity.enrolment import Opened
 from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK
 
 log = logging.getLogger(__name__)

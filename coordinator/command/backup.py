@@ -48,8 +48,8 @@ def restore(
 
 
 def _places(store: str, authority: Path | None) -> tuple[Path, Path]:
-    from dtfm.coordinator.log.database import sqlite_file
     from dtfm.coordinator.service.authority_key import authority_file
+    from dtfm.coordinator.store.database import sqlite_file
 
     if not (path := sqlite_file(store)):
         raise ValueError(
@@ -63,8 +63,8 @@ def _copy(log: Path, key: Path, to_log: Path, to_key: Path) -> None:
     import sqlite3
     from contextlib import closing
 
-    from dtfm.coordinator.log.record import check_exists, in_words
-    from dtfm.protos.private_files import read_private, write_private
+    from dtfm.coordinator.store.record import check_exists, in_words
+    from dtfm.protos.identity.private_files import read_private, write_private
 
     check_exists(str(log))
     for there in (to_log, to_key):
@@ -88,7 +88,7 @@ def _copy(log: Path, key: Path, to_log: Path, to_key: Path) -> None:
 
 
 def _tell(event: str, log: Path, where: Path, json_lines: bool) -> None:
-    from dtfm.coordinator.log.store import Store
+    from dtfm.coordinator.store.store import Store
     from dtfm.coordinator.view.story_snapshot import story_of
 
     with Store(f"sqlite:///{log}", write=False) as store:

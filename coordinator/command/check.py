@@ -12,7 +12,7 @@ import typer
 from dtfm.coordinator.command.options import Json, StoreUrl, Where, log_of
 
 if TYPE_CHECKING:
-    from dtfm.coordinator.log.check import Checked
+    from dtfm.coordinator.store.check import Checked
 
 
 def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
@@ -39,7 +39,7 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
 
 
 async def _checked(where: str, store: str) -> Checked:
-    from dtfm.coordinator.log.check import Checking
+    from dtfm.coordinator.store.check import Checking
 
     checking = Checking()
     async for record in log_of(where, store):

@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 
 from dtfm.protos import control_pb2 as wire, services
-from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.enrolment import Entry, Opened, refusal_in
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.enrolment import Entry, Opened, refusal_in
 
 if TYPE_CHECKING:  # the commands that read no log start faster without it
-    from dtfm.coordinator.log.record import Record
+    from dtfm.coordinator.store.record import Record
     from dtfm.coordinator.view.so_far import SoFar
 
 LOOKING = (Role.VIEWER, Role.OPERATOR)
@@ -32,7 +32,7 @@ class NobodyAnswers(ValueError):
 async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[Record]:
     """Yields the event log from sequence number ``after`` on, as the running coordinator has it to which ``where`` leads (see
     Entry). With ``follow``, goes on with new events until the coordinator ends. Raises ValueError."""
-    from dtfm.coordinator.log.record import Record
+    from dtfm.coordinator.store.record import Record
 
     async for reply in _events(where, wire.EventsRequest(after=after, follow=follow)):
         yield Record.from_json(json.loads(reply.event_json))
@@ -40,7 +40,7 @@ async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[
 
 async def told(where: str) -> AsyncIterator[SoFar]:
     """Yields the run so far, as the running coordinator has it, and the same again after each new event. Raises ValueError."""
-    from dtfm.coordinator.log.record import Record
+    from dtfm.coordinator.store.record import Record
     from dtfm.coordinator.view.so_far import SoFar
     from dtfm.coordinator.view.story_snapshot import story_format, story_from
 

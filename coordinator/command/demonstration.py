@@ -22,13 +22,13 @@ from dtfm.coordinator.command.child_processes import GIVE_UP_SECONDS, Child, Chi
 from dtfm.coordinator.command.exporting import export_checkpoint
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.record import Record
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import mark
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
+from dtfm.coordinator.store.record import Record
+from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.watch import live_view
 from dtfm.coordinator.web.app import make_app

@@ -46,7 +46,7 @@ def export(
         newest_of,
     )
     from dtfm.coordinator.view.story_snapshot import story_in
-    from dtfm.protos.enrolment import NotAdmitted
+    from dtfm.protos.identity.enrolment import NotAdmitted
 
     check_target(target)
     ledger, folder = None, newest(checkpoint) or checkpoint if checkpoint else ""

@@ -11,7 +11,7 @@ import typer
 
 from dtfm.coordinator.command.options import Json, Where
 from dtfm.coordinator.command.steer import tell
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 
 if TYPE_CHECKING:  # the commands that read a log start faster without it
     from dtfm.protos import control_pb2 as wire

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:  # every command's --help imports this module
-    from dtfm.coordinator.log.record import Record
+    from dtfm.coordinator.store.record import Record
 
 DEFAULT_STORE = "dtfm.db"
 
@@ -49,7 +49,7 @@ async def log_of(where: str, store: str, *, after: int = 0, follow: bool = False
     """Yields the event log from sequence number ``after`` on: of the ``store``, if one is given, which is not followed, else of
     the coordinator (see client.records). Raises ValueError."""
     if store:
-        from dtfm.coordinator.log.record import read_log
+        from dtfm.coordinator.store.record import read_log
 
         for record in read_log(store, after):
             yield record

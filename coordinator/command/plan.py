@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dtfm.coordinator.command.background import announced
-from dtfm.coordinator.command.gpus import HOST_MEMORY, RESERVED, RESERVED_GIB, SUSTAINED
 from dtfm.coordinator.command.options import Json, Where
+from dtfm.coordinator.command.planning.gpus import HOST_MEMORY, RESERVED, RESERVED_GIB, SUSTAINED
 
 if TYPE_CHECKING:  # the commands that read a log start faster without it
     from dtfm.protos import control_pb2 as wire
@@ -95,7 +95,7 @@ def plan(
     Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """
     with announced("Loading the scheduler"):
-        from dtfm.coordinator.command.planning import print_plan
+        from dtfm.coordinator.command.planning.print_plan import print_plan
 
     print_plan(
         workload=workload,

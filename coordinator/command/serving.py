@@ -12,8 +12,6 @@ from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunResumed, RunStarted, RunStopped
-from dtfm.coordinator.log.record import Record
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addresses
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
@@ -22,13 +20,15 @@ from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import edits_followed, open_run, serve_until_over, start_over
+from dtfm.coordinator.store.record import Record
+from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.web.app import make_app, make_metrics_app
 from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served, url_elsewhere
 from dtfm.protos import DEFAULT_ADDRESS
-from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
-from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
-from dtfm.protos.private_files import read_private, write_private
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
+from dtfm.protos.identity.private_files import read_private, write_private
 from dtfm.protos.run_file.run_file import RunFile, read_run_file
 
 MOST_AFTER = 100

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.members import recounted
 from dtfm.coordinator.log.wording import utc
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger

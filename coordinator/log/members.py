@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.charges import Charge
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import ifaddr
 
 from dtfm.protos.connection import read_address
-from dtfm.protos.invitation import MOST_ADDRESSES
+from dtfm.protos.identity.invitation import MOST_ADDRESSES
 
 EVERYWHERE = ("0.0.0.0", "::")
 

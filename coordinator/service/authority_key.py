@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtfm.coordinator.log.database import sqlite_file
-from dtfm.protos.credentials import is_key, make_key
-from dtfm.protos.private_files import read_private, state_folder, write_private
+from dtfm.coordinator.store.database import sqlite_file
+from dtfm.protos.identity.credentials import is_key, make_key
+from dtfm.protos.identity.private_files import read_private, state_folder, write_private
 
 STORE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 

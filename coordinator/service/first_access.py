@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from dtfm.coordinator.log.events import Enrolled, InvitationMade
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.protos.access import Access, Role, keep, kept
-from dtfm.protos.credentials import make_key, public_key
-from dtfm.protos.invitation import new_secret, secret_digest
+from dtfm.protos.identity.access import Access, Role, keep, kept
+from dtfm.protos.identity.credentials import make_key, public_key
+from dtfm.protos.identity.invitation import new_secret, secret_digest
 
 FIRST_USES = 100
 """Of the first invitation, where the members know each other. Among strangers each key needs one of its own."""

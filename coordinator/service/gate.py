@@ -15,9 +15,9 @@ from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.front import Front
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
-from dtfm.protos.credentials import read_public_key
-from dtfm.protos.proof import ClockError, ProofError, check_proof, claimed_name
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.credentials import read_public_key
+from dtfm.protos.identity.proof import ClockError, ProofError, check_proof, claimed_name
 from dtfm.protos.token_bucket import TokenBucket
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -20,18 +20,18 @@ from dtfm.coordinator.core.copies.checkpoints import most_bytes
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Granted, Request
-from dtfm.coordinator.log.record import StoreError
 from dtfm.coordinator.service.disk import Disk, Forbidden
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.streams import Streams
+from dtfm.coordinator.store.record import StoreError
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import for_members, published
 from dtfm.coordinator.view.story_snapshot import story_format
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
 from dtfm.protos.candidates import Address
 from dtfm.protos.checkpoint_names import step_of
-from dtfm.protos.proof import LET_IN
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.proof import LET_IN
 
 if TYPE_CHECKING:  # it makes the services
     from dtfm.coordinator.service.server import Server

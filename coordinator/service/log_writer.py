@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dtfm.coordinator.log.events import Event
-from dtfm.coordinator.log.record import AnotherWriter, Record, StoreError
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.record import AnotherWriter, Record, StoreError
+from dtfm.coordinator.store.store import Store
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.1

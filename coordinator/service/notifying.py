@@ -21,7 +21,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 import dtfm
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.published import for_anybody
 from dtfm.coordinator.view.so_far import MOVES_ON, is_stalled
 

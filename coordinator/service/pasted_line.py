@@ -7,10 +7,10 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from dtfm.protos.access import Role
 from dtfm.protos.candidates import Address
 from dtfm.protos.connection import read_address
-from dtfm.protos.invitation import ID_BYTES, SECRET_BYTES
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.invitation import ID_BYTES, SECRET_BYTES
 from dtfm.protos.places import guarded_places
 from dtfm.protos.run_file.run_file import RunFile
 

@@ -28,8 +28,6 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.record import AnotherWriter, StoreError
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import joined
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, claim, tidy, write_manifest
 from dtfm.coordinator.service.front import Front
@@ -39,14 +37,16 @@ from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.pasted_line import page_link, pasted_line, where_it_leads
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
+from dtfm.coordinator.store.record import AnotherWriter, StoreError
+from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.story import Story
 from dtfm.protos import control_pb2 as wire, services
-from dtfm.protos.access import Role
 from dtfm.protos.candidates import origin_of, read_candidate
 from dtfm.protos.connection import coordinator_options
-from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
-from dtfm.protos.invitation import Invitation, new_secret, secret_digest
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
+from dtfm.protos.identity.invitation import Invitation, new_secret, secret_digest
 from dtfm.protos.open_files import raise_limit
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,10 @@ from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.record import AnotherWriter
-from dtfm.coordinator.log.store import Store, free_name
 from dtfm.coordinator.service.checkpoint_folder import manifest_and_digest, newest, read_manifest
 from dtfm.coordinator.service.server import Deaf, Server
+from dtfm.coordinator.store.record import AnotherWriter
+from dtfm.coordinator.store.store import Store, free_name
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.view.story_snapshot import story_of
 from dtfm.protos import control_pb2 as wire

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.store.record import Record
 from dtfm.installed import install_line
 
 _TOLD = (

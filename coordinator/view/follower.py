@@ -11,8 +11,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dtfm.coordinator.log.record import Record, Snapshot, StoreError
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.record import Record, Snapshot, StoreError
+from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view import story_snapshot
 from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.page import page_text

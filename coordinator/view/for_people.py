@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtfm.coordinator.log import events as ev
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 
 EVERY_STEPS = 10
 """Of the steps, the first one is shown, and then each of this number."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.members import Member
-from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.store.record import Record
 
 MOST_POINTS = 600
 """The number of points of a curve. Once there are more, each two become one."""

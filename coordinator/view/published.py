@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from dtfm.coordinator.log.events import NodeJoined, StandbyPromoted
-from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.wording import without_addresses
+from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.story import Story
 from dtfm.protos.printable import printable
 

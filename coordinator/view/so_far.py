@@ -10,8 +10,8 @@ from typing import Self
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.trust import MOST_KNOWN
+from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.for_people import is_for_people
 
 RECENT_STEPS = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.history import History
 from dtfm.coordinator.view.so_far import SoFar
 

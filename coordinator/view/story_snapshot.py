@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 import dtfm
 from dtfm.coordinator.log.events import Link
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.record import Record, Snapshot, read_log, read_snapshots
+from dtfm.coordinator.store.record import Record, Snapshot, read_log, read_snapshots
 from dtfm.coordinator.view.story import Story
 
 log = logging.getLogger(__name__)

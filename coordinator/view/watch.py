@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.log.standing import earned
 from dtfm.coordinator.log.wording import describe_routes, describe_seconds, seconds_in_words
+from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.members import status
 from dtfm.coordinator.view.so_far import SoFar
 

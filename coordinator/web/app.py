@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import StoreError
+from dtfm.coordinator.store.store import StoreError
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.web.directing import Ask, directing
 from dtfm.coordinator.web.door import STILL, Door

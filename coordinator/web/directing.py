@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from dtfm.coordinator.core import transition as t
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 
 Ask = Callable[[t.Request, str], Awaitable[t.Granted]]
 """See `Server.ask`."""

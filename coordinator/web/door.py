@@ -14,7 +14,7 @@ from dtfm.coordinator.core.members.invitations import check_viewer
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.pasted_line import LINK, read_link
 from dtfm.coordinator.web.directing import OPERATOR
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 
 LET_IN = "dtfm.let_in"
 """In a request's scope: to be called with the invitation's id, once the caller is no stranger."""

@@ -12,7 +12,7 @@ import typer
 from dtfm.node.command.options import mistakes
 from dtfm.node.host.packages import require_extra
 from dtfm.programs import ended_by_ctrl_c
-from dtfm.protos.private_files import cache_folder
+from dtfm.protos.identity.private_files import cache_folder
 
 
 def bench(

@@ -12,10 +12,10 @@ import typer
 
 from dtfm.node.command.options import mistakes
 from dtfm.node.network.place_on_the_net import NoWayThere, place_on_the_net, resolved, usual_listen
-from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
-from dtfm.protos.enrolment import Entry
-from dtfm.protos.private_files import cache_folder
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.enrolment import Entry
+from dtfm.protos.identity.private_files import cache_folder
 
 
 def doctor(

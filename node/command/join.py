@@ -28,11 +28,11 @@ from dtfm.node.network.place_on_the_net import resolved
 from dtfm.node.settings import Settings
 from dtfm.node.supervisor import supervise
 from dtfm.programs import START_AGAIN
-from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE, read_address
 from dtfm.protos.control_pb2 import Hello
-from dtfm.protos.enrolment import Entry
-from dtfm.protos.private_files import cache_folder
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.enrolment import Entry
+from dtfm.protos.identity.private_files import cache_folder
 
 log = logging.getLogger(__name__)
 

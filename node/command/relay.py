@@ -13,9 +13,9 @@ from dtfm.node.host.identity import take_name
 from dtfm.node.host.packages import require_extra
 from dtfm.node.settings import Settings
 from dtfm.programs import ended_by_ctrl_c
-from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import Device, Hello
-from dtfm.protos.enrolment import Entry
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.enrolment import Entry
 
 
 def relay(

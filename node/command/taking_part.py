@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from dtfm.node.command.status_line import status_line
 from dtfm.node.network.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
 from dtfm.node.settings import Settings
-from dtfm.protos.access import Role, kept
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Device
-from dtfm.protos.enrolment import Entry
-from dtfm.protos.invitation import read_invitation
+from dtfm.protos.identity.access import Role, kept
+from dtfm.protos.identity.enrolment import Entry
+from dtfm.protos.identity.invitation import read_invitation
 
 if TYPE_CHECKING:  # PyTorch takes seconds to load
     import torch

@@ -18,7 +18,7 @@ from dtfm.node.host.packages import EXTRA, missing_packages
 from dtfm.node.network.addresses import candidates, host_of
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.protos.connection import read_address
-from dtfm.protos.enrolment import Entry, NotAdmitted
+from dtfm.protos.identity.enrolment import Entry, NotAdmitted
 from dtfm.protos.open_files import raise_limit
 
 ANSWER_SECONDS = 5.0

@@ -14,8 +14,8 @@ import socket
 from pathlib import Path
 
 from dtfm.file_lock import try_lock
-from dtfm.protos.access import MOST_NAMES_OF_A_KEY
-from dtfm.protos.private_files import state_folder
+from dtfm.protos.identity.access import MOST_NAMES_OF_A_KEY
+from dtfm.protos.identity.private_files import state_folder
 
 MOST_HOST_CHARACTERS = 40
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from dtfm.protos.access import MOST_NAMES_OF_A_KEY
+from dtfm.protos.identity.access import MOST_NAMES_OF_A_KEY
 
 
 def devices_named(text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import grpc.aio
 from dtfm.protos.candidates import seen_at, target_of, way_to
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel
 from dtfm.protos.control_pb2 import Peer
-from dtfm.protos.credentials import CERTIFIED_SUFFIX, Identity, certified_name, to_peer
+from dtfm.protos.identity.credentials import CERTIFIED_SUFFIX, Identity, certified_name, to_peer
 from dtfm.protos.token_bucket import TokenBucket
 
 MOST_AT_ONCE, MOST_PER_SECOND = 2048, 64.0

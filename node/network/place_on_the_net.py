@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from dtfm.node.network.addresses import identity_ports
 from dtfm.protos.candidates import way_to
 from dtfm.protos.connection import read_address
-from dtfm.protos.enrolment import Entry
+from dtfm.protos.identity.enrolment import Entry
 
 
 class NoWayThere(ValueError):

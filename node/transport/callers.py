@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 
 from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.credentials import certified_name, shown_name
 from dtfm.protos.frame import STATE_CHUNK_BYTES
+from dtfm.protos.identity.credentials import certified_name, shown_name
 from dtfm.protos.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)

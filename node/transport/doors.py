@@ -13,7 +13,7 @@ from functools import partial
 
 from dtfm.node.transport.lent_connections import NotLent
 from dtfm.node.transport.pipes import PIECE, Pipe, join, socket_pipe
-from dtfm.protos.credentials import CERTIFIED_SUFFIX, certified_name
+from dtfm.protos.identity.credentials import CERTIFIED_SUFFIX, certified_name
 
 #: Returns a connection to the node of this name. Raises NotLent.
 Reach = Callable[[str], Awaitable[Pipe]]

@@ -25,8 +25,8 @@ from dtfm.node.transport.lent_connections import MOST_LENT, Holder
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.warden import Warden
 from dtfm.protos.connection import DEFAULT_LEASE, server_options
-from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
+from dtfm.protos.identity.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.peer_pb2 import KeptRequest, StandbyRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, handlers, told
 from dtfm.protos.token_bucket import TokenBucket

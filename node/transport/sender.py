@@ -24,8 +24,8 @@ from dtfm.node.network.bandwidth_probe import send_probe
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.transport.send_priority import Rank, SendPriority
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.credentials import Identity, is_half_over
 from dtfm.protos.frame import Header, Kind, frames
+from dtfm.protos.identity.credentials import Identity, is_half_over
 from dtfm.protos.streams import NODE_METADATA, method
 
 log = logging.getLogger(__name__)

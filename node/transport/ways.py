@@ -14,7 +14,7 @@ from dtfm.node.transport.lent_connections import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
-from dtfm.protos.credentials import Identity, nobody
+from dtfm.protos.identity.credentials import Identity, nobody
 
 log = logging.getLogger(__name__)
 

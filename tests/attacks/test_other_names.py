@@ -17,12 +17,12 @@ import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS
 from dtfm.protos import control_pb2 as wire, services
-from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel, server_options
-from dtfm.protos.credentials import coordinator_credentials, to_peer
 from dtfm.protos.frame import Header, Kind, frames
-from dtfm.protos.invitation import Invitation, read_invitation
-from dtfm.protos.proof import proof
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.credentials import coordinator_credentials, to_peer
+from dtfm.protos.identity.invitation import Invitation, read_invitation
+from dtfm.protos.identity.proof import proof
 from dtfm.protos.streams import NODE_METADATA, method
 from tests.attacks.test_the_run_goes_on import LIAR, STEPS, twisted
 from tests.attacks.twisted import FORGED

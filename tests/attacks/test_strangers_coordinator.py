@@ -16,8 +16,8 @@ from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import read_address
-from dtfm.protos.credentials import COORDINATOR_NAME, public_key, to_coordinator
-from dtfm.protos.proof import proof
+from dtfm.protos.identity.credentials import COORDINATOR_NAME, public_key, to_coordinator
+from dtfm.protos.identity.proof import proof
 from tests.coordinator.fake_node import enrolment
 from tests.coordinator.serving import Served, serving
 from tests.protos.members import key_of

@@ -16,7 +16,7 @@ from dtfm.node.transport import callers, warden
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos import connection
 from dtfm.protos.connection import open_channel
-from dtfm.protos.credentials import to_peer
+from dtfm.protos.identity.credentials import to_peer
 from dtfm.protos.streams import method
 from tests.protos.members import member
 

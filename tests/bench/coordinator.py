@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.story_snapshot import story_in, take
 from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import parse_run

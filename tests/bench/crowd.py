@@ -14,9 +14,9 @@ import grpc.aio
 
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import Way, channel_options
-from dtfm.protos.credentials import fetch_authority, to_coordinator
-from dtfm.protos.invitation import Invitation, read_invitation
-from dtfm.protos.proof import proof
+from dtfm.protos.identity.credentials import fetch_authority, to_coordinator
+from dtfm.protos.identity.invitation import Invitation, read_invitation
+from dtfm.protos.identity.proof import proof
 from tests.coordinator.answers import answer, links
 from tests.coordinator.fake_node import enrolment
 from tests.coordinator.script import hello, prepared

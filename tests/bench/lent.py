@@ -27,7 +27,7 @@ from dtfm.node.transport.lent_connections import Holder, Lender, borrow
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel
-from dtfm.protos.credentials import Identity, to_peer
+from dtfm.protos.identity.credentials import Identity, to_peer
 from tests.bench.stream_end import RECEIVER, TENSOR_BYTES, Receiver, Sender, identity_line
 from tests.cluster.launch import ROOT
 from tests.protos.members import member

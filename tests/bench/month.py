@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dtfm.coordinator.core.step.commits import TIMED_EVERY, TIMED_STEPS
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.view.story_snapshot import EVERY, story_of, take
 from dtfm.node.host.rows import Row, show

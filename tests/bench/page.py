@@ -21,7 +21,7 @@ from pathlib import Path
 from playwright.async_api import CDPSession, Page, async_playwright, expect
 
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view import follower
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.story_snapshot import story_of

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
-from dtfm.protos.credentials import make_key
+from dtfm.coordinator.store.store import Store
+from dtfm.protos.identity.credentials import make_key
 from dtfm.protos.run_file.run_file import RunFile, read_run_file
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from unittest import mock
 
 from dtfm.coordinator.log.events import Event, NodeJoined, PlanAdopted, StepCommitted
-from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.store.store import Record, Store
 from dtfm.node.host.trace import Activity, Span, listen
 from dtfm.node.state.state_store import Subscription, Tensor
 from dtfm.node.training.trainer import Trainer

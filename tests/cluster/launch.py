@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from dtfm.coordinator.log.check import Checked
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.check import Checked
+from dtfm.coordinator.store.store import Store
 from tests.cluster.faults import COORDINATOR, HOLD, Fault, announcement, gate, to_text
 from tests.cluster.nursery import MODULES, Command, nursery
 from tests.cluster.ports import free_port

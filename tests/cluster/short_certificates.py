@@ -7,7 +7,7 @@ from functools import partial
 
 from dtfm.coordinator.core.members import membership
 from dtfm.coordinator.service import server
-from dtfm.protos.credentials import issue
+from dtfm.protos.identity.credentials import issue
 from tests.cluster import alike
 
 LIFETIME = timedelta(seconds=6)

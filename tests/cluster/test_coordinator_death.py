@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.protos.invitation import read_invitation
+from dtfm.protos.identity.invitation import read_invitation
 from tests.cluster.exact import assert_exact
 from tests.cluster.faults import COORDINATOR, SIGKILL, Phase, announcement, fail
 from tests.cluster.launch import Cluster

@@ -19,8 +19,8 @@ import grpc.aio
 import pytest
 
 from dtfm.protos.connection import open_channel, server_options
-from dtfm.protos.credentials import coordinator_credentials, to_peer
-from dtfm.protos.invitation import Invitation, read_invitation
+from dtfm.protos.identity.credentials import coordinator_credentials, to_peer
+from dtfm.protos.identity.invitation import Invitation, read_invitation
 from dtfm.protos.streams import method
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.ports import free_port

@@ -12,7 +12,7 @@ import pytest
 
 from dtfm.coordinator.log.events import StepCommitted
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.store import Store
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.faults import COORDINATOR, SIGKILL, Fault, Phase, fail
 from tests.cluster.launch import Cluster

@@ -10,7 +10,7 @@ import typer
 
 import dtfm.coordinator.cli
 import dtfm.node.cli
-from dtfm.protos.invitation import read_invitation
+from dtfm.protos.identity.invitation import read_invitation
 from tests.cluster.launch import Cluster
 from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, run_file

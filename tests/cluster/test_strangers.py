@@ -18,11 +18,11 @@ from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.transport.sender import Sender
 from dtfm.protos import services
-from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import NodeMessage, Peer
-from dtfm.protos.credentials import Identity
-from dtfm.protos.enrolment import Entry
 from dtfm.protos.frame import Header, Kind, frames
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.credentials import Identity
+from dtfm.protos.identity.enrolment import Entry
 from dtfm.protos.streams import method
 from tests.cluster.launch import Cluster
 from tests.cluster.ports import free_port

@@ -10,8 +10,8 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
-from dtfm.protos.credentials import public_key
-from dtfm.protos.invitation import secret_digest
+from dtfm.protos.identity.credentials import public_key
+from dtfm.protos.identity.invitation import secret_digest
 from tests.coordinator.script import World
 from tests.protos.members import key_of
 

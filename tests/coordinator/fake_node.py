@@ -15,9 +15,9 @@ from blake3 import blake3
 
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, services
 from dtfm.protos.connection import open_channel
-from dtfm.protos.credentials import public_key, to_coordinator
-from dtfm.protos.invitation import Invitation
-from dtfm.protos.proof import proof
+from dtfm.protos.identity.credentials import public_key, to_coordinator
+from dtfm.protos.identity.invitation import Invitation
+from dtfm.protos.identity.proof import proof
 from tests.coordinator.answers import (
     answer,
     bucket_content,

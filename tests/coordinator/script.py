@@ -25,8 +25,8 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.service.planner import carried_on
+from dtfm.coordinator.store.store import Record
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.protos.run_file.run_file import parse_run

@@ -13,17 +13,17 @@ import grpc.aio
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import local_operator, node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
+from dtfm.coordinator.store.store import Store
 from dtfm.protos import control_pb2 as wire, services
-from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel
-from dtfm.protos.credentials import to_coordinator
-from dtfm.protos.invitation import Invitation, read_invitation
-from dtfm.protos.proof import Metadata, proof
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.credentials import to_coordinator
+from dtfm.protos.identity.invitation import Invitation, read_invitation
+from dtfm.protos.identity.proof import Metadata, proof
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from tests.coordinator.fake_node import FakeNode, enrolment
 from tests.coordinator.script import run_table

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from dtfm.coordinator.log.check import Checked, Checking
-from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.store.check import Checked, Checking
+from dtfm.coordinator.store.record import Record
 
 
 def store_url(folder: Path) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from dtfm.protos.credentials import Identity, issue, make_authority, pin_of, public_key, read_public_key
+from dtfm.protos.identity.credentials import Identity, issue, make_authority, pin_of, public_key, read_public_key
 
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)

@@ -11,7 +11,7 @@ import pytest
 
 from dtfm.protos.candidates import MOST_CANDIDATES, origin_of, read_candidate, seen_at, target_of, way_to
 from dtfm.protos.connection import open_channel, server_options
-from dtfm.protos.credentials import peer_credentials, to_peer
+from dtfm.protos.identity.credentials import peer_credentials, to_peer
 from tests.protos.members import member
 
 

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from dtfm.protos.connection import open_channel, read_address, server_options
-from dtfm.protos.credentials import peer_credentials, to_peer
+from dtfm.protos.identity.credentials import peer_credentials, to_peer
 from dtfm.protos.streams import handlers, method
 from tests.protos.members import member
 

@@ -15,8 +15,8 @@ from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder, Invited
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.wording import utc
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import MOST_NAMES_OF_A_KEY, Role
-from dtfm.protos.invitation import ID_BYTES, secret_digest
+from dtfm.protos.identity.access import MOST_NAMES_OF_A_KEY, Role
+from dtfm.protos.identity.invitation import ID_BYTES, secret_digest
 
 INVITATION_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
 THE_RUN_FILE = "the run file"

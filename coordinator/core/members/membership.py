@@ -22,7 +22,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import origin_of
-from dtfm.protos.credentials import CERTIFICATE_LIFETIME
+from dtfm.protos.identity.credentials import CERTIFICATE_LIFETIME
 
 
 def greeted(transition: Transition, stream: int, message: wire.NodeMessage, caller: str, seen: str = "") -> None:

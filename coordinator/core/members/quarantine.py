@@ -13,7 +13,7 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.trust import CLEARED_BY
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 
 _UNDECIDED = "it may not be at fault: `dtfm-coordinator forgive {}` lets it come back"
 

@@ -8,8 +8,8 @@ from ipaddress import ip_address
 from dtfm.coordinator.core.refusal import Refused, check_number, require, shorten
 from dtfm.coordinator.log.events import DeviceSeen
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
-from dtfm.protos.access import NAME
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
+from dtfm.protos.identity.access import NAME
 
 MAX_NODES = 1000
 MOST_FLOPS = 1e21

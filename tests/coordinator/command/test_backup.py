@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
+from dtfm.coordinator.store.store import Store
 from tests.coordinator.command.typed import Typed
 from tests.coordinator.script import training
 from tests.coordinator.serving import serving

@@ -1,4 +1,4 @@
-"""Hours and money: `command/bill.py`, and `plan --price --run`."""
+"""Hours and money: `command/planning/bill.py`, and `plan --price --run`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.command.bill import bill, hours_in_words, parse_prices
-from dtfm.coordinator.command.rented import parse_gpus
+from dtfm.coordinator.command.planning.bill import bill, hours_in_words, parse_prices
+from dtfm.coordinator.command.planning.rented import parse_gpus
 from tests.coordinator.command.typed import Typed
 from tests.scheduler.clusters import even_workload
 from tests.scheduler.dumps import dump_workload

@@ -13,7 +13,7 @@ from dtfm.coordinator.command.demonstration import demo_run_file, new_folder
 from dtfm.coordinator.command.invite import read_duration
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import StandbyPromoted
-from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.store.store import Record, Store
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.command.typed import Typed
 from tests.coordinator.script import training

@@ -20,8 +20,8 @@ from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, write_manifest
+from dtfm.coordinator.store.store import Store
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.snapshot_files import file_header
 from dtfm.protos.checkpoint_names import bucket_file

@@ -58,7 +58,7 @@ def test_elsewhere_a_search_is_announced(files: tuple[str, ...], monkeypatch: py
 
 def test_compiling_is_announced(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
     monkeypatch.setattr("dtfm.coordinator.command.background.QUIET_SECONDS", 0.0)
-    monkeypatch.setattr("dtfm.coordinator.command.planning.warm_up", lambda: time.sleep(0.1))
+    monkeypatch.setattr("dtfm.coordinator.command.planning.print_plan.warm_up", lambda: time.sleep(0.1))
     typed(*files, "--json")
     assert typed.err.count("Compiling the scheduler, once ...") == 1
 
@@ -73,7 +73,7 @@ def test_all_cores_search_unless_told_otherwise(
         asked.append(options["threads"])
         return schedule(*arguments, **options)
 
-    monkeypatch.setattr("dtfm.coordinator.command.planning.schedule", spy)
+    monkeypatch.setattr("dtfm.coordinator.command.planning.print_plan.schedule", spy)
     typed(*files, *option)
     assert asked == [threads]
 
@@ -94,7 +94,7 @@ def test_after_ctrl_c_the_best_plan_so_far_is_printed(
 
         return schedule(*arguments, **{**options, "improved": improved})
 
-    monkeypatch.setattr("dtfm.coordinator.command.planning.schedule", interrupted)
+    monkeypatch.setattr("dtfm.coordinator.command.planning.print_plan.schedule", interrupted)
     document = json.loads(typed(*files[:-2], *deadline, "--json"))
     assert document["plan"]["stages"]
     assert document["elapsed_seconds"] < 60

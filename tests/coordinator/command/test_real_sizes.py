@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.coordinator.command.gpus import GPUS
-from dtfm.coordinator.command.rented import parse_gpus, rented_cluster
+from dtfm.coordinator.command.planning.gpus import GPUS
+from dtfm.coordinator.command.planning.rented import parse_gpus, rented_cluster
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.keeping import held_by

@@ -1,4 +1,4 @@
-"""GPUs and links in words: `command/rented.py`, and `plan --gpus`."""
+"""GPUs and links in words: `command/planning/rented.py`, and `plan --gpus`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.command.gpus import SUSTAINED
-from dtfm.coordinator.command.rented import parse_gpus, parse_links, parse_size, rented_cluster
+from dtfm.coordinator.command.planning.gpus import SUSTAINED
+from dtfm.coordinator.command.planning.rented import parse_gpus, parse_links, parse_size, rented_cluster
 from tests.coordinator.command.typed import Typed
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.dumps import dump_network, dump_workload

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dtfm.coordinator.command.serving import MOST_AFTER, was_stopped
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.store import Store
 
 
 def test_a_run_was_stopped_unless_a_coordinator_has_gone_on_with_it(tmp_path: Path) -> None:

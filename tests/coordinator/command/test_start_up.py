@@ -12,7 +12,7 @@ import pytest
 
 from dtfm.coordinator.cli import app
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.store.store import Store
 from dtfm.programs import ended_by_ctrl_c
 from dtfm.protos.run_file.run_file import RunFile
 from tests.coordinator.stores import store_url

@@ -10,8 +10,8 @@ import pytest
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.startup import open_run
+from dtfm.coordinator.store.store import Store
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.run_file.run_file import parse_run
 from tests.coordinator.doors import Door

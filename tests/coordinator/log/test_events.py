@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.store.store import Record
 from dtfm.scheduler.formats.plan import plan_document
 from tests.coordinator.every_event import CARRIED_ON, EVERY_EVENT, KEPT, PLAN
 

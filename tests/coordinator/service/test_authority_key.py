@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
+from dtfm.coordinator.store.store import Store
 from tests.coordinator.stores import store_url
 
 

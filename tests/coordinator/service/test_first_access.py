@@ -9,7 +9,7 @@ import pytest
 from dtfm.coordinator.log.events import Revoked
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, first_invitation, local_operator
-from dtfm.protos.access import Role, kept
+from dtfm.protos.identity.access import Role, kept
 from tests.protos.members import PIN
 
 HERE = ("127.0.0.1:7400",)

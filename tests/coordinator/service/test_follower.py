@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.record import Snapshot, StoreError
+from dtfm.coordinator.store.record import Snapshot, StoreError
 from dtfm.coordinator.view import follower, story_snapshot
 from tests.coordinator.serving import serving, train
 

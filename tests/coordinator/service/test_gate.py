@@ -15,11 +15,11 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service import gate
 from dtfm.coordinator.service.gate import MAY_CALL
 from dtfm.protos import control_pb2 as wire, services
-from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel
-from dtfm.protos.credentials import public_key, to_coordinator
-from dtfm.protos.enrolment import refusal_in
-from dtfm.protos.proof import CLOCKS_APART, Metadata, is_let_in, proof
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.credentials import public_key, to_coordinator
+from dtfm.protos.identity.enrolment import refusal_in
+from dtfm.protos.identity.proof import CLOCKS_APART, Metadata, is_let_in, proof
 from tests.coordinator.fake_node import enrolment
 from tests.coordinator.script import hello
 from tests.coordinator.serving import Served, serving

@@ -15,7 +15,7 @@ from dtfm.coordinator.view.published import for_members
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story_snapshot import story_format, story_in
 from dtfm.protos import control_pb2 as wire, services
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 from tests.coordinator.every_event import EVERY_EVENT
 from tests.coordinator.serving import Served, serving, train
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.log_writer import LogWriter
+from dtfm.coordinator.store.store import Store
 
 
 async def test_a_write_does_not_wait_for_what_hangs_in_other_threads(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.record import Record
 from dtfm.coordinator.service import notifying as service
 from dtfm.coordinator.service.notifying import MOST_WAITING, notifying
+from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.so_far import STALL_LEASES
 from dtfm.protos.run_file.errors import RunFileError
 from dtfm.protos.run_file.run_file import parse_run

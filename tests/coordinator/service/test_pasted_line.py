@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 from dtfm.protos.run_file.run_file import parse_run
 from tests.coordinator.script import run_table
 

@@ -11,14 +11,14 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.store import Record, Store, StoreError
 from dtfm.coordinator.service.checkpoint_folder import read_manifest
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
 from dtfm.coordinator.service.streams import Streams
+from dtfm.coordinator.store.store import Record, Store, StoreError
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.credentials import make_key
+from dtfm.protos.identity.credentials import make_key
 from tests.coordinator.fake_node import no_vote_for
 from tests.coordinator.serving import Served, run_in, serving, train
 

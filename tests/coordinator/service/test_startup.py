@@ -15,8 +15,8 @@ import pytest
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.startup import edits_followed, open_run, start_over
+from dtfm.coordinator.store.store import Store
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_run_file

@@ -21,7 +21,7 @@ from dtfm.coordinator.service.streams import (
 )
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
-from dtfm.protos.credentials import to_coordinator
+from dtfm.protos.identity.credentials import to_coordinator
 from tests.coordinator.script import hello
 from tests.coordinator.serving import run_in, serving
 

@@ -11,7 +11,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.store.store import Record
 from dtfm.coordinator.view.boards import TensorBoard, points
 
 STEP = ev.StepCommitted(1, 1, 2.5, 8192, 0.5, 2.0, 32, {}, {})

@@ -6,7 +6,7 @@ import pytest
 
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.store.store import Record
 from dtfm.coordinator.view.for_people import is_for_people
 from tests.coordinator.every_event import EVERY_EVENT
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.store.store import Record
 from dtfm.coordinator.view.history import MOST_POINTS, Curve, History, Point
 from dtfm.coordinator.view.story import MOST_KEPT, Story
 from tests.coordinator.script import training

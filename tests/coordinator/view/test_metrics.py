@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.record import Record
-from dtfm.coordinator.log.store import Store, StoreError
+from dtfm.coordinator.store.record import Record
+from dtfm.coordinator.store.store import Store, StoreError
 from dtfm.coordinator.view import follower
 from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.so_far import STALL_LEASES, STALL_STEPS, SoFar

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.store.store import Record
 from dtfm.coordinator.view.page import MOST_IN_MAP, MOST_NODES, page_text
 from dtfm.coordinator.view.published import MOST_CHARACTERS
 from dtfm.coordinator.view.story import Story

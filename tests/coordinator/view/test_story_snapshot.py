@@ -12,10 +12,11 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.log import events as ev, store as store_module
+from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.record import Record
-from dtfm.coordinator.log.store import Store, StoreError
+from dtfm.coordinator.store import store as store_module
+from dtfm.coordinator.store.record import Record
+from dtfm.coordinator.store.store import Store, StoreError
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.view.story_snapshot import read, story_format, story_in, story_of, take
 from tests.coordinator.moves import MOVES, play

@@ -7,7 +7,7 @@ from datetime import timedelta
 from rich.console import Console
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.watch import render, sparkline
 from dtfm.scheduler.model.plan import Plan, Stage

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.transition import Granted, Request
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.store.store import Record, Store
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.web.app import make_app, make_metrics_app

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.store.store import Record, Store
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
 from dtfm.scheduler.model.workload import Layer, Workload
 

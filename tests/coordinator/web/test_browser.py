@@ -13,7 +13,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 from tests.coordinator.web.serving_page import page_of
 from tests.coordinator.web.stored_run import MARKUP, stored_run
 from tests.coordinator.web.test_viewers import page_for_viewers

@@ -14,7 +14,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.web.app import make_app
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
+from dtfm.protos.identity.access import Role
 from tests.coordinator.serving import serving
 from tests.coordinator.web.serving_page import asked, connected
 from tests.coordinator.web.test_browser import PICTURES, browser_at

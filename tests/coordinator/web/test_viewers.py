@@ -20,8 +20,8 @@ from dtfm.coordinator.web import app, door, serving
 from dtfm.coordinator.web.app import make_app
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served, read_page_url, url_elsewhere
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
-from dtfm.protos.invitation import read_invitation
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.invitation import read_invitation
 from tests.coordinator.serving import Served, serving as serving_run
 from tests.coordinator.web.serving_page import asked, connected
 

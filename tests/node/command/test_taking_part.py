@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dtfm.node.command.taking_part import invitation_needed
-from dtfm.protos.access import Access, Role, keep
-from dtfm.protos.credentials import make_key
-from dtfm.protos.invitation import Invitation
+from dtfm.protos.identity.access import Access, Role, keep
+from dtfm.protos.identity.credentials import make_key
+from dtfm.protos.identity.invitation import Invitation
 
 PIN = bytes(range(32))
 INVITATION = str(Invitation(("192.168.1.2:7400",), PIN, "00" * 6, bytes(32)))

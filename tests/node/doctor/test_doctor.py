@@ -12,8 +12,8 @@ import pytest
 from dtfm.node.doctor.doctor import Place, examine, look_at_coordinator, look_at_port, look_at_tcp
 from dtfm.node.doctor.findings import Finding
 from dtfm.node.network.home_router import HomeRouter
-from dtfm.protos.access import Role
-from dtfm.protos.enrolment import Entry
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.enrolment import Entry
 from tests.coordinator.serving import Served, serving
 
 

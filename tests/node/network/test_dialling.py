@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtfm.node.network.dialling import Dialler
-from dtfm.protos.credentials import certified_name
+from dtfm.protos.identity.credentials import certified_name
 from tests.node.dialling import peer
 from tests.protos.members import member
 

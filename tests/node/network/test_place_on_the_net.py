@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dtfm.node.network import place_on_the_net
-from dtfm.protos.access import Role
-from dtfm.protos.enrolment import Entry
-from dtfm.protos.invitation import Invitation
+from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.enrolment import Entry
+from dtfm.protos.identity.invitation import Invitation
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from dtfm.node.state.state_store import Donation
 from dtfm.node.training.failure import plan_failed
 from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import KeepSnapshots, Part, Peer
-from dtfm.protos.credentials import to_peer
+from dtfm.protos.identity.credentials import to_peer
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import method
 from tests.cluster.relay import Relay

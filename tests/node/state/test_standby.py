@@ -22,8 +22,8 @@ from dtfm.node.state.standby import StandbyCopies
 from dtfm.node.state.state_store import MAX_BEHIND, TERMS, Donation, HeldState, StateStore, Subscription
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Commit, Peer, StandbyProgress
-from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind, parse
+from dtfm.protos.identity.credentials import make_authority, make_key
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model.rounds import Rounds
 from tests.node.allocated import most_allocated

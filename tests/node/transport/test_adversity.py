@@ -23,8 +23,8 @@ from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import server_options
-from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames, parse
+from dtfm.protos.identity.credentials import peer_credentials
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import SERVICE, method
 from tests.node.dialling import dialler

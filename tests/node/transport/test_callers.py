@@ -10,7 +10,7 @@ import pytest
 
 from dtfm.node.transport import callers
 from dtfm.node.transport.callers import Callers, Context
-from dtfm.protos.credentials import certified_name
+from dtfm.protos.identity.credentials import certified_name
 
 
 class Blocked:

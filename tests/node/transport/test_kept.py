@@ -22,8 +22,8 @@ from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.sender import What, ready
 from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Peer
-from dtfm.protos.credentials import to_peer
 from dtfm.protos.frame import Header, Kind
+from dtfm.protos.identity.credentials import to_peer
 from dtfm.protos.peer_pb2 import KeptRequest
 from dtfm.protos.streams import method
 from tests.node.dialling import dialler

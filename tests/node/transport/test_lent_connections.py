@@ -21,7 +21,7 @@ from dtfm.node.transport.lent_connections import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import open_channel
-from dtfm.protos.credentials import make_authority, make_key, to_peer
+from dtfm.protos.identity.credentials import make_authority, make_key, to_peer
 from dtfm.protos.streams import NODE_METADATA, method
 from tests.protos.members import NOW, member
 

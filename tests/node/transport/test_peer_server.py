@@ -30,8 +30,8 @@ from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender
 from dtfm.protos.connection import REFUSED_BY_NAME_BYTES, open_channel, server_options
 from dtfm.protos.control_pb2 import Peer, StepProblem
-from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
+from dtfm.protos.identity.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, handlers, method
 from dtfm.scheduler.model.plan import Stage, from_routes

@@ -26,8 +26,8 @@ from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, QUEUE_BYTES, WARM_UP, Sender, What, ready
 from dtfm.protos.connection import server_options
 from dtfm.protos.control_pb2 import StepProblem
-from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, Kind
+from dtfm.protos.identity.credentials import peer_credentials
 from dtfm.protos.streams import SERVICE
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.node.dialling import dialler

@@ -19,7 +19,7 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
 from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
-from dtfm.protos.credentials import make_authority, make_key
+from dtfm.protos.identity.credentials import make_authority, make_key
 from dtfm.protos.streams import method
 from tests.node.sending import activation, send
 from tests.protos.members import DAY, NOW, member

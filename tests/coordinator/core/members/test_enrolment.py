@@ -9,8 +9,8 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import MOST_NAMES_OF_A_KEY
-from dtfm.protos.credentials import CERTIFICATE_LIFETIME, public_key
+from dtfm.protos.identity.access import MOST_NAMES_OF_A_KEY
+from dtfm.protos.identity.credentials import CERTIFICATE_LIFETIME, public_key
 from tests.coordinator.doors import DAY, ID, Door
 from tests.coordinator.script import training
 from tests.protos.members import key_of

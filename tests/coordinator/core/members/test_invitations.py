@@ -11,7 +11,7 @@ from dtfm.coordinator.core.members import invitations
 from dtfm.coordinator.log import access, events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.credentials import public_key
+from dtfm.protos.identity.credentials import public_key
 from tests.coordinator.doors import DAY, ID, SECRET, Door
 from tests.protos.members import key_of
 

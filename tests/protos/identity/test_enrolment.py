@@ -13,12 +13,13 @@ import grpc.aio
 import pytest
 
 from dtfm.coordinator.service.first_access import node_invitation
-from dtfm.protos import control_pb2 as wire, credentials
-from dtfm.protos.access import Role, keep, kept
+from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import read_address, server_options
-from dtfm.protos.credentials import coordinator_credentials, make_authority, make_key
-from dtfm.protos.enrolment import Entry, NotAdmitted, Opened
-from dtfm.protos.invitation import Invitation, read_invitation
+from dtfm.protos.identity import credentials
+from dtfm.protos.identity.access import Role, keep, kept
+from dtfm.protos.identity.credentials import coordinator_credentials, make_authority, make_key
+from dtfm.protos.identity.enrolment import Entry, NotAdmitted, Opened
+from dtfm.protos.identity.invitation import Invitation, read_invitation
 from tests.coordinator.serving import Served, serving
 from tests.protos.members import NOW
 

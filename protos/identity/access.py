@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtfm.protos.private_files import read_private, state_folder, write_private
+from dtfm.protos.identity.private_files import read_private, state_folder, write_private
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a name looks like."""
@@ -113,7 +113,7 @@ def _folder() -> Path:
 def _read(path: Path) -> Access:
     # Here, since most who import this module want its names alone, and gRPC takes long to load.
     from dtfm.protos.connection import read_address
-    from dtfm.protos.credentials import is_key
+    from dtfm.protos.identity.credentials import is_key
 
     content = read_private(path)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.store.store import Record
 from tests.coordinator.script import aborted_after_twenty_steps, training
 from tests.coordinator.stores import checked
 

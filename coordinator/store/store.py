@@ -13,10 +13,10 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from dtfm.coordinator.log import lease
-from dtfm.coordinator.log.database import explained, open_engine, sqlite_file
 from dtfm.coordinator.log.events import Event, to_text
-from dtfm.coordinator.log.record import Record as Record, Snapshot, StoreError as StoreError, read_row
+from dtfm.coordinator.store import lease
+from dtfm.coordinator.store.database import explained, open_engine, sqlite_file
+from dtfm.coordinator.store.record import Record as Record, Snapshot, StoreError as StoreError, read_row
 from dtfm.file_lock import try_lock
 
 _PAGE = 1000

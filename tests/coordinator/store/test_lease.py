@@ -1,4 +1,4 @@
-"""Of all coordinators that reach a PostgreSQL, the one that has the lease writes: `log/lease.py`."""
+"""Of all coordinators that reach a PostgreSQL, the one that has the lease writes: `store/lease.py`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from dtfm.coordinator.log import events as ev, lease
-from dtfm.coordinator.log.database import open_engine
-from dtfm.coordinator.log.record import AnotherWriter, Snapshot
-from dtfm.coordinator.log.store import Store, StoreError
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.store import lease
+from dtfm.coordinator.store.database import open_engine
+from dtfm.coordinator.store.record import AnotherWriter, Snapshot
+from dtfm.coordinator.store.store import Store, StoreError
 from tests import postgres
 
 LEASE = 0.5

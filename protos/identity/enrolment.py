@@ -15,10 +15,10 @@ from google.protobuf.message import Message
 
 from dtfm.file_lock import locked
 from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
-from dtfm.protos.access import Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
 from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
-from dtfm.protos.credentials import (
+from dtfm.protos.identity.access import Access, Role, enrolment_lock, keep, kept, other_key
+from dtfm.protos.identity.credentials import (
     fetch_authority,
     in_time,
     make_key,
@@ -27,8 +27,8 @@ from dtfm.protos.credentials import (
     shown_certificate,
     to_coordinator,
 )
-from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, Invitation, invitation_in, read_invitation
-from dtfm.protos.proof import ClockError, Metadata, proof
+from dtfm.protos.identity.invitation import MOST_ADDRESSES, MOST_CHARACTERS, Invitation, invitation_in, read_invitation
+from dtfm.protos.identity.proof import ClockError, Metadata, proof
 
 OWN_INVITATION_SECONDS = 600.0
 """How long an invitation is good for that an operator's machine makes for a node of its own."""

@@ -16,9 +16,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from dtfm.protos import credentials
 from dtfm.protos.connection import Way, channel_options, open_channel, server_options
-from dtfm.protos.credentials import (
+from dtfm.protos.identity import credentials
+from dtfm.protos.identity.credentials import (
     MOST_KEY_BYTES,
     Identity,
     certified_name,
@@ -37,7 +37,7 @@ from dtfm.protos.credentials import (
     to_coordinator,
     to_peer,
 )
-from dtfm.protos.proof import CLOCKS_APART, ClockError
+from dtfm.protos.identity.proof import CLOCKS_APART, ClockError
 from tests.protos.members import AUTHORITY, DAY, NOW, PIN, member
 
 Context = grpc.aio.ServicerContext[bytes, bytes]

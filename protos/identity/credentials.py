@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dtfm.protos.connection import Way, read_address
-from dtfm.protos.proof import CLOCKS_APART, ClockError
+from dtfm.protos.identity.proof import CLOCKS_APART, ClockError
 
 COORDINATOR_NAME = "coordinator.dtfm"
 """The server name in the authority's certificate, whatever its address."""

@@ -6,8 +6,16 @@ import jwt
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.protos.credentials import public_key, read_public_key
-from dtfm.protos.proof import CLOCKS_APART, MOST_CHARACTERS, ClockError, ProofError, check_proof, claimed_name, proof
+from dtfm.protos.identity.credentials import public_key, read_public_key
+from dtfm.protos.identity.proof import (
+    CLOCKS_APART,
+    MOST_CHARACTERS,
+    ClockError,
+    ProofError,
+    check_proof,
+    claimed_name,
+    proof,
+)
 from tests.protos.members import PIN, key_of
 
 KEY = key_of("a")

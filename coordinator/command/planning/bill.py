@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtfm.coordinator.command.gpus import Gpu
-from dtfm.coordinator.command.rented import parse_gpu
+from dtfm.coordinator.command.planning.gpus import Gpu
+from dtfm.coordinator.command.planning.rented import parse_gpu
 
 SOME_STEPS = 1000
 """Steps that are priced where no run file says how many there are."""

@@ -1,4 +1,4 @@
-"""What databases refuse, in words: `log/database.py`."""
+"""What databases refuse, in words: `store/database.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store, StoreError
+from dtfm.coordinator.store.store import Store, StoreError
 from tests import postgres
 from tests.cluster.ports import free_port
 

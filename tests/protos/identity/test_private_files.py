@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.protos.private_files import MOST_BYTES, read_private, state_folder, write_private
+from dtfm.protos.identity.private_files import MOST_BYTES, read_private, state_folder, write_private
 
 
 def test_a_private_file_is_read_back_and_nobody_else_may(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.record import Record
+from dtfm.coordinator.store.record import Record
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 MOST_FINDINGS = 1000

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from dtfm.coordinator.log.record import AnotherWriter, StoreError, check_exists, in_words
+from dtfm.coordinator.store.record import AnotherWriter, StoreError, check_exists, in_words
 from dtfm.installed import install_line
 
 _POSTGRESQL = {

@@ -55,7 +55,7 @@ class Snapshot:
 def read_log(url: str, after: int = 0) -> Iterator[Record]:
     """The events in the store with larger sequence numbers than ``after``, in order. Raises StoreError."""
     if not url.startswith(_SQLITE) or "?" in url:
-        from dtfm.coordinator.log.store import Store
+        from dtfm.coordinator.store.store import Store
 
         with Store(url, write=False) as store:
             yield from store.read(after)
@@ -67,7 +67,7 @@ def read_log(url: str, after: int = 0) -> Iterator[Record]:
 def read_snapshots(url: str) -> Iterator[Snapshot]:
     """The snapshots in the store, the newest first. Raises StoreError."""
     if not url.startswith(_SQLITE) or "?" in url:
-        from dtfm.coordinator.log.store import Store
+        from dtfm.coordinator.store.store import Store
 
         with Store(url, write=False) as store:
             yield from store.snapshots(store.last)

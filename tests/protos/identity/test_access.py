@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.protos.access import Access, Role, keep, kept
+from dtfm.protos.identity.access import Access, Role, keep, kept
 from tests.protos.members import PIN, key_of
 
 MINE = Access(("10.0.0.1:7400",), PIN, "a", Role.NODE, key_of("a"), enrolled=True)

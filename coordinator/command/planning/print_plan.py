@@ -16,15 +16,15 @@ from typing import TypeVar
 import typer
 
 from dtfm.coordinator.command.background import announced, in_background, search_shown
-from dtfm.coordinator.command.bill import SOME_STEPS, bill, parse_prices
-from dtfm.coordinator.command.rented import (
+from dtfm.coordinator.command.planning.bill import SOME_STEPS, bill, parse_prices
+from dtfm.coordinator.command.planning.rented import (
     parse_gpus,
     parse_links,
     parse_size,
     rented_cluster,
     without_bf16,
 )
-from dtfm.coordinator.command.run_workload import workload_of_run
+from dtfm.coordinator.command.planning.run_workload import workload_of_run
 from dtfm.coordinator.core.validation.description import OUTER_BYTES_PER_PARAMETER_BYTE, as_the_run_says
 from dtfm.coordinator.log.wording import describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents

@@ -1,4 +1,4 @@
-"""The tests of the log run on both databases."""
+"""The tests of the store run on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log on disk, and who may write to it: `log/store.py`."""
+"""The log on disk, and who may write to it: `store/store.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.pool import PoolProxiedConnection
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Store, StoreError
+from dtfm.coordinator.store.store import Store, StoreError
 from tests.coordinator.every_event import EVERY_EVENT
 
 

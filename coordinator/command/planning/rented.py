@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dtfm.coordinator.command.gpus import GPUS, Gpu
+from dtfm.coordinator.command.planning.gpus import GPUS, Gpu
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.scheduler.model.cluster import Cluster, Node
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dtfm.coordinator.log.database import explained
-from dtfm.coordinator.log.record import AnotherWriter, StoreError
+from dtfm.coordinator.store.database import explained
+from dtfm.coordinator.store.record import AnotherWriter, StoreError
 from dtfm.protos.connection import DEFAULT_LEASE
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.protos.invitation import (
+from dtfm.protos.identity.invitation import (
     ID_BYTES,
     MOST_CHARACTERS,
     PIN_BYTES,

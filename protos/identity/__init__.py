@@ -1,0 +1,1 @@
+"""Who somebody is: keys, certificates, invitations, and what proves them."""
