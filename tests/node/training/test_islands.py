@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from dtfm.node.data.dataset import load_data
+from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model
 from dtfm.node.training.generation import Generation
-from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.plan_pb2 import CONSTANT, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from dtfm.scheduler.model.rounds import Rounds
@@ -84,6 +85,27 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
                     first, *others = (of[index] for of in buckets if index in of)
                     assert all(torch.equal(first.parameters, other.parameters) for other in others)
                     assert all(torch.equal(first.outer[1], other.outer[1]) for other in others)
+
+
+def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of the islands' changes, each with its share, is then the step of the whole batch."""
+
+    def sgd(_train: Run.Train, _step: int, rate: float, _norm: float, bucket: Bucket, gradients: torch.Tensor) -> None:
+        bucket.parameters.sub_(rate * gradients)
+
+    monkeypatch.setattr("dtfm.node.training.generation.adamw", sgd)
+    run.network.exchange, run.train.schedule = "off", CONSTANT
+    run.train.warmup_steps, run.train.learning_rate = 1, 0.1
+    together, run.train.rounds, run.train.outer_rate, run.train.outer_momentum = Run(), 1, 1.0, 0.0
+    together.CopyFrom(run)
+    together.train.rounds = 0
+    islands, one = joined([ALONE, PIPELINE, REPLICAS], 1), island(0, (0, 5), [["a"]], [10])
+    with started(run, islands) as nodes, started(together, one) as alone:
+        losses = [alone.train() for _ in range(5)]
+        assert losses[4] < losses[0] - 0.1
+        for expected in losses:
+            assert nodes.train() == pytest.approx(expected, rel=1e-12, abs=0)
+            nodes.train()
 
 
 def test_an_exchange_that_is_given_up_leaves_the_islands_as_they_were(run: Run) -> None:
