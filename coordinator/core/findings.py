@@ -54,7 +54,14 @@ class Gone:
     reason: str
 
 
-Finding = Doubted | Setback | Gone
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """What nodes were told of the run is no longer so: all join again, for this ``reason``."""
+
+    reason: str
+
+
+Finding = Doubted | Setback | Gone | Outdated
 
 
 def contradicting(charge: Charge, pairs: Iterable[tuple[str, str]], reason: str) -> tuple[Doubt, ...]:

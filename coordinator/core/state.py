@@ -156,10 +156,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PlanChosen:
+    """``rounds``: what the planner has decided, where the run leaves it to it."""
+
     plan: Plan
     reason: str
     predicted_seconds: float | None = None
     lower_bound_seconds: float | None = None
+    rounds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +396,7 @@ class State:
 
     @property
     def rounds(self) -> Rounds:
-        return Rounds(self.run.train.rounds)
+        return Rounds(self.run.train.round_length)
 
     @property
     def lease(self) -> float:

@@ -213,6 +213,10 @@ class RunChanged:
 
     def apply(self, ledger: Ledger) -> Ledger:
         table, name = self.key.split(".")
+        if (
+            self.key == "train.rounds" and self.value
+        ):  # with rounds a bucket holds more: nodes have to say anew what they train
+            ledger = replace(ledger, described=None, described_by="")
         return ledger.with_run({**ledger.run, table: {**ledger.run.get(table, {}), name: self.value}})
 
     def narrate(self) -> str:

@@ -7,13 +7,16 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from dtfm.compiled_code import compile_apart
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
+from dtfm.coordinator.core.validation.description import OUTER_BYTES_PER_PARAMETER_BYTE
 from dtfm.coordinator.log.wording import describe_seconds, name_nodes
 from dtfm.scheduler.islands import layout
+from dtfm.scheduler.islands.advice import advice
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.replan.failover import rerouted
@@ -76,14 +79,28 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
         )
     except Infeasible as error:
         return str(error)
-    predicted, bound = decision.predicted.iteration_seconds, decision.lower_bound_seconds
+    predicted, bound, rounds = decision.predicted.iteration_seconds, decision.lower_bound_seconds, None
+    if wanted.among is not None:
+        with_rounds = replace(wanted.workload, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
+        advised = advice(
+            wanted.cluster(),
+            with_rounds,
+            predicted,
+            wanted.among,
+            seconds=wanted.seconds,
+            seed=wanted.seed,
+            stopped=stopped,
+        )
+        if advised is not None:
+            return PlanChosen(decision.plan, str(advised), rounds=advised.rounds)
+        rounds = 0
     log.info(
         "planned in %.1f s: %s; %d plans tried",
         time.monotonic() - began,
         describe_seconds(predicted, bound),
         decision.evaluations,
     )
-    return PlanChosen(decision.plan, decision.sentence, predicted, bound)
+    return PlanChosen(decision.plan, decision.sentence, predicted, bound, rounds)
 
 
 def carried_on(wanted: PlanWanted) -> PlanChosen | None:

@@ -202,7 +202,7 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
             "not hold that run's log: name its log with --store to go on with it, or start over with --new, which puts them "
             "aside"
         )
-    now = run.with_precision(bf16=before.train.precision == "bf16")
+    now = run.with_precision(bf16=before.train.precision == "bf16").with_rounds(before.train.rounds)
     check_same(before, now, step)
     return [
         ev.RunStarted(manifest.run_id, now.model_dump(mode="json"), run.model_dump(mode="json")),

@@ -83,8 +83,6 @@ class Preparation:
             with long_part("reading the data"):
                 data = load_data(run, modules, self._equipment.tokens, agreed, allowed)
             model = model or load_model(run.model, data.sample, modules)
-            if run.train.rounds:
-                model.keep_outer_state(Rounds(run.train.rounds))
             try:  # nothing is left to compile then that a plan may need; the device is timed after that, undisturbed
                 with long_part("compiling the kernels, which are kept for the next start"):
                     self._compiling.result()
@@ -93,6 +91,8 @@ class Preparation:
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):
                 self.flops = self.time_device()
+        if run.train.rounds:
+            self.loaded.model.keep_outer_state(Rounds(run.train.rounds))
         return is_new
 
     def message(self) -> Prepared:

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -109,10 +109,16 @@ class RunFile(Table):
 
     def with_precision(self, *, bf16: bool) -> RunFile:
         """The same run, where "auto" as train.precision is "bf16" or "fp32"."""
-        if self.train.precision != "auto":
+        return self._decided("precision", "bf16" if bf16 else "fp32")
+
+    def with_rounds(self, rounds: Literal["auto"] | int) -> RunFile:
+        """The same run, where "auto" as train.rounds is this."""
+        return self._decided("rounds", rounds)
+
+    def _decided(self, key: str, value: object) -> RunFile:
+        if getattr(self.train, key) != "auto":
             return self
-        train = self.train.model_copy(update={"precision": "bf16" if bf16 else "fp32"})
-        return self.model_copy(update={"train": train})
+        return self.model_copy(update={"train": self.train.model_copy(update={key: value})})
 
     def as_nodes_reach(self, place: str) -> str:
         """The URL by which nodes reach a folder of checkpoints. ``place``: its URL for the coordinator."""
@@ -125,7 +131,7 @@ class RunFile(Table):
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
-        other_ways = {"precision", "schedule", "activation_checkpointing", "optimizer_state"}
+        other_ways = {"precision", "rounds", "schedule", "activation_checkpointing", "optimizer_state"}
         train, pretrained = self.train.model_dump(exclude=other_ways), self.model.pretrained
         if self.own_weights is not None:
             pretrained = f"{COORDINATORS_DISK}/{PRETRAINED}"
@@ -147,6 +153,7 @@ class RunFile(Table):
                 **train,
                 precision=PRECISIONS[self.with_precision(bf16=False).train.precision],
                 schedule=_SCHEDULES[self.train.schedule],
+                rounds=self.train.round_length,
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,

@@ -229,14 +229,13 @@ class Train(Table):
         description='Where a node keeps the weights in full precision and AdamW\'s moments: on its "device", or in the memory of '
         'its "host", which then computes AdamW. "auto": the planner chooses for each node, "device" where there is room.',
     )
-    rounds: int = Field(
+    rounds: Literal["auto"] | int = Field(
         default=0,
-        ge=0,
-        le=10_000,
         description="0: all nodes exchange gradients in every step. Above 0, for slow lines: the planner divides the nodes into "
         "islands by their links, and each trains a copy of the model on its share of the samples; after this many steps the "
         "islands exchange what they have learnt, in a step of its own, which trains nothing. `steps` counts both. Evaluations, "
-        "checkpoints, pauses and changes of plan wait for an exchange.",
+        'checkpoints, pauses and changes of plan wait for an exchange. "auto": with the first plan the planner '
+        "chooses some 10, 30 or 100 steps, or 0, whichever brings the nodes that are there to the same loss soonest.",
     )
     outer_rate: float = Field(
         default=1.0,
@@ -266,7 +265,11 @@ class Train(Table):
 
     @field_validator("rounds")
     @classmethod
-    def _rounds_fit(cls, rounds: int, info: ValidationInfo) -> int:
+    def _rounds_fit(cls, rounds: Literal["auto"] | int, info: ValidationInfo) -> Literal["auto"] | int:
+        if rounds == "auto":
+            return rounds
+        if not 0 <= rounds <= 10_000:
+            raise ValueError("must be 0 to 10,000")
         if rounds == 1:
             raise ValueError(
                 "must be 0, or 2 or more: with an exchange after each step, exchanging gradients is as cheap"
@@ -279,6 +282,11 @@ class Train(Table):
                 f"{f'{below} or ' if below else ''}{above}"
             )
         return rounds
+
+    @property
+    def round_length(self) -> int:
+        """``rounds``; 0 while they are not decided."""
+        return 0 if self.rounds == "auto" else self.rounds
 
     @property
     def micro_batches(self) -> int:

@@ -6,6 +6,7 @@ With ``length`` H, every (H + 1)-th step is an exchange: it trains nothing, and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -43,6 +44,22 @@ class Rounds:
     def is_due(self, step: int, every: int) -> bool:
         """Whether something that comes once in ``every`` steps (0: never) comes after this one, at which the run is at rest."""
         return every > 0 and step // every > (step - self.stride) // every
+
+
+MEASURED = 10, 30, 100
+"""Lengths for which it was measured how many more tokens islands need (docs/measurements.md)."""
+
+
+def fitting(steps: int) -> tuple[Rounds, ...]:
+    """Rounds of about the MEASURED lengths, the last of which ends with the last of ``steps``; none where the nearest is more
+    than twice as long, or less than half as long."""
+    lengths = [stride - 1 for stride in range(3, 2 * MEASURED[-1] + 2) if steps % stride == 0]
+    chosen = []
+    for measured in MEASURED:
+        near = min(lengths, key=lambda length: abs(math.log(length / measured)), default=0)
+        if measured <= 2 * near <= 4 * measured and near not in chosen:
+            chosen.append(near)
+    return tuple(map(Rounds, chosen))
 
 
 NO_ROUNDS = Rounds()

@@ -1,7 +1,7 @@
 """The coordinator's command where the first letter of a node's name says its island: ``python -m tests.cluster.drawn serve ...``.
 
 Otherwise as alike.py: the islands' plans and shares are drawn for nodes and links that are all equal. Where all names of an
-island have an r in them, its nodes are replicas of one stage.
+island have an r in them, its nodes are replicas of one stage. Rounds that are left to the planner have 3 steps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dtfm.coordinator import cli
+from dtfm.coordinator.service import planner
 from dtfm.scheduler.islands import layout
+from dtfm.scheduler.islands.advice import Advice
 from dtfm.scheduler.islands.partition import Partition
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision
@@ -33,7 +35,11 @@ def main() -> None:
         stages = 1 if all("r" in name for name in cluster.ids) else None
         return schedule(cluster, *arguments, **{**options, "stages": stages})
 
+    def advised(*_: Any, **__: Any) -> Advice:
+        return Advice(rounds=3, islands=3, times_as_soon=2.0)
+
     vars(layout).update(lay_out=drawn, partitions=by_letter, schedule=replicated)
+    vars(planner).update(advice=advised)
     cli.main()
 
 

@@ -23,9 +23,9 @@ ROUNDS = 3
 NODES = ("a1", "b1", "b2", "c1")
 
 
-def text(steps: int, checkpoint_every: int = 0, nodes: Sequence[str] = NODES) -> str:
+def text(steps: int, checkpoint_every: int = 0, nodes: Sequence[str] = NODES, rounds: str = str(ROUNDS)) -> str:
     made = run_file(model=GPT2, stages=[len(nodes)], steps=steps, checkpoint_every=checkpoint_every).replace(
-        "[train]\n", f"[train]\nrounds = {ROUNDS}\nouter_rate = 0.7\nouter_momentum = 0.9\n"
+        "[train]\n", f"[train]\nrounds = {rounds}\nouter_rate = 0.7\nouter_momentum = 0.9\n"
     )
     return made.replace(f"stages = [{len(nodes)}]\n", "")
 
@@ -58,7 +58,7 @@ def began_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, int]]:
 
 
 def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8, rolled_back: int = 0) -> None:
-    run = read_run_file(cluster.run_file).message("any")
+    run = read_run_file(cluster.run_file).with_rounds(ROUNDS).message("any")
     run.data.source = str(cluster.folder / run.data.source)
     shares = shares_by_step(cluster)
     losses = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "step_committed"}
@@ -83,18 +83,23 @@ def islands(cluster: Cluster) -> list[list[list[str]]]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "nodes",
+    ("nodes", "rounds"),
     [
-        pytest.param(("a1", "a2", "b1"), marks=pytest.mark.soak),
-        NODES,
-        pytest.param(("a1", "br1", "br2", "c1", "d1", "d2", "e1"), marks=pytest.mark.soak),
+        pytest.param(("a1", "a2", "b1"), str(ROUNDS), marks=pytest.mark.soak),
+        (NODES, '"auto"'),
+        pytest.param(("a1", "br1", "br2", "c1", "d1", "d2", "e1"), str(ROUNDS), marks=pytest.mark.soak),
     ],
 )
-def test_islands_train_what_one_process_with_as_many_copies_does(tmp_path: Path, nodes: Sequence[str]) -> None:
-    with Cluster(tmp_path, text(12, nodes=nodes), coordinator="tests.cluster.drawn", nodes=nodes) as cluster:
+def test_islands_train_what_one_process_with_as_many_copies_does(
+    tmp_path: Path, nodes: Sequence[str], rounds: str
+) -> None:
+    """Also where the planner decides that there are rounds."""
+    run = text(12, nodes=nodes, rounds=rounds)
+    with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=nodes) as cluster:
         assert cluster.finish() == 0
         assert len(islands(cluster)) == len({name[0] for name in nodes})
         assert_exact_islands(cluster)
+        assert [changed["value"] for changed in cluster.of("run_changed")] == ([ROUNDS] if "auto" in rounds else [])
         assert cluster.coordinator is not None
         assert "ignored" not in cluster.coordinator.errors
         assert not any("failed" in node.errors for node in cluster.nodes.values())
@@ -152,10 +157,11 @@ def test_who_is_left_of_an_island_begins_anew_and_gets_another_node_with_the_mom
 
 @pytest.mark.soak
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("step", [6, 8])
-def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: Path, step: int) -> None:
-    fault = fail(COORDINATOR).at(step=step, phase=Phase.COMMIT).by(SIGKILL)
-    with Cluster(tmp_path, text(12), coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
+@pytest.mark.parametrize(("step", "rounds"), [(6, str(ROUNDS)), (8, '"auto"')])
+def test_a_coordinator_that_is_killed_finds_the_islands_as_they_were(tmp_path: Path, step: int, rounds: str) -> None:
+    """Also where the planner has decided that there are rounds."""
+    fault, run = fail(COORDINATOR).at(step=step, phase=Phase.COMMIT).by(SIGKILL), text(12, rounds=rounds)
+    with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=NODES, faults=[fault]) as cluster:
         assert cluster.coordinator is not None
         cluster.coordinator.wait(60)
         cluster.start_coordinator()

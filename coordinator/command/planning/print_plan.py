@@ -35,9 +35,9 @@ from dtfm.scheduler.formats.workload import parse_workload
 from dtfm.scheduler.islands.advice import advice
 from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Infeasible
+from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.model.rounds import Rounds
+from dtfm.scheduler.model.rounds import Rounds, fitting
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
@@ -67,7 +67,7 @@ def print_plan(
     asked = _run_file(run).with_precision(bf16=all_bf16) if run is not None else None
     work, tokens, precision = _workload(workload, run, asked)
     cluster = _cluster(network, gpus, links, host_memory, precision)
-    rounds = Rounds(asked.train.rounds if asked is not None else 0)
+    rounds = Rounds(asked.train.round_length if asked is not None else 0)
     prices = parse_prices(price or [], parse_gpus(gpus)) if gpus is not None else []
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
@@ -77,7 +77,7 @@ def print_plan(
     def used() -> float:
         return (time.monotonic() - began) / max(deadline or math.inf, 1e-9)
 
-    try:
+    def searched(rounds: Rounds) -> Decision:
         with search_shown("Planning") as improved:
             if rounds.length:
                 search = partial(lay_out, rounds=rounds, time_used=used)
@@ -91,7 +91,20 @@ def print_plan(
             generation = current.generation + 1 if current is not None else 0
             many = threads or os.cpu_count() or 1
             ready = partial(search, seed=seed, generation=generation, threads=many, stopped=stop.is_set)
-            decision = in_background(partial(ready, cluster, work, current), stop)
+            return in_background(partial(ready, cluster, work, current), stop)
+
+    advised = None
+    try:
+        decision = searched(rounds)
+        if asked is not None and asked.may_have_rounds and not rounds.length and stages is None:
+            with_rounds = replace(work, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
+            seconds, among = decision.predicted.iteration_seconds, fitting(asked.train.steps)
+            with announced("Looking whether islands would learn faster"):
+                look = partial(advice, cluster, with_rounds, seconds, among, seed=seed, stopped=stop.is_set)
+                advised = in_background(look, stop)
+            if advised is not None and asked.train.rounds == "auto":
+                rounds, work, began = Rounds(advised.rounds), with_rounds, time.monotonic()
+                decision = searched(rounds)
     except Infeasible as error:
         print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
         raise typer.Exit(1) from None
@@ -103,14 +116,7 @@ def print_plan(
         predicted = decision.predicted
         each = rounds.mean_seconds(predicted.iteration_seconds, predicted.exchange_seconds)
         costs = bill(steps, each, prices, idle)
-    problem, advised = Problem(cluster, work), None
-    if asked is not None and asked.may_have_rounds and not rounds.length and stages is None:
-        with_rounds = replace(work, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
-        look = partial(
-            advice, cluster, with_rounds, decision.predicted.iteration_seconds, seed=seed, stopped=stop.is_set
-        )
-        with announced("Looking whether islands would learn faster"):
-            advised = in_background(look, stop)
+    problem = Problem(cluster, work)
     if json_lines:
         more = plan_documents(problem, decision, tokens, rounds)
         if gpus is not None:

@@ -11,6 +11,7 @@ from dtfm.coordinator.core.copies import standby
 from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
 from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.findings import Outdated
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan.adoption import adopt
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
@@ -25,6 +26,7 @@ from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.rounds import fitting
 
 
 class WaitReason(enum.Enum):
@@ -121,6 +123,13 @@ def planned(transition: Transition, result: Planned) -> None:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
+    if outcome.rounds is not None:
+        transition.emit(ev.RunChanged("the planner", "train.rounds", outcome.rounds, state.run.train.rounds))
+        transition.set_run(state.run.with_rounds(outcome.rounds))
+        if outcome.rounds:
+            transition.end_question(planner, False, outcome.reason)
+            transition.find(Outdated("it joins again, as train.rounds has changed"))
+            return
     found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
@@ -311,6 +320,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
             carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
             rounds=state.rounds,
+            among=fitting(steps) if state.run.train.rounds == "auto" else None,
             islands={node: training.islands.get(node, 0) for layer in training.held for node, _ in layer},
         )
     )

@@ -168,7 +168,7 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
         workload,
         checkpointing=None if checkpointing == "auto" else Checkpointing(checkpointing),
         optimizer_state=None if optimizer_state == "auto" else OptimizerState(optimizer_state),
-        outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE if run.train.rounds else 0.0,
+        outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE if run.train.round_length else 0.0,
         sent_per_activation_byte=max(_sent(network.activations, bits), _sent(network.gradients, bits)),
         sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
         sent_per_exchanged_byte=_sent(network.exchange, max(bits, 32.0)),

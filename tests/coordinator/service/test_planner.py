@@ -16,9 +16,12 @@ import pytest
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.service.planner import choose
+from dtfm.scheduler.model.rounds import fitting
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
+from tests.scheduler.islands.test_layout import MEGABIT, cities
+from tests.scheduler.llama import llama
 
 WANTED = PlanWanted(
     number=1,
@@ -41,6 +44,20 @@ def test_a_plan_comes_with_a_bound() -> None:
     assert chosen.predicted_seconds is not None
     assert chosen.lower_bound_seconds is not None
     assert 0 < chosen.lower_bound_seconds <= chosen.predicted_seconds
+
+
+def test_rounds_are_chosen_if_the_run_leaves_them_to_the_planner_and_a_plan_comes_with_none_if_they_gain_nothing() -> (
+    None
+):
+    workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
+    asked = replace(WANTED, workload=workload, stages=None, seconds=3.0, among=fitting(1000))
+    slow = choose(replace(asked, cluster=lambda: cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)))
+    assert isinstance(slow, PlanChosen)
+    assert (slow.rounds, slow.reason.partition(" would")[0]) == (99, "With [train] rounds = 99, 8 islands")
+    fast = choose(replace(asked, cluster=lambda: cities([4], 1250e6, 1250e6)))
+    assert isinstance(fast, PlanChosen)
+    assert fast.rounds == 0
+    assert len(fast.plan.nodes) == 4
 
 
 def test_a_question_that_nobody_wants_any_more_ends_soon() -> None:
