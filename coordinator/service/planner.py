@@ -79,28 +79,25 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
         )
     except Infeasible as error:
         return str(error)
-    predicted, bound, rounds = decision.predicted.iteration_seconds, decision.lower_bound_seconds, None
-    if wanted.among is not None:
-        with_rounds = replace(wanted.workload, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
-        advised = advice(
-            wanted.cluster(),
-            with_rounds,
-            predicted,
-            wanted.among,
-            seconds=wanted.seconds,
-            seed=wanted.seed,
-            stopped=stopped,
-        )
-        if advised is not None:
-            return PlanChosen(decision.plan, str(advised), rounds=advised.rounds)
-        rounds = 0
+    predicted, bound = decision.predicted.iteration_seconds, decision.lower_bound_seconds
     log.info(
         "planned in %.1f s: %s; %d plans tried",
         time.monotonic() - began,
         describe_seconds(predicted, bound),
         decision.evaluations,
     )
-    return PlanChosen(decision.plan, decision.sentence, predicted, bound, rounds)
+    if wanted.among is None:
+        return PlanChosen(decision.plan, decision.sentence, predicted, bound)
+    work, began = (
+        replace(wanted.workload, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE),
+        time.monotonic(),
+    )
+    found = advice(
+        wanted.cluster(), work, predicted, wanted.among, seed=wanted.seed, time_used=time_used, stopped=stopped
+    )
+    if found is None:
+        return PlanChosen(decision.plan, decision.sentence, predicted, bound, rounds=0)
+    return PlanChosen(decision.plan, str(found), rounds=found.rounds)
 
 
 def carried_on(wanted: PlanWanted) -> PlanChosen | None:

@@ -71,9 +71,10 @@ class Checking:
             case ev.RunStarted() | ev.RunResumed():
                 self._over = False
                 train = event.run.get("train", {})
-                self._batch, self._rounds = int(train.get("global_batch", 0)), _rounds(train.get("rounds", 0))
+                rounds = train.get("rounds", 0)
+                self._batch, self._rounds = int(train.get("global_batch", 0)), Rounds(rounds if rounds != "auto" else 0)
             case ev.RunChanged(key="train.rounds"):
-                self._rounds = _rounds(event.value)
+                self._rounds = Rounds(int(event.value))
             case ev.StepCommitted():
                 self._committed(event, at)
             case ev.RolledBack():
@@ -119,7 +120,3 @@ class Checking:
     def _find(self, at: int, sentence: str) -> None:
         if not self._broken and len(self._findings) < MOST_FINDINGS:
             self._findings.append(Finding(at, sentence))
-
-
-def _rounds(value: object) -> Rounds:
-    return Rounds(value) if isinstance(value, int) else NO_ROUNDS  # not yet decided

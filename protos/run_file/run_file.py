@@ -59,7 +59,7 @@ class RunFile(Table):
     @classmethod
     def _trust_fits(cls, trust: Trust, info: ValidationInfo) -> Trust:
         network, train = info.data.get("network"), info.data.get("train")
-        if train is not None and train.rounds and not trust.allows_rounds:
+        if train is not None and train.rounds and (trust.mode == "open" or trust.audits):
             raise ValueError(
                 'train.rounds is for members who know each other, as nobody audits an exchange yet: set mode = "trusted" and '
                 "audit_rate = 0"
@@ -73,7 +73,7 @@ class RunFile(Table):
 
     @property
     def may_have_rounds(self) -> bool:
-        return self.trust.allows_rounds and self.cluster.pinned is None
+        return self.trust.mode == "trusted" and not self.trust.audits and self.cluster.pinned is None
 
     @property
     def checkpoints(self) -> str:

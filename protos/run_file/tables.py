@@ -498,11 +498,6 @@ class Trust(Table):
             return USUAL_AUDIT_RATE if self.mode == "open" else 0.0
         return self.audit_rate
 
-    @property
-    def allows_rounds(self) -> bool:
-        """Nobody audits an exchange yet."""
-        return self.mode == "trusted" and not self.audits
-
 
 class Checkpoint(Table):
     """Where and how often the model is written, beside the snapshots of the whole state on the nodes' own disks."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from time import monotonic
 
-from dtfm.scheduler.islands.layout import QUICK, lay_out, tokens_needed
+from dtfm.scheduler.islands.layout import QUICK, first_part, lay_out, tokens_needed
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.rounds import Rounds
 from dtfm.scheduler.model.workload import Workload
+from dtfm.scheduler.search.search import TimeUsed
 
 MARGIN = 0.1
 """The estimates are rough: what gains less is not advised."""
@@ -37,20 +36,25 @@ def advice(
     without: float,
     among: Sequence[Rounds],
     *,
-    seconds: float = 10.0,
     seed: int = 0,
+    time_used: TimeUsed | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Advice | None:
     """Of the rounds ``among`` those that gain most over a plan that takes ``without`` seconds per step; None: none gain.
 
-    ``workload``: with what a run with rounds keeps and sends. Takes at most some ``seconds``.
+    ``workload``: with what a run with rounds keeps and sends. ``time_used`` and ``stopped`` as in `schedule`.
     """
     best = None
-    for rounds in among:
+    for number, rounds in enumerate(among):
         with suppress(Infeasible):
-            used = partial(_fraction_since, monotonic(), seconds / len(among))
             found = lay_out(
-                cluster, workload, rounds=rounds, seed=seed, evaluations=QUICK, time_used=used, stopped=stopped
+                cluster,
+                workload,
+                rounds=rounds,
+                seed=seed,
+                evaluations=QUICK,
+                time_used=first_part(time_used, len(among) - number),
+                stopped=stopped,
             )
             islands, predicted = len(found.plan.islands), found.predicted
             each = predicted.iteration_seconds + predicted.exchange_seconds / rounds.length
@@ -58,7 +62,3 @@ def advice(
             if islands > 1 and times > (best.times_as_soon if best is not None else 1 + MARGIN):
                 best = Advice(rounds.length, islands, times)
     return best
-
-
-def _fraction_since(began: float, seconds: float) -> float:
-    return (monotonic() - began) / seconds

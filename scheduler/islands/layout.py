@@ -68,15 +68,12 @@ def lay_out(
     """
     search = _Search(cluster, workload, rounds, seed, time_used, threads, stopped)
     best: tuple[float, Partition, list[int]] | None = None
-    for partition in partitions(cluster, search.can_train):
-        if best is not None and (stopped() or (time_used is not None and time_used() > LOOKING_FRACTION)):
-            break
-        if (shares := search.shares(partition)) is None:
-            continue
-        with suppress(Infeasible):  # another partition may be possible
-            price = search.price(search.plans(partition, shares, QUICK))
-            if best is None or price < best[0]:
-                best = price, partition, shares
+    for partition in partitions(cluster, lambda nodes: search.speed(nodes) > 0):
+        while partition and (best is None or not search.has_looked):
+            if (found := search.look_at(partition)) is not None and (best is None or found < best):
+                best = found
+            # Fewer islands need fewer tokens: the fastest half may come sooner to the same loss.
+            partition = tuple(sorted(sorted(partition, key=search.speed, reverse=True)[: len(partition) // 2]))
     if best is None:
         return schedule(cluster, workload, seed=seed, generation=generation)  # says what is missing
     _, partition, shares = best
@@ -163,17 +160,24 @@ class _Search:
         self._plans: dict[tuple[tuple[int, ...], int, int | None], Plan | None] = {}
         self.tried = 0
 
-    def can_train(self, nodes: tuple[int, ...]) -> bool:
-        return self._planned(nodes, self._workload.micro_batches, QUICK) is not None
+    @property
+    def has_looked(self) -> bool:
+        return self._stopped() or (self._time_used is not None and self._time_used() > LOOKING_FRACTION)
 
-    def shares(self, partition: Partition) -> list[int] | None:
-        """Of a step's micro-batches, in proportion to what each island computes in a second; None: an island cannot train, or
-        there are fewer micro-batches than islands."""
-        whole = self._workload.micro_batches
-        plans = [self._planned(nodes, whole, QUICK) for nodes in partition]
-        if len(partition) > whole or any(plan is None for plan in plans):
-            return None
-        return _dealt(whole, [1 / self._seconds(plan) for plan in plans if plan is not None])
+    def look_at(self, partition: Partition) -> tuple[float, Partition, list[int]] | None:
+        """The price by QUICK plans, and the islands' shares of a step's micro-batches, in proportion to their speed; None: an
+        island cannot train, or there are fewer micro-batches than islands."""
+        speeds, whole = [self.speed(nodes) for nodes in partition], self._workload.micro_batches
+        if all(speeds) and len(partition) <= whole:
+            shares = _dealt(whole, speeds)
+            with suppress(Infeasible):
+                return self.price(self.plans(partition, shares, QUICK)), partition, shares
+        return None
+
+    def speed(self, nodes: tuple[int, ...]) -> float:
+        """Of an island with all micro-batches of a step, in steps per second; 0: it cannot train them."""
+        plan = self._planned(nodes, self._workload.micro_batches, QUICK)
+        return 1 / self._seconds(plan) if plan is not None else 0.0
 
     def plans(self, partition: Partition, shares: Sequence[int], evaluations: int | None) -> list[Plan]:
         """The islands' plans. Unless they are to be QUICK, they share the time that is left."""
@@ -200,13 +204,6 @@ class _Search:
         problem = problem_of(island, self._cluster, self._workload)
         return simulate(problem, draft_of(island, problem.cluster))
 
-    def _part_used(self, parts: int) -> TimeUsed | None:
-        """The time that is left is cut into equal ``parts``: how much of the first is used up."""
-        if (used := self._time_used) is None:
-            return None
-        began = min(used(), 1.0)
-        return lambda: parts * (used() - began) / (1 - began) if began < 1 else 1.0
-
     def _planned(self, nodes: tuple[int, ...], share: int, evaluations: int | None, parts: int = 1) -> Plan | None:
         key = nodes, share, evaluations
         if key not in self._plans:
@@ -217,7 +214,7 @@ class _Search:
                     workload,
                     seed=self._seed,
                     evaluations=evaluations,
-                    time_used=self._part_used(parts),
+                    time_used=first_part(self._time_used, parts),
                     threads=self._threads,
                     stopped=self._stopped,
                 )
@@ -227,6 +224,14 @@ class _Search:
                 self.tried += decision.evaluations
                 self._plans[key] = replace(decision.plan, idle=())
         return self._plans[key]
+
+
+def first_part(used: TimeUsed | None, parts: int) -> TimeUsed | None:
+    """The time that is left is cut into equal ``parts``: how much of the first is used up."""
+    if used is None:
+        return None
+    began = min(used(), 1.0)
+    return lambda: parts * (used() - began) / (1 - began) if began < 1 else 1.0
 
 
 def problem_of(island: Plan, cluster: Cluster, workload: Workload) -> Problem:

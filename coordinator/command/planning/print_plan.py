@@ -95,7 +95,7 @@ def print_plan(
 
     advised = None
     try:
-        decision = searched(rounds)
+        decision, elapsed = searched(rounds), time.monotonic() - began
         if asked is not None and asked.may_have_rounds and not rounds.length and stages is None:
             with_rounds = replace(work, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
             seconds, among = decision.predicted.iteration_seconds, fitting(asked.train.steps)
@@ -104,11 +104,10 @@ def print_plan(
                 advised = in_background(look, stop)
             if advised is not None and asked.train.rounds == "auto":
                 rounds, work, began = Rounds(advised.rounds), with_rounds, time.monotonic()
-                decision = searched(rounds)
+                decision, elapsed = searched(rounds), time.monotonic() - began
     except Infeasible as error:
         print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
         raise typer.Exit(1) from None
-    elapsed = time.monotonic() - began
     idle = [number for number, name in enumerate(cluster.ids) if name in decision.plan.idle]
     costs = None
     if asked is not None or prices:

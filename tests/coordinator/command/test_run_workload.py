@@ -132,7 +132,7 @@ def test_plan_advises_rounds_where_lines_are_slow_and_the_run_may_have_them(
     assert not advised or (found["rounds"], found["islands"]) == (99, 2)
     if advised:
         (tmp_path / "run.toml").write_text(f'{model}[train]\nglobal_batch = 1024\nrounds = "auto"\n')
-        assert " 2 islands exchange every 99 steps: " in typed(*slow)
+        assert " 2 islands exchange every 99 steps: " in typed(*slow[:-1], "2")
 
 
 def test_readmes_run_file_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:

@@ -57,6 +57,24 @@ def test_over_home_lines_each_gpu_that_holds_the_model_is_an_island_and_all_are_
     assert ROUNDS.length * computing / (ROUNDS.length * step + exchange) >= 0.9
 
 
+def test_there_are_no_more_islands_than_pay_for_the_tokens_that_they_need() -> None:
+    cluster = cities([1] * 64, 100 * MEGABIT, 100 * MEGABIT)
+    workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
+    rounds = Rounds(100)
+    decision = lay_out(cluster, workload, rounds=rounds, evaluations=60)
+    count = len(decision.plan.islands)
+    assert count == 16
+
+    def price(nodes: int) -> float:
+        found = lay_out(cluster.only(range(nodes)), workload, rounds=rounds, evaluations=60)
+        assert len(found.plan.islands) <= nodes
+        each = found.predicted.iteration_seconds + found.predicted.exchange_seconds / rounds.length
+        return each * tokens_needed(len(found.plan.islands), workload, rounds)
+
+    assert price(64) == pytest.approx(price(16))
+    assert price(16) < price(8)
+
+
 def test_the_sentence_says_what_islands_cost_in_tokens() -> None:
     lines = cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)
     sentence = lay_out(
