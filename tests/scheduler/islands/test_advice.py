@@ -14,19 +14,19 @@ AMONG = fitting(1000)
 
 
 def test_over_home_lines_the_rounds_that_come_soonest_to_the_same_loss_are_advised() -> None:
-    cluster = cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)
+    cluster = cities([1] * 4, 100 * MEGABIT, 100 * MEGABIT)
     alone = schedule(cluster, llama("1.1B"), evaluations=200).predicted.iteration_seconds
     advised = advice(cluster, WORKLOAD, alone, AMONG)
     assert advised is not None
     gains = {}
     for rounds in AMONG:
-        predicted = lay_out(cluster, WORKLOAD, rounds=rounds, evaluations=200).predicted
+        predicted = lay_out(cluster, WORKLOAD, rounds=rounds, evaluations=60).predicted
         each = predicted.iteration_seconds + predicted.exchange_seconds / rounds.length
-        gains[rounds.length] = alone / (each * tokens_needed(8, WORKLOAD, rounds))
-    assert (advised.rounds, advised.islands) == (max(gains, key=lambda length: gains[length]), 8)
+        gains[rounds.length] = alone / (each * tokens_needed(4, WORKLOAD, rounds))
+    assert (advised.rounds, advised.islands) == (max(gains, key=lambda length: gains[length]), 4)
     assert abs(advised.times_as_soon / max(gains.values()) - 1) < 0.05
     assert advice(cluster, WORKLOAD, alone / advised.times_as_soon * 1.05, AMONG) is None
-    assert str(advised).startswith("With [train] rounds = 99, 8 islands would be at the same loss some 3.")
+    assert str(advised).startswith("With [train] rounds = 99, 4 islands would be at the same loss some 2.")
 
 
 def test_over_fast_lines_and_on_one_node_nothing_is_advised() -> None:
