@@ -61,7 +61,7 @@ def compared(problem: Problem, rng: Random, most_stages: int, plans: int) -> tup
 
 
 def _feasible(evaluator: Evaluator, rng: Random, most_stages: int, plans: int) -> Iterator[Candidate]:
-    """The plans of so many of the random groups that work."""
+    """The feasible plans among random groups, at most ``plans`` of them."""
     for _ in range(20 * plans):
         groups = random_groups(rng, len(evaluator.problem.flops))
         if len(groups) <= most_stages:
