@@ -70,7 +70,9 @@ def plan(
     deadline: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Seconds after which the search stops. Default: it stops when more of it is not worth it."
+            min=0,
+            help="Seconds after which the search stops. A look at what islands would bring, and their plan, take as "
+            "long again. Default: it stops when more of it is not worth it.",
         ),
     ] = None,
     seed: Annotated[

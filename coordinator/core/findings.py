@@ -56,7 +56,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """What nodes were told of the run is no longer so: all join again, for this ``reason``."""
+    """The run has changed since the nodes were welcomed: all join again, for this ``reason``."""
 
     reason: str
 

@@ -156,7 +156,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PlanChosen:
-    """``rounds``: what the planner has decided, where the run leaves it to it."""
+    """``rounds``: what the planner has decided; None: it was not asked to."""
 
     plan: Plan
     reason: str

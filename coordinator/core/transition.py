@@ -149,8 +149,8 @@ class CarryOn:
 class PlanWanted:
     """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
     may. ``overhead``: see Training; ``horizon``: see plan/planner_input.py; both in seconds. ``seconds``: the planner's time.
-    ``carry_on``: what is asked before; None: nothing is. ``among``: of which rounds the planner is to choose; None: of none.
-    ``islands``: see Training."""
+    ``carry_on``: what is asked before; None: nothing is. ``choices``: the rounds from which the planner is to
+    choose; None: they are decided. ``islands``: see Training."""
 
     number: int
     cluster: Callable[[], Cluster]
@@ -164,7 +164,7 @@ class PlanWanted:
     seconds: float
     carry_on: CarryOn | None = None
     rounds: Rounds = NO_ROUNDS
-    among: tuple[Rounds, ...] | None = None
+    choices: tuple[Rounds, ...] | None = None
     islands: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -131,7 +131,8 @@ class RunDescribed:
 
 @dataclass(frozen=True, slots=True)
 class DescriptionDropped:
-    """The node that described the run was quarantined before the first plan, and no other member has confirmed what it said."""
+    """What this ``node`` has said of the run is no longer believed, as it was quarantined before the first plan and no other
+    member had confirmed it, or no longer so, as the run has changed."""
 
     node: str
     event: Literal["description_dropped"] = "description_dropped"
@@ -202,25 +203,24 @@ class RunContinued:
 
 @dataclass(frozen=True, slots=True)
 class RunChanged:
-    """``by`` an operator, or the first node to join: ``key`` of the run file, like "train.steps", is ``value`` from now on. It
-    was ``before``."""
+    """``by`` an operator, the first node to join, or the planner: ``key`` of the run file, like "train.steps", is ``value`` from
+    now on. It was ``before``. ``reason``: the planner's."""
 
     by: str
     key: str
     value: Any
     before: Any
+    reason: str = ""
     event: Literal["run_changed"] = "run_changed"
 
     def apply(self, ledger: Ledger) -> Ledger:
         table, name = self.key.split(".")
-        if (
-            self.key == "train.rounds" and self.value
-        ):  # with rounds a bucket holds more: nodes have to say anew what they train
-            ledger = replace(ledger, described=None, described_by="")
         return ledger.with_run({**ledger.run, table: {**ledger.run.get(table, {}), name: self.value}})
 
     def narrate(self) -> str:
-        return f"{self.by} set {self.key} to {self.value}; it was {self.before}"
+        return f"{self.by} set {self.key} to {self.value}; it was {self.before}" + (
+            f". {self.reason}" if self.reason else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.core.validation.description import OUTER_BYTES_PER_PARAMETER_BYTE
 from dtfm.coordinator.log.wording import describe_seconds, name_nodes
 from dtfm.scheduler.islands import layout
-from dtfm.scheduler.islands.advice import advice
+from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.replan.failover import rerouted
@@ -86,17 +86,12 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
         describe_seconds(predicted, bound),
         decision.evaluations,
     )
-    if wanted.among is None:
+    if wanted.choices is None:
         return PlanChosen(decision.plan, decision.sentence, predicted, bound)
-    work, began = (
-        replace(wanted.workload, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE),
-        time.monotonic(),
-    )
-    found = advice(
-        wanted.cluster(), work, predicted, wanted.among, seed=wanted.seed, time_used=time_used, stopped=stopped
-    )
+    work = replace(wanted.workload, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
+    found = advice(wanted.cluster(), work, predicted, wanted.choices, seed=wanted.seed, stopped=stopped)
     if found is None:
-        return PlanChosen(decision.plan, decision.sentence, predicted, bound, rounds=0)
+        return PlanChosen(decision.plan, f"{decision.sentence} {NO_ROUNDS_PAY}", predicted, bound, rounds=0)
     return PlanChosen(decision.plan, str(found), rounds=found.rounds)
 
 

@@ -203,7 +203,7 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
             "aside"
         )
     now = run.with_precision(bf16=before.train.precision == "bf16").with_rounds(before.train.rounds)
-    check_same(before, now, step)
+    check_same(before, parse_run(now.model_dump(mode="json"), "the run file"), step)
     return [
         ev.RunStarted(manifest.run_id, now.model_dump(mode="json"), run.model_dump(mode="json")),
         ev.CheckpointWritten(step, folder, digest),

@@ -1,1 +1,1 @@
-"""The log in a database: who may write it, how it is read, and whether it is true."""
+"""The log in a database: who may write it, how it is read, and its check."""

@@ -58,8 +58,8 @@ class Model(ABC):
         self.layers = layers
         self.buckets = _buckets(module, layers)
 
-    def keep_outer_state(self, rounds: Rounds) -> None:
-        """The run has rounds: buckets have what an exchange needs."""
+    def set_rounds(self, rounds: Rounds) -> None:
+        """The run's. If there are any, buckets have what an exchange needs."""
         self.buckets = tuple(replace(spec, rounds=rounds) for spec in self.buckets)
 
     @abstractmethod

@@ -91,8 +91,7 @@ class Preparation:
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):
                 self.flops = self.time_device()
-        if run.train.rounds:
-            self.loaded.model.keep_outer_state(Rounds(run.train.rounds))
+        self.loaded.model.set_rounds(Rounds(run.train.rounds))
         return is_new
 
     def message(self) -> Prepared:

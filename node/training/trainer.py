@@ -78,6 +78,7 @@ class Trainer:
         self._auditing = Auditing(equipment.kept, loop, report)
         self._generation: Generation | None = None
         self._earlier: Generation | None = None  # the last one, on which the next may build
+        self._wanted: Run | None = None  # the one of the last welcome
         self._newest = 0  # the newest generation that the coordinator has announced
         self._adopting = 0
         self._waiting: Future[Any] | None = None  # for work on the event loop
@@ -95,6 +96,7 @@ class Trainer:
     def prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None = None) -> None:
         """Loads the run's data, on which its members may have ``agreed``, and its model, and reports Prepared. ``allowed``: what
         of this machine's files the run may use (see check_places)."""
+        self._wanted = run
         self._commands.put(lambda: self._prepare(run, dialler, allowed, agreed))
 
     def adopt(self, assignment: wire.Assignment, deliver_to: DeliverTo) -> None:
@@ -235,7 +237,8 @@ class Trainer:
         if self._load(run, dialler, allowed, agreed):
             self._store.replace(HeldState(0, {}))
             self._voted, self._committed_in = None, 0
-        self._report(wire.NodeMessage(prepared=self._preparation.message()))
+        if run is self._wanted:  # else the node has been welcomed again meanwhile, perhaps to a run that has changed
+            self._report(wire.NodeMessage(prepared=self._preparation.message()))
 
     def _load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
         """As Preparation.load. Trouble that may pass, as of the hub, is waited for."""

@@ -53,6 +53,10 @@ class RunFile(Table):
         train = info.data.get("train")
         if train is not None and train.rounds and cluster.pinned is not None:
             raise ValueError('stages must be "auto" with train.rounds: each island has stages of its own')
+        if train is not None and train.rounds == "auto" and cluster.nodes == 1:
+            raise ValueError(
+                'train.rounds = "auto" is decided with the first plan: set nodes to the number to wait for'
+            )
         return cluster
 
     @field_validator("trust")
@@ -64,6 +68,8 @@ class RunFile(Table):
                 'train.rounds is for members who know each other, as nobody audits an exchange yet: set mode = "trusted" and '
                 "audit_rate = 0"
             )
+        if train is not None and train.rounds == "auto" and trust.workload:
+            raise ValueError('workload cannot be pinned with train.rounds = "auto": with rounds it is another')
         if trust.mode == "open" and network is not None and network.reduction == "topk":
             raise ValueError(
                 'mode = "open" compares the sizes of what replicas add up, which say nothing under network.reduction = "topk"; '

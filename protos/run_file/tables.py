@@ -231,11 +231,12 @@ class Train(Table):
     )
     rounds: Literal["auto"] | int = Field(
         default=0,
-        description="0: all nodes exchange gradients in every step. Above 0, for slow lines: the planner divides the nodes into "
-        "islands by their links, and each trains a copy of the model on its share of the samples; after this many steps the "
-        "islands exchange what they have learnt, in a step of its own, which trains nothing. `steps` counts both. Evaluations, "
-        'checkpoints, pauses and changes of plan wait for an exchange. "auto": with the first plan the planner '
-        "chooses some 10, 30 or 100 steps, or 0, whichever brings the nodes that are there to the same loss soonest.",
+        description="0: all nodes exchange gradients in every step. 2 to 10,000, for slow lines: the planner divides the nodes "
+        "into islands by their links, and each trains a copy of the model on its share of the samples; after this many steps "
+        "the islands exchange what they have learnt, in a step of its own, which trains nothing. `steps` counts both. "
+        'Evaluations, checkpoints, pauses and changes of plan wait for an exchange. "auto": with the first plan the '
+        "planner chooses some 10, 30 or 100 steps, or 0, whichever brings the nodes that are there to the same loss "
+        "soonest.",
     )
     outer_rate: float = Field(
         default=1.0,
@@ -263,16 +264,14 @@ class Train(Table):
         "of more than 16,384 micro-batches are not audited. Default: 64, rounded up to a multiple.",
     )
 
-    @field_validator("rounds")
+    @field_validator("rounds", mode="plain")
     @classmethod
-    def _rounds_fit(cls, rounds: Literal["auto"] | int, info: ValidationInfo) -> Literal["auto"] | int:
+    def _rounds_fit(cls, rounds: object, info: ValidationInfo) -> object:
         if rounds == "auto":
             return rounds
-        if not 0 <= rounds <= 10_000:
-            raise ValueError("must be 0 to 10,000")
-        if rounds == 1:
+        if type(rounds) is not int or not 0 <= rounds <= 10_000 or rounds == 1:
             raise ValueError(
-                "must be 0, or 2 or more: with an exchange after each step, exchanging gradients is as cheap"
+                'must be "auto", 0, or 2 to 10,000: with an exchange after each step, exchanging gradients is as cheap'
             )
         steps, whole = info.data.get("steps", 0), rounds + 1
         if rounds and steps % whole:

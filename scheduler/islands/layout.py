@@ -204,6 +204,13 @@ class _Search:
         problem = problem_of(island, self._cluster, self._workload)
         return simulate(problem, draft_of(island, problem.cluster))
 
+    def _part_used(self, parts: int) -> TimeUsed | None:
+        """The time that is left is cut into equal ``parts``: how much of the first is used up."""
+        if (used := self._time_used) is None:
+            return None
+        began = min(used(), 1.0)
+        return lambda: parts * (used() - began) / (1 - began) if began < 1 else 1.0
+
     def _planned(self, nodes: tuple[int, ...], share: int, evaluations: int | None, parts: int = 1) -> Plan | None:
         key = nodes, share, evaluations
         if key not in self._plans:
@@ -214,7 +221,7 @@ class _Search:
                     workload,
                     seed=self._seed,
                     evaluations=evaluations,
-                    time_used=first_part(self._time_used, parts),
+                    time_used=self._part_used(parts),
                     threads=self._threads,
                     stopped=self._stopped,
                 )
@@ -224,14 +231,6 @@ class _Search:
                 self.tried += decision.evaluations
                 self._plans[key] = replace(decision.plan, idle=())
         return self._plans[key]
-
-
-def first_part(used: TimeUsed | None, parts: int) -> TimeUsed | None:
-    """The time that is left is cut into equal ``parts``: how much of the first is used up."""
-    if used is None:
-        return None
-    began = min(used(), 1.0)
-    return lambda: parts * (used() - began) / (1 - began) if began < 1 else 1.0
 
 
 def problem_of(island: Plan, cluster: Cluster, workload: Workload) -> Problem:

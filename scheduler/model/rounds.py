@@ -51,8 +51,8 @@ MEASURED = 10, 30, 100
 
 
 def fitting(steps: int) -> tuple[Rounds, ...]:
-    """Rounds of about the MEASURED lengths, the last of which ends with the last of ``steps``; none where the nearest is more
-    than twice as long, or less than half as long."""
+    """Of lengths near the MEASURED ones, with which a run of so many ``steps`` ends in an exchange. Those more than twice or
+    less than half as long are left out."""
     lengths = [stride - 1 for stride in range(3, 2 * MEASURED[-1] + 2) if steps % stride == 0]
     chosen = []
     for measured in MEASURED:

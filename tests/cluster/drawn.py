@@ -36,7 +36,7 @@ def main() -> None:
         return schedule(cluster, *arguments, **{**options, "stages": stages})
 
     def advised(*_: Any, **__: Any) -> Advice:
-        return Advice(rounds=3, islands=3, times_as_soon=2.0)
+        return Advice(rounds=3, islands=3, speedup=2.0)
 
     vars(layout).update(lay_out=drawn, partitions=by_letter, schedule=replicated)
     vars(planner).update(advice=advised)

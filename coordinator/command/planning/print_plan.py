@@ -32,7 +32,7 @@ from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
 from dtfm.scheduler.formats.workload import parse_workload
-from dtfm.scheduler.islands.advice import advice
+from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice
 from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible
@@ -93,15 +93,15 @@ def print_plan(
             ready = partial(search, seed=seed, generation=generation, threads=many, stopped=stop.is_set)
             return in_background(partial(ready, cluster, work, current), stop)
 
-    advised = None
+    advised, looked = None, False
     try:
         decision, elapsed = searched(rounds), time.monotonic() - began
-        if asked is not None and asked.may_have_rounds and not rounds.length and stages is None:
+        if asked is not None and asked.may_have_rounds and not (rounds.length or stages or stop.is_set()):
             with_rounds = replace(work, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
             seconds, among = decision.predicted.iteration_seconds, fitting(asked.train.steps)
-            with announced("Looking whether islands would learn faster"):
+            with announced("Looking whether rounds would be faster"):
                 look = partial(advice, cluster, with_rounds, seconds, among, seed=seed, stopped=stop.is_set)
-                advised = in_background(look, stop)
+                advised, looked = in_background(look, stop), True
             if advised is not None and asked.train.rounds == "auto":
                 rounds, work, began = Rounds(advised.rounds), with_rounds, time.monotonic()
                 decision, elapsed = searched(rounds), time.monotonic() - began
@@ -122,14 +122,14 @@ def print_plan(
             more |= {"precision": precision, "without_bf16": without_bf16(gpus) if precision == "bf16" else []}
         if costs is not None:
             more |= {"bill": asdict(costs)}
-        if advised is not None:
-            more |= {"advice": asdict(advised)}
+        if looked:
+            more |= {"advice": advised and asdict(advised)}
         print(json.dumps(decision_document(decision, elapsed) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
         print(describe_holdings(problem, decision, tokens, rounds))
-        if advised is not None:
-            print(advised)
+        if looked:
+            print(advised or NO_ROUNDS_PAY)
         if gpus is not None:
             print(_speeds(gpus, precision))
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")

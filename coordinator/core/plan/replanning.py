@@ -123,13 +123,18 @@ def planned(transition: Transition, result: Planned) -> None:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
+    if outcome.rounds and state.run.train.steps % (outcome.rounds + 1):
+        transition.end_question(planner, False, "train.steps has changed meanwhile")
+        return
     if outcome.rounds is not None:
-        transition.emit(ev.RunChanged("the planner", "train.rounds", outcome.rounds, state.run.train.rounds))
+        before, reason = state.run.train.rounds, shorten(outcome.reason)
+        transition.emit(ev.RunChanged("the planner", "train.rounds", outcome.rounds, before, reason))
         transition.set_run(state.run.with_rounds(outcome.rounds))
-        if outcome.rounds:
-            transition.end_question(planner, False, outcome.reason)
-            transition.find(Outdated("it joins again, as train.rounds has changed"))
-            return
+    if outcome.rounds:  # a bucket holds more then: nodes have to say anew what they train
+        transition.emit(ev.DescriptionDropped(state.ledger.described_by))
+        transition.end_question(planner, False, outcome.reason)
+        transition.find(Outdated("it joins again, as train.rounds has changed"))
+        return
     found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
@@ -320,7 +325,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
             carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
             rounds=state.rounds,
-            among=fitting(steps) if state.run.train.rounds == "auto" else None,
+            choices=fitting(steps) if state.run.train.rounds == "auto" else None,
             islands={node: training.islands.get(node, 0) for layer in training.held for node, _ in layer},
         )
     )

@@ -60,7 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def started(run: Run, plan: Plan) -> InProcess:
     data = load_data(run)
     model = load_model(run.model, data.sample)
-    model.keep_outer_state(Rounds(run.train.rounds))
+    model.set_rounds(Rounds(run.train.rounds))
     return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12)
 
 

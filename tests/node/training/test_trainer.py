@@ -113,6 +113,29 @@ def stop(*_: object) -> None:
     raise Closed("this is enough")
 
 
+async def test_a_node_that_is_welcomed_again_while_it_loads_says_what_the_run_is_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Node
+) -> None:
+    before, now = (read_run_file(tmp_path / "run.toml").message("another") for _ in range(2))
+    now.train.rounds = 3
+    mark(f"{tmp_path}/checkpoints", "another")
+    loading, welcomed = threading.Event(), threading.Event()
+
+    def layer_flops(*_: object) -> float:
+        loading.set()
+        assert welcomed.wait(30)
+        return 2e9
+
+    monkeypatch.setattr(preparation, "layer_flops", layer_flops)
+    node.trainer.prepare(before, dialler("n0"), ["/"])
+    assert await asyncio.to_thread(loading.wait, 30)
+    node.trainer.prepare(now, dialler("n0"), ["/"])
+    welcomed.set()
+    said = (await node.reports.get()).prepared
+    node.trainer.prepare(now, dialler("n0"), ["/"])
+    assert (await node.reports.get()).prepared.layouts == said.layouts
+
+
 async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_may_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

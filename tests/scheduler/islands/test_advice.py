@@ -24,9 +24,9 @@ def test_over_home_lines_the_rounds_that_come_soonest_to_the_same_loss_are_advis
         each = predicted.iteration_seconds + predicted.exchange_seconds / rounds.length
         gains[rounds.length] = alone / (each * tokens_needed(4, WORKLOAD, rounds))
     assert (advised.rounds, advised.islands) == (max(gains, key=lambda length: gains[length]), 4)
-    assert abs(advised.times_as_soon / max(gains.values()) - 1) < 0.05
-    assert advice(cluster, WORKLOAD, alone / advised.times_as_soon * 1.05, AMONG) is None
-    assert str(advised).startswith("With [train] rounds = 99, 4 islands would be at the same loss some 2.")
+    assert abs(advised.speedup / max(gains.values()) - 1) < 0.05
+    assert advice(cluster, WORKLOAD, alone / advised.speedup * 1.05, AMONG) is None
+    assert str(advised).startswith("With [train] rounds = 99, 4 islands would reach the same loss some 2.")
 
 
 def test_over_fast_lines_and_on_one_node_nothing_is_advised() -> None:
