@@ -120,6 +120,18 @@ def test_no_island_spans_two_cities_with_slow_lines_between_them() -> None:
     assert {*decision.plan.nodes} == {*cluster.ids}
 
 
+@pytest.mark.soak
+def test_of_64_nodes_in_ten_cities_each_island_is_a_citys() -> None:
+    sizes = [4, 5, 6, 7, 8, 9, 7, 6, 6, 6]
+    workload = replace(llama("7B", 256), sent_per_exchanged_byte=4.25 / 32, outer_bytes_per_parameter_byte=2.0)
+    drawn = cities(sizes, 125e6, 100 * MEGABIT)
+    cluster = replace(drawn, nodes=tuple(replace(node, host_memory_bytes=32e9) for node in drawn.nodes))
+    found = islands(lay_out(cluster, workload, rounds=Rounds(100), evaluations=200).plan)
+    city = dict(zip(cluster.ids, np.repeat(np.arange(len(sizes)), sizes).tolist(), strict=True))
+    assert len(found) >= 9
+    assert all(len({city[node] for node in island}) == 1 for island in found)
+
+
 def test_a_part_that_cannot_hold_the_model_joins_the_nearest() -> None:
     cluster = cities([2, 1, 2], 1e9, 1e6)
     bandwidth = cluster.bandwidth.copy()
