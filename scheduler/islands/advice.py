@@ -42,7 +42,7 @@ def advice(
 ) -> Advice | None:
     """Of the rounds ``among`` those that gain most over a plan that takes ``without`` seconds per step; None: none gain.
 
-    ``workload``: with what a run with rounds keeps and sends. ``stopped`` as in `schedule`. 200 nodes take some ten seconds.
+    ``workload``: with what a run with rounds keeps and sends. ``stopped`` as in `schedule`.
     """
     best = None
     for rounds in among:

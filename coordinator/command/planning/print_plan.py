@@ -101,7 +101,8 @@ def print_plan(
             seconds, among = decision.predicted.iteration_seconds, fitting(asked.train.steps)
             with announced("Looking whether rounds would be faster"):
                 look = partial(advice, cluster, with_rounds, seconds, among, seed=seed, stopped=stop.is_set)
-                advised, looked = in_background(look, stop), True
+                advised = in_background(look, stop)
+            looked = advised is not None or not stop.is_set()
             if advised is not None and asked.train.rounds == "auto":
                 rounds, work, began = Rounds(advised.rounds), with_rounds, time.monotonic()
                 decision, elapsed = searched(rounds), time.monotonic() - began

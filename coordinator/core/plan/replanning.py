@@ -127,8 +127,7 @@ def planned(transition: Transition, result: Planned) -> None:
         transition.end_question(planner, False, "train.steps has changed meanwhile")
         return
     if outcome.rounds is not None:
-        before, reason = state.run.train.rounds, shorten(outcome.reason)
-        transition.emit(ev.RunChanged("the planner", "train.rounds", outcome.rounds, before, reason))
+        transition.emit(ev.RunChanged("the planner", "train.rounds", outcome.rounds, "auto", outcome.reason))
         transition.set_run(state.run.with_rounds(outcome.rounds))
     if outcome.rounds:  # a bucket holds more then: nodes have to say anew what they train
         transition.emit(ev.DescriptionDropped(state.ledger.described_by))
