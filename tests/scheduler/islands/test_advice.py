@@ -10,7 +10,7 @@ from tests.scheduler.islands.test_layout import MEGABIT, cities
 from tests.scheduler.llama import llama
 
 WORKLOAD = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32, outer_bytes_per_parameter_byte=2.0)
-AMONG = fitting(1000)
+AMONG = fitting(1000)[1:]
 
 
 def test_over_home_lines_the_rounds_that_come_soonest_to_the_same_loss_are_advised() -> None:
