@@ -20,7 +20,7 @@ NO_ROUNDS_PAY = "With rounds it would not reach the same loss much faster."
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """``rounds`` as in the run file. ``speedup``: so many times as fast the run would come to the same loss, by our estimate."""
+    """``rounds`` as in the run file. ``speedup``: the time to the same loss without rounds, over that with them. An estimate."""
 
     rounds: int
     islands: int

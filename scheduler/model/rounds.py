@@ -51,8 +51,8 @@ MEASURED = 10, 30, 100
 
 
 def fitting(steps: int) -> tuple[Rounds, ...]:
-    """Of lengths near the MEASURED ones, with which a run of so many ``steps`` ends in an exchange. Those more than twice or
-    less than half as long are left out."""
+    """Rounds near the MEASURED lengths, at most twice and at least half as long. With each, a run of
+    this many ``steps`` ends in an exchange."""
     lengths = [stride - 1 for stride in range(3, 2 * MEASURED[-1] + 2) if steps % stride == 0]
     chosen = []
     for measured in MEASURED:

@@ -11,7 +11,7 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES
 def worth_waiting(state: State, phase: Gathering, now: float) -> str:
     """Says for whom training waits and how long, as a sentence. It is empty if nothing would be lost, if nobody may return, or if
     training has waited long enough: as long as redoing the lost steps would take, and at most GRACE_LEASES unless the run would
-    begin anew. After a restart of the coordinator it waits at least GRACE_LEASES, so that nodes notice only a pause."""
+    start over. After a restart of the coordinator it waits at least GRACE_LEASES, as its nodes come back then."""
     table = availability(state)
     absent = {copy.node for bucket in (*table.memory, *table.disks) for copy in bucket if not copy.here}
     returning = absent.difference(state.members.ended)

@@ -26,7 +26,7 @@ from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import fitting
+from dtfm.scheduler.model.rounds import Rounds, fitting
 
 
 class WaitReason(enum.Enum):
@@ -123,13 +123,13 @@ def planned(transition: Transition, result: Planned) -> None:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
-    if outcome.rounds and state.run.train.steps % (outcome.rounds + 1):
+    if not Rounds(outcome.rounds or 0).at_rest(state.run.train.steps):
         transition.end_question(planner, False, "train.steps has changed meanwhile")
         return
     if outcome.rounds is not None:
         transition.emit(ev.RunChanged("the planner", "train.rounds", outcome.rounds, "auto", outcome.reason))
         transition.set_run(state.run.with_rounds(outcome.rounds))
-    if outcome.rounds:  # a bucket holds more then: nodes have to say anew what they train
+    if outcome.rounds:  # with rounds a bucket holds more: nodes describe the run again
         transition.emit(ev.DescriptionDropped(state.ledger.described_by))
         transition.end_question(planner, False, outcome.reason)
         transition.find(Outdated("it joins again, as train.rounds has changed"))

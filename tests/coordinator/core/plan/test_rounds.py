@@ -1,4 +1,4 @@
-"""`[train] rounds = "auto"`: the planner decides with the first plan, and what nodes had been told of the run is told anew."""
+"""`[train] rounds = "auto"`: the planner decides with the first plan. If there are rounds, all nodes join again."""
 
 from __future__ import annotations
 
