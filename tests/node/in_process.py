@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 import torch
 
 from dtfm.coordinator.core.step.learning_rate import learning_rate
-from dtfm.kernels.codec import Codec, Encoded, encode
+from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
@@ -26,7 +26,7 @@ from dtfm.node.training.generation import Generation, Inherited
 from dtfm.node.training.generation_setup import inherit
 from dtfm.node.training.pipeline import Outcome
 from dtfm.node.transport.receiver import Receiver
-from dtfm.node.transport.sender import Sender, What, ready
+from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Commit, Device
 from dtfm.protos.frame import frames
@@ -51,9 +51,10 @@ class DirectSender:
         self._receivers = receivers
         self.sent_bytes = 0
         self.on_sent: Callable[[], None] = lambda: None
+        self._encoder = ThreadPoolExecutor(1, "encode")
 
     def encode(self, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
-        return ready(encode(codec, tensor))
+        return Sender.encode(cast(Sender, self), what, tensor, codec)
 
     def send(self, destination: str, what: What, encoded: Future[Encoded]) -> None:
         data = encoded.result().data
@@ -61,6 +62,9 @@ class DirectSender:
         for frame in frames(what.header(encoded.result()), data):
             self._receivers[destination].take(self._node, frame)
         self.on_sent()
+
+    def close(self) -> None:
+        self._encoder.shutdown()
 
 
 CPU = torch.device("cpu")
@@ -70,7 +74,7 @@ class InProcess:
     """``with InProcess(...) as nodes: nodes.train()`` does what the plan's nodes do, each in a thread, from the initial weights.
 
     "auto" goes by the ``bandwidth`` of every link, in bytes per second, and the ``flops`` of every node. Each node has ``memory``
-    bytes.
+    bytes. They have the ``devices`` in turn.
     """
 
     def __init__(
@@ -83,18 +87,18 @@ class InProcess:
         bandwidth: float,
         flops: float,
         memory: int = 1 << 30,
-        device: torch.device = CPU,
+        devices: Sequence[torch.device] = (CPU,),
     ) -> None:
         self._loaded = LoadedRun(run, model, data, dialler("in process"), ("/",))
         self._speed_of_links = bandwidth
-        self._hardware = Device(kind=device.type, memory_bytes=memory, host_memory_bytes=memory, flops=flops)
+        self._hardware = Device(kind=devices[0].type, memory_bytes=memory, host_memory_bytes=memory, flops=flops)
         self._receivers: dict[str, Receiver] = {}
         self.plan = plan
         self.step = 0
         self.generations: dict[str, Generation] = {}
         self.held_out: dict[str, tuple[float, ...]] = {}  # of the last evaluation, by node
         self.senders = {name: DirectSender(name, self._receivers) for stage in plan.stages for name in stage.replicas}
-        for name in self.senders:
+        for name, device in zip(self.senders, itertools.cycle(devices), strict=False):
             placement = self._placement(name)
             stage = build_stage(
                 model,
@@ -170,6 +174,8 @@ class InProcess:
         for generation in self.generations.values():
             generation.close("the end")
             generation.release()
+        for sender in self.senders.values():
+            sender.close()
         self._threads.shutdown()
 
     def train(self, *, commit: bool = True) -> float:
@@ -230,7 +236,7 @@ def nodes_of(
     *keeping: Keeping,
     flops: float = 1e12,
     memory: int = 1 << 30,
-    device: torch.device = CPU,
+    devices: Sequence[torch.device] = (CPU,),
     allowed_modules: tuple[str, ...] = (),
 ) -> InProcess:
     """The nodes of an even plan for the run with this run file, which is written to the current folder, with its corpus."""
@@ -241,4 +247,4 @@ def nodes_of(
     model = load_model(run.model, data.sample, allowed_modules)
     micro_batches = run.train.global_batch // run.train.micro_batch
     plan = even_plan(len(model.layers), stages, replicas, micro_batches, *keeping)
-    return InProcess(run, plan, model, data, bandwidth=1e9, flops=flops, memory=memory, device=device)
+    return InProcess(run, plan, model, data, bandwidth=1e9, flops=flops, memory=memory, devices=devices)

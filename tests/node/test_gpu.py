@@ -31,7 +31,7 @@ def test_nodes_on_a_gpu_train_what_one_process_on_a_cpu_does(
     monkeypatch.chdir(tmp_path)
     text = run_file(stages=[2, 2], steps=4, precision=precision)
     gpu = torch.device("cuda", 0)
-    with nodes_of(text, device=gpu) as nodes:
+    with nodes_of(text, devices=[gpu]) as nodes:
         losses = [nodes.train() for _ in range(4)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=tolerance, abs=0)
 
@@ -43,7 +43,7 @@ def test_replicas_on_a_gpu_do_each_others_work_again(
     monkeypatch.chdir(tmp_path)
     text = run_file(stages=[2, 2], steps=4, precision="bf16", compression=compression)
     text = f"{text}[trust]\naudit_rate = 1\n"
-    with nodes_of(text, device=torch.device("cuda", 0)) as nodes:
+    with nodes_of(text, devices=[torch.device("cuda", 0)]) as nodes:
         step = Auditors(nodes)
         activations, _, addends, _ = errors(step.answer("n1", step.asked("n0", bucket=1)))
         _, gradients, _, losses = errors(step.answer("n3", step.asked("n2")))
@@ -93,7 +93,7 @@ def test_a_step_waits_for_the_gpu_only_where_it_reads_numbers(tmp_path: Path, mo
         if "synchronizing" in str(message) and (place := place_of_read()) is not None:
             waits[place] += 1
 
-    with nodes_of(text, device=torch.device("cuda", 0)) as nodes:
+    with nodes_of(text, devices=[torch.device("cuda", 0)]) as nodes:
         nodes.train()
         with warnings.catch_warnings():
             warnings.simplefilter("always")
