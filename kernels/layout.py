@@ -46,8 +46,8 @@ class Codec(enum.IntEnum):
     def sparse(self) -> bool:
         """Whether the codec leaves elements out.
 
-        Such a codec suits only the gradients that replicas reduce, because their sender adds what was left out to the
-        next step (feedback.py). Activations, and the gradients that flow back to them, have no next step.
+        Such a codec suits only exchanges between islands, where the sender adds what it left out to its next changes
+        (feedback.py). A sum of several is not sparse any more: each sends its own to all others.
         """
         return self is Codec.TOPK
 

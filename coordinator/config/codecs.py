@@ -14,8 +14,8 @@ AUTO = ("off", "raw16", "i8b256")
 
 def allowed_codecs(network: Network, tensors: str) -> tuple[str, ...]:
     """The codecs with which ``tensors`` (one of TENSORS) may be sent, by their names in the run file."""
-    setting = _setting(network, tensors)
-    return AUTO if setting == "auto" else (setting,)
+    named = {"activations": network.activations, "gradients": network.gradients, "reduction": network.reduction}
+    return AUTO if named[tensors] == "auto" else (named[tensors],)
 
 
 def codec_in_use(network: Network, told: Mapping[str, str], tensors: str) -> str:
@@ -23,12 +23,3 @@ def codec_in_use(network: Network, told: Mapping[str, str], tensors: str) -> str
     allowed = allowed_codecs(network, tensors)
     said = told.get(tensors)
     return said if said in allowed else allowed[0]
-
-
-def adds_sparsely(network: Network) -> bool:
-    """Whether what replicas add depends on what they left out in earlier steps."""
-    return _setting(network, "reduction") == "topk"
-
-
-def _setting(network: Network, tensors: str) -> str:
-    return {"activations": network.activations, "gradients": network.gradients, "reduction": network.reduction}[tensors]

@@ -7,13 +7,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from dtfm.compiled_code import compile_apart
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
-from dtfm.coordinator.core.validation.description import OUTER_BYTES_PER_PARAMETER_BYTE
 from dtfm.coordinator.log.wording import describe_seconds, name_nodes
 from dtfm.scheduler.islands import layout
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice
@@ -88,7 +86,7 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
     )
     if wanted.choices is None:
         return PlanChosen(decision.plan, decision.sentence, predicted, bound)
-    work = replace(wanted.workload, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
+    work = wanted.workload.with_rounds()
     found = advice(wanted.cluster(), work, predicted, wanted.choices, seed=wanted.seed, stopped=stopped)
     if found is None:
         return PlanChosen(decision.plan, f"{decision.sentence} {NO_ROUNDS_PAY}", predicted, bound, rounds=0)

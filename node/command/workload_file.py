@@ -26,7 +26,6 @@ def describe(asked: RunFile, allowed_modules: Sequence[str] = ()) -> str:
     document = {
         "layers": [{size: getattr(layer, size) for size in _OF_LAYERS} for layer in costs],
         "micro_batches": train.micro_batches,
-        "own_bytes_per_parameter_byte": asked.own_bytes_per_parameter_byte,
         "copy_bytes_per_parameter_byte": asked.copy_bytes_per_parameter_byte,
         "checkpointing": train.activation_checkpointing,
         "optimizer_state": train.optimizer_state,

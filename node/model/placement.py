@@ -6,6 +6,7 @@ import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dtfm.kernels.layout import Codec
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.scheduler.model.chains import chains, held_out_chains
 from dtfm.scheduler.model.memory import Keeping
@@ -51,14 +52,15 @@ class Group:
     """The nodes that hold one bucket, in pipeline order: they reduce its gradients together.
 
     A layer's bucket is held by the replicas of its stage, a tied parameter's by the replicas of every stage that uses it.
-    ``counted_by`` are the replicas of the first of these stages; only they count the bucket in the gradient norm. ``stages`` and
-    ``loads`` are by member: its stage, and the number of a step's micro-batches that it computes.
+    ``counted_by`` are the replicas of the first of these stages; only they count the bucket in the gradient norm. ``stages``,
+    ``loads`` and ``islands`` are by member: its stage, the number of a step's micro-batches that it computes, and its island.
     """
 
     members: tuple[str, ...]
     counted_by: tuple[str, ...]
     stages: tuple[int, ...]
     loads: tuple[int, ...]
+    islands: tuple[int, ...]
 
     def piece(self, elements: int, number: int) -> tuple[int, int]:
         """The half-open range of a piece of a bucket with this number of ``elements``; empty if there is no such piece."""
@@ -68,6 +70,12 @@ class Group:
     def owner(self, number: int) -> str:
         """The member that adds up the piece."""
         return self.members[number % len(self.members)]
+
+    def senders(self, number: int) -> tuple[int, ...]:
+        """The ranks of those who send a piece's changes to all under a sparse codec: one of each island, whose members have the
+        same, by turns."""
+        ranks = {island: [r for r, of in enumerate(self.islands) if of == island] for island in self.islands}
+        return tuple(sorted(each[number % len(each)] for each in ranks.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +135,11 @@ class Placement:
         """Who reduces each bucket in this step."""
         return self.exchange_groups if self.rounds.exchanges(step) else self.groups
 
-    def share_in_exchange(self, bucket: int) -> float:
+    def share_in_exchange(self, bucket: int, codec: Codec) -> float:
         """The factor of this node's change of a bucket in the sum: its island's share of a step's samples, which all holders of
-        the bucket in the island bring in together."""
-        return self.island_micro_batches / self.all_micro_batches / len(self.groups[bucket].members)
+        the bucket in the island bring in together, or under a sparse codec one of them."""
+        of_island = self.island_micro_batches / self.all_micro_batches
+        return of_island if codec.sparse else of_island / len(self.groups[bucket].members)
 
 
 def placement_of(
@@ -193,6 +202,7 @@ def group_of(plan: Plan, layers: Collection[int]) -> Group:
         counted_by=stages[0][1].replicas,
         stages=tuple(index for index, stage in stages for _ in stage.replicas),
         loads=tuple(load for _, stage in stages for load in stage.loads),
+        islands=tuple(stage.island for _, stage in stages for _ in stage.replicas),
     )
 
 

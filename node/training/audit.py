@@ -97,8 +97,6 @@ class _Again:
             for each in self.audit.micro_batches:
                 self._micro_batch(each, (), ())
             return
-        if self._codecs(Kind.REDUCE)[0].sparse:
-            raise Unusable("under a sparse codec, what a replica adds depends on earlier steps")
         index = self.audit.bucket
         bucket, parameters = self.generation.stage.buckets[index], self.generation.stage.parameters[index]
         total = torch.zeros_like(bucket.gradients)

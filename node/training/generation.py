@@ -47,13 +47,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Inherited:
     """What a generation takes over from the one before: progress on the next step with the same stage, the codecs, what is usual
-    of this stage's gradients, and the ``residuals`` of a sparse reduction codec, and of one in exchanges."""
+    of this stage's gradients, and the ``residuals`` of a sparse codec in exchanges."""
 
     progress: Progress | None = None
     codecs: Codecs | None = None
     bound: ContributionBound | None = None
     residuals: Residuals = field(default_factory=dict)
-    exchange_residuals: Residuals = field(default_factory=dict)
 
 
 class Generation:
@@ -93,11 +92,9 @@ class Generation:
         self.receiver = Receiver(Expectations(placement, self.sizes), applied, self._deliver, early)
         is_open = loaded.run.trust.mode == Run.Trust.OPEN
         bound = inherited.bound or ContributionBound() if is_open else None
-        self.reducer = Reducer(
-            placement, self._send, self.receiver.let_go, inherited.residuals, bound=bound, came=self._came
-        )
+        self.reducer = Reducer(placement, self._send, self.receiver.let_go, bound=bound, came=self._came)
         everywhere = replace(placement, groups=placement.exchange_groups)
-        self.exchanger = Reducer(everywhere, self._send, self.receiver.let_go, inherited.exchange_residuals)
+        self.exchanger = Reducer(everywhere, self._send, self.receiver.let_go, inherited.residuals)
         """Of the exchanges, which only a run with rounds has."""
         self.commitments: Commitments | None = None
         """Of the step last trained, where work is audited and this step began here."""
@@ -170,12 +167,12 @@ class Generation:
         Returns the outcome, and the squared norm of the sum, as far as this node counts it. Raises NonFinite, and Closed when the
         step is called off.
         """
-        began, gradients = time.monotonic(), self._gradients()
+        began, gradients, codec = time.monotonic(), self._gradients(), self.codecs.exchange
         for index, change in gradients.items():
-            factor = self.placement.share_in_exchange(index)
+            factor = self.placement.share_in_exchange(index, codec)
             change_since_exchange(self.stage.buckets[index], factor, change)
             self.exchanger.queue.put(step, Final(index, after(self.stage.device)))
-        reduction = self.exchanger.start(step, gradients, self.codecs.exchange, lambda *_: None)
+        reduction = self.exchanger.start(step, gradients, codec, lambda *_: None)
         try:
             reduction.result()
         except BaseException as error:

@@ -87,16 +87,13 @@ def set_up(
 def inherit(earlier: Generation, stage: Stage, placement: Placement, step: int, progress: Progress | None) -> Inherited:
     """Returns what a generation with this ``stage``, ``placement`` and ``progress`` takes over from the ``earlier`` one. ``step``
     is the last one in the stage's state. If the earlier generation stood at another step, its residuals no longer count."""
-    bound, reducer = earlier.reducer.bound, earlier.reducer
-    shared = [index for index, group in placement.groups.items() if len(group.members) > 1]
-    residuals = {index: reducer.carried[index] for index in shared if index in reducer.carried}
-    carried = earlier.exchanger.carried
-    exchanged = {index: carried[index] for index in placement.exchange_groups if index in carried}
+    bound, carried = earlier.reducer.bound, earlier.exchanger.carried
+    residuals = {index: carried[index] for index in placement.exchange_groups if index in carried}
     if bound is not None and stage is not earlier.stage:
         bound = ContributionBound(bound)
     if earlier.progress.step != step + 1:
-        residuals, exchanged = {}, {}
-    return Inherited(progress, earlier.codecs, bound, residuals, exchanged)
+        residuals = {}
+    return Inherited(progress, earlier.codecs, bound, residuals)
 
 
 def _usable_progress(progress: Progress, placement: Placement, assignment: Assignment) -> Progress | None:

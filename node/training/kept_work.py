@@ -46,10 +46,6 @@ class KeptWork:
 
     def _addend(self, bucket: int, part: int) -> tuple[Encoded, int]:
         """(what this node sent of its own gradients of a piece, elements)."""
-        if self.reduction.sparse:
-            raise LookupError(
-                f"SPARSE: under {self.reduction.name.lower()} a message depends on earlier ones, which are gone"
-            )
         if (mine := self.progress.unreduced.get(bucket)) is not None:
             group = self.placement.groups[bucket]
             start, stop = group.piece(mine.numel(), part)

@@ -15,10 +15,11 @@ carries its addend or, from the owner, the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -38,8 +39,7 @@ from dtfm.protos.frame import Kind
 #: The signature of Sender.send.
 Send = Callable[[str, What, Future[Encoded]], None]
 
-#: By bucket, what this node's messages have left out so far: 1-D float32 of the bucket's elements. In a step a node sends one
-#: message about each piece: the sum if it owns the piece, else its addend. So residuals count under any division into pieces.
+#: By bucket, what this node's messages have left out so far: 1-D float32 of the bucket's elements, in the host's memory.
 Residuals = Mapping[int, torch.Tensor]
 
 
@@ -53,14 +53,15 @@ class Final:
 
 @dataclass(slots=True)
 class _Bucket:
-    """The state of one bucket's reduction. ``addends`` are other members' gradients of the pieces that this node owns, by piece
-    and rank; ``missing`` are the pieces without their sum. Once this node's own gradients are ``final``, all is done in that
-    context."""
+    """The state of one bucket's reduction. ``addends`` are other members' gradients of the pieces that this node adds up, by
+    piece and rank; ``missing`` are the pieces without their sum. Once this node's own gradients are ``final``, all is done in
+    that context. ``sparse``: all members add up each piece, of those of its senders (`Group.senders`)."""
 
     index: int
     gradients: torch.Tensor
     group: Group
     rank: int
+    sparse: bool
     final: Beside | None = None
     addends: dict[int, dict[int, Arrival]] = field(default_factory=dict)
     missing: set[int] = field(init=False)
@@ -85,36 +86,39 @@ class _Bucket:
         return (self.final or nullcontext)()
 
     def summable(self, piece: int) -> bool:
-        return (
-            self.final is not None
-            and piece in self.missing
-            and len(self.addends.get(piece, ())) == len(self.members) - 1
-        )
+        others = len(self.added(piece) - {self.rank})
+        return self.final is not None and piece in self.missing and len(self.addends.get(piece, ())) == others
+
+    def added(self, piece: int) -> Set[int]:
+        """The ranks whose gradients of a piece are added up."""
+        return set(self.group.senders(piece)) if self.sparse else set(range(len(self.members)))
 
     def add_up(self, number: int, bound: ContributionBound | None) -> None:
-        """Replaces an owned piece by the sum of all members', held within the ``bound``. What comes before this
-        node's in the group's order is added up in the memory of the first addend."""
-        own, arrivals = self.piece(number), self.addends[number]
+        """Replaces a piece by the sum of those that are added, held within the ``bound``. What comes before this node's in the
+        group's order is added up in the memory of the first addend."""
+        own, arrivals, ranks = self.piece(number), self.addends.get(number, {}), sorted(self.added(number))
         addends: Iterable[torch.Tensor] = (
-            own if rank == self.rank else _decoded(arrivals[rank], own.device) for rank in range(len(self.members))
+            own if rank == self.rank else _decoded(arrivals[rank], own.device) for rank in ranks
         )
         if bound is None:
-            addends = self._finite(number, addends)
+            addends = self._finite(number, ranks, addends)
         if bound is not None:  # it compares them, so that all are decoded at once
             addends = list(addends)
             bound.hold(Place(self.index, *self.range(number)), self.group, self.rank, addends)
-        total = own
-        for rank, addend in enumerate(addends):
-            if rank == 0:
+        total: torch.Tensor | None = None
+        for rank, addend in zip(ranks, addends, strict=True):
+            if total is None:
                 total = addend
             elif rank == self.rank:
                 total = own.add_(total)
             else:
                 total = total.add_(addend)
+        if total is not None and self.rank not in ranks:
+            own.copy_(total)
 
-    def _finite(self, number: int, addends: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    def _finite(self, number: int, ranks: Sequence[int], addends: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """The addends, as they are. Raises NonFinite for one that is not."""
-        for rank, addend in enumerate(addends):
+        for rank, addend in zip(ranks, addends, strict=True):
             if rank != self.rank and not is_finite(addend):
                 source = self.members[rank]
                 raise NonFinite(f"bucket {self.index}, piece {number} from {source} is NaN or infinite", source)
@@ -147,9 +151,9 @@ class Reducer:
         self.bound = bound
         self.queue: TopicQueue[int, Arrival | Final] = TopicQueue()
         self.carried: Residuals = carried or {}
-        """Residuals of the committed steps."""
+        """Residuals of the committed exchanges."""
         self.left_out: Residuals = {}
-        """Residuals to carry if the step last reduced is committed."""
+        """Residuals to carry if the exchange last reduced is committed."""
         self.send = send
         self.let_go = let_go
         self.came = came
@@ -168,7 +172,8 @@ class Reducer:
         """Replaces ``gradients`` (flat tensors by bucket, in `sending_order`) by their sums over the buckets' groups.
 
         Before that, each is passed to ``keep``, so that the reduction can be repeated with other nodes. Messages are encoded
-        with ``codec``. Returns when every bucket is complete. Raises Closed, and what sending raises.
+        with ``codec``; under a sparse one, each member sends its gradients to all others, and all add them up. Returns when every
+        bucket is complete. Raises Closed, and what sending raises.
         """
         if self.bound is not None:
             self.bound.begin()
@@ -212,7 +217,7 @@ class _Reduction:
         self._left_out: dict[int, torch.Tensor] = {}
         groups = self._placement.groups
         self._buckets = {
-            index: _Bucket(index, flat, groups[index], groups[index].members.index(self._placement.node))
+            index: _Bucket(index, flat, groups[index], groups[index].members.index(self._placement.node), codec.sparse)
             for index, flat in gradients.items()
             if len(groups[index].members) > 1
         }
@@ -275,12 +280,15 @@ class _Reduction:
         if not is_finite(bucket.gradients):
             raise NonFinite(f"the gradients of bucket {bucket.index} are NaN or infinite")
         self._keep(bucket.index, bucket.gradients)
-        while self._unsent and self._unsent[0].final:
+        for number in sorted(bucket.missing) if bucket.sparse else ():
+            if bucket.rank in bucket.added(number):
+                self._spread(bucket, number)
+        while self._unsent and self._unsent[0].final and not bucket.sparse:
             first = self._unsent.pop(0)
             for number in sorted(first.missing):
                 if first.group.owner(number) != self._placement.node:
                     self._submit(self._send_addend, first, number)
-        for number in sorted(bucket.addends):
+        for number in sorted(bucket.missing):
             if bucket.summable(number):
                 self._add_up(bucket, number)
 
@@ -288,9 +296,16 @@ class _Reduction:
         with span(Activity.REDUCE, self._step, bucket.index):
             bucket.add_up(number, self._reducer.bound)
         bucket.missing.discard(number)
-        for addend in bucket.addends.pop(number).values():
+        for addend in bucket.addends.pop(number, {}).values():
             self._reducer.let_go(addend)
-        self._submit(self._send_sum, bucket, number)
+        if not bucket.sparse:
+            self._submit(self._send_sum, bucket, number)
+
+    def _spread(self, bucket: _Bucket, number: int) -> None:
+        """Sends this node's part of a piece to all others, and goes on with what they get."""
+        message, own = self._encode(bucket, number), bucket.piece(number)
+        own.copy_(_arriving(message, own))
+        self._submit(partial(self._send_to_others, Kind.REDUCE, message), bucket, number)
 
     # In the sending thread
 
@@ -311,10 +326,13 @@ class _Reduction:
     def _send_sum(self, bucket: _Bucket, number: int) -> None:
         message, own = self._encode(bucket, number), bucket.piece(number)
         if message.codec is not Codec.OFF:  # the owner must go on with what the others get
-            own.copy_(decode(message.codec, message.data, own.numel(), own.dtype, own.device))
+            own.copy_(_arriving(message, own))
+        self._send_to_others(Kind.GATHER, message, bucket, number)
+
+    def _send_to_others(self, kind: Kind, message: Encoded, bucket: _Bucket, number: int) -> None:
         for rank, member in enumerate(bucket.members):
             if rank != bucket.rank:
-                self._send(Kind.GATHER, member, bucket, number, message, own)
+                self._send(kind, member, bucket, number, message, bucket.piece(number))
 
     def _send(
         self, kind: Kind, destination: str, bucket: _Bucket, number: int, message: Encoded, piece: torch.Tensor
@@ -326,13 +344,13 @@ class _Reduction:
     def _encode(self, bucket: _Bucket, number: int) -> Encoded:
         index, (start, stop), piece = bucket.index, bucket.range(number), bucket.piece(number)
         with span(Activity.ENCODE, self._step, index):
-            if not self._codec.sparse:
+            if not bucket.sparse:
                 return encode(self._codec, piece)
             carried = self._reducer.carried.get(index)
-            before = None if carried is None else carried[start:stop]
+            before = None if carried is None else carried[start:stop].to(piece.device)
             encoded, left_out = encode_with_feedback(self._codec, piece, before)
             if index not in self._left_out:
-                self._left_out[index] = torch.empty_like(bucket.gradients, dtype=torch.float32)
+                self._left_out[index] = torch.zeros(len(bucket.gradients))
             self._left_out[index][start:stop] = left_out
             return encoded
 
@@ -350,6 +368,11 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
 
 def _error(done: Future[None]) -> BaseException | None:
     return None if done.cancelled() else done.exception()
+
+
+def _arriving(message: Encoded, sent: torch.Tensor) -> torch.Tensor:
+    """What others get of a piece."""
+    return decode(message.codec, message.data, sent.numel(), sent.dtype, sent.device)
 
 
 def _decoded(arrival: Arrival, device: torch.device) -> torch.Tensor:

@@ -77,10 +77,10 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
             f"{DTYPES.get(header.dtype, header.dtype)}",
         )
     codec = encoded_with(header, elements, dtype)
-    if codec.sparse and header.kind not in (Kind.REDUCE, Kind.GATHER):
+    if codec.sparse and not expect.placement.rounds.exchanges(header.step):
         raise FrameError(
             FrameProblem.UNEXPECTED,
-            f"{header.kind.name} {header.index} under {codec.name.lower()}, which is only for gradients between replicas",
+            f"{header.kind.name} {header.index} under {codec.name.lower()}, which is only for exchanges between islands",
         )
 
 
@@ -102,11 +102,12 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
         if (group := placement.groups_in(header.step).get(header.index)) is None:
             return (), 0
         start, stop = group.piece(sizes.buckets[header.index], header.part)
-        owner = group.owner(header.part)
-        is_mine = owner == placement.node
+        owner, to_all = group.owner(header.part), header.codec == Codec.TOPK
+        is_mine = to_all or owner == placement.node
         if stop == start or is_mine != (header.kind is Kind.REDUCE):
             return (), 0
-        return tuple(n for n in group.members if n != owner) if is_mine else (owner,), stop - start
+        adding = [group.members[rank] for rank in group.senders(header.part)] if to_all else group.members
+        return tuple(n for n in adding if n != placement.node) if is_mine else (owner,), stop - start
     exchanges = placement.rounds.exchanges(header.step)
     match header.kind:
         case Kind.ACTIVATION if not exchanges:

@@ -19,8 +19,6 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][
 
 MAX_FILE_BYTES = 1 << 20
 """Largest run file."""
-RESIDUAL_BYTES = 8
-"""Of each parameter under a sparse codec: residuals of the committed steps and of the step being computed."""
 PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP64}
 _SCHEDULES = {
     "constant": plan_pb2.CONSTANT,
@@ -62,7 +60,7 @@ class RunFile(Table):
     @field_validator("trust")
     @classmethod
     def _trust_fits(cls, trust: Trust, info: ValidationInfo) -> Trust:
-        network, train = info.data.get("network"), info.data.get("train")
+        train = info.data.get("train")
         if train is not None and train.rounds and (trust.mode == "open" or trust.audits):
             raise ValueError(
                 'train.rounds is for members who know each other, as nobody audits an exchange yet: set mode = "trusted" and '
@@ -70,11 +68,6 @@ class RunFile(Table):
             )
         if train is not None and train.rounds == "auto" and trust.workload:
             raise ValueError('workload cannot be pinned with train.rounds = "auto": with rounds it is another')
-        if trust.mode == "open" and network is not None and network.reduction == "topk":
-            raise ValueError(
-                'mode = "open" compares the sizes of what replicas add up, which say nothing under network.reduction = "topk"; '
-                'set another codec, like "i4b64"'
-            )
         return trust
 
     @property
@@ -101,12 +94,6 @@ class RunFile(Table):
         """The folder on the coordinator's own disk with the weights to begin with, if it has them."""
         path = self.model.pretrained.removeprefix(f"{COORDINATOR}://")
         return Path(path) if path != self.model.pretrained else None
-
-    @property
-    def own_bytes_per_parameter_byte(self) -> float:
-        """What a node keeps of its own, as the scheduler's Workload says it."""
-        sparse, width = self.network.reduction == "topk", 8 if self.train.precision == "fp64" else 4
-        return RESIDUAL_BYTES / width if sparse else 0.0
 
     @property
     def copy_bytes_per_parameter_byte(self) -> float:

@@ -17,7 +17,7 @@ from dtfm.installed import install_line
 from dtfm.protos.places import COORDINATOR, KNOWN, check_url, expanded
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64"]
-ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "topk"]
+ExchangeCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "topk"]
 
 MOST_HELD_OUT = 1 << 18
 """Held-out micro-batches in an evaluation: a node reports the loss of each in one message."""
@@ -338,7 +338,7 @@ class Network(Table):
     - `"raw16"` rounds to bfloat16.
     - `"i8b256"` quantizes to 8 bits in blocks of 256.
     - `"i4b64"` quantizes to 4 bits in blocks of 64.
-    - `"topk"` (for `reduction` and `exchange`) sends the largest thirtieth of the elements, and the rest in later steps.
+    - `"topk"` (for `exchange` alone) sends the largest thirtieth of the elements, and more of the rest in later exchanges.
     """
 
     compression: Codec = Field(default="auto", description="Codec of all tensors whose own key is not given.")
@@ -350,11 +350,11 @@ class Network(Table):
         default_factory=lambda known: known.get("compression", "auto"),
         description="Codec of the gradients that flow back through the pipeline. Default: `compression`.",
     )
-    reduction: ReductionCodec = Field(
+    reduction: Codec = Field(
         default_factory=lambda known: known.get("compression", "auto"),
         description="Codec of the gradients that the replicas of a stage reduce. Default: `compression`.",
     )
-    exchange: ReductionCodec = Field(
+    exchange: ExchangeCodec = Field(
         default_factory=lambda known: known.get("compression", "auto"),
         description='Codec of what islands exchange (`train.rounds`). "auto" is "i4b64": nothing hides an exchange, and 4 bits '
         "cost nothing where it was measured. Default: `compression`.",
@@ -362,18 +362,8 @@ class Network(Table):
 
     @field_validator("exchange")
     @classmethod
-    def _auto_is_known(cls, codec: ReductionCodec) -> ReductionCodec:
+    def _auto_is_known(cls, codec: ExchangeCodec) -> ExchangeCodec:
         return "i4b64" if codec == "auto" else codec
-
-    @field_validator("compression", "activations", "gradients", mode="before")
-    @classmethod
-    def _not_sparse(cls, codec: object) -> object:
-        if codec == "topk":
-            raise ValueError(
-                'leaves out most elements, and only the reduction sends them in later steps; set network.reduction = "topk", '
-                'and "i8b256" here'
-            )
-        return codec
 
 
 def _least_nodes(stages: Literal["auto"] | int | list[int]) -> int:

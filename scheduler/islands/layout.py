@@ -34,6 +34,10 @@ FALL_BY_PARAMETERS, RISE_BY_STEPS = 0.35, 0.4
 of 35 million to 2.4 billion parameters (arXiv 2503.09799) follow this, if a loss falls as the number of tokens to the power of
 -0.05."""
 
+SPARSELY, RISE_SPARSELY = 1.16, 0.22
+"""How many times as many tokens it takes if islands exchange their largest changes alone, every 30 steps, and the exponent by
+which that changes with these: 0.91 times every 10 (docs/measurements.md)."""
+
 MARGIN = 0.03
 """Fraction of its seconds per step by which a layout must beat the incumbent."""
 
@@ -110,7 +114,8 @@ def tokens_needed(islands: int, workload: Workload, rounds: Rounds) -> float:
     parameters = sum(layer.parameter_bytes for layer in workload.layers) / 4  # they are trained in float32
     size = max(1.0, parameters / MEASURED_PARAMETERS)
     by_island: float = TOKENS_PER_ISLAND * size**-FALL_BY_PARAMETERS * (rounds.length / 30) ** RISE_BY_STEPS
-    return 1 + by_island * (islands - 1)
+    sparsely = SPARSELY * (rounds.length / 30) ** RISE_SPARSELY if workload.exchanged_with_all and islands > 1 else 1.0
+    return (1 + by_island * (islands - 1)) * sparsely
 
 
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, LADDER, Checkpointing, Keeping, OptimizerState
 
@@ -42,12 +42,12 @@ class Workload:
     A node that holds a layer keeps its weights, gradients and optimizer state, and ``own_bytes_per_parameter_byte``
     more bytes of its own, which need memory and are never transferred. ``copy_bytes_per_parameter_byte`` is the size of a second
     copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters.
-    ``outer_bytes_per_parameter_byte`` is what a run with rounds keeps besides, in the host's memory wherever the state is: the
-    anchor and the momentum of exchanges, which nodes get with the state.
+    ``outer_bytes_per_parameter_byte`` is what a run with rounds keeps besides, in the host's memory wherever the state is: see
+    `with_rounds`.
 
     ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
     gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what
-    islands exchange.
+    islands exchange, which is ``exchanged_with_all`` that hold it, or else goes in pieces to those who sum them up.
 
     ``checkpointing`` and ``optimizer_state`` are what every node does; None leaves it to the scheduler, node by node.
     """
@@ -61,6 +61,7 @@ class Workload:
     sent_per_activation_byte: float = 1.0
     sent_per_reduced_byte: float = 1.0
     sent_per_exchanged_byte: float = 1.0
+    exchanged_with_all: bool = False
     checkpointing: Checkpointing | None = Checkpointing.NONE
     optimizer_state: OptimizerState | None = OptimizerState.DEVICE
 
@@ -78,6 +79,11 @@ class Workload:
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} is {value}; it must be a finite number, 0 or above")
         assert min(self.sent_per_activation_byte, self.sent_per_reduced_byte, self.sent_per_exchanged_byte) > 0
+
+    def with_rounds(self) -> Workload:
+        """The same in a run with rounds. Nodes keep the anchor and the momentum of exchanges, which they get with the state, and
+        what a sparse codec leaves out, of the last exchange and of this one. That moves to nobody, but counts as if it did."""
+        return replace(self, outer_bytes_per_parameter_byte=4.0 if self.exchanged_with_all else 2.0)
 
     @property
     def ways(self) -> tuple[Keeping, ...]:

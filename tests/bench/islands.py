@@ -1,5 +1,5 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
-[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 topk:0.7:0.9 topk:1:0]
+[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 topk:1:0]
 [--batch-each]``.
 
 The model is trained once with an exchange after every step, which is what a run without rounds does, and once for each number of
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="the number of runs of each kind, with seeds 1, 2, ...")
     parser.add_argument("--islands", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--every", type=int, nargs="+", default=[10, 30], help="steps between two exchanges")
-    outers = [("off", 0.7, 0.9), ("topk", 0.7, 0.9), ("topk", 1.0, 0.0)]
+    outers = [("off", 0.7, 0.9), ("i4b64", 1.0, 0.0), ("topk", 1.0, 0.0)]
     parser.add_argument("--outer", type=outer, nargs="+", default=outers, help="CODEC:RATE:MOMENTUM")
     parser.add_argument("--batch-each", action="store_true", help="each island has global_batch samples in a step")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")

@@ -32,11 +32,7 @@ from dtfm.node.model.load import load_model
 from dtfm.protos.run_file.run_file import parse_run
 from tests.node.in_process import InProcess, even_plan
 
-DIRECTIONS = {
-    "activations": ("raw16", "i8b256", "i4b64"),
-    "gradients": ("raw16", "i8b256", "i4b64"),
-    "reduction": ("raw16", "i8b256", "i4b64", "topk"),
-}
+TENSORS, CODECS = ("activations", "gradients", "reduction"), ("raw16", "i8b256", "i4b64")
 BANDWIDTH = 100e6 / 8
 FLOPS = 50e12
 SMALLER = {"train": {"global_batch": 8, "micro_batch": 2}, "data": {"sequence_length": 128}}
@@ -55,11 +51,7 @@ WAYS = (
     Way("off", {"compression": "off"}),
     Way("off, one node", {"compression": "off"}, (1, 1)),
     Way("auto at 100 Mbit/s", {"compression": "auto"}),
-    *(
-        Way(f"{direction} {codec}", {"compression": "off", direction: codec})
-        for direction, codecs in DIRECTIONS.items()
-        for codec in codecs
-    ),
+    *(Way(f"{tensors} {codec}", {"compression": "off", tensors: codec}) for tensors in TENSORS for codec in CODECS),
 )
 
 

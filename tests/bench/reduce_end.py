@@ -2,8 +2,8 @@
 
 WAY is "gloo", "hivemind" (with an interpreter that has it) or the name of a codec of ours. The process prints a line when others
 can connect to it, and another when it is connected. Then, for each line that it reads, it sums BUCKETS tensors with the other
-replicas and prints the largest relative error. The tensors are filled before the line comes. Each way imports what it needs, as
-the interpreter that has hivemind may lack the rest.
+replicas and prints the largest relative error. They have REDUCE_ELEMENTS elements each, by default 1,048,576, and are filled
+before the line comes. Each way imports what it needs, as the interpreter that has hivemind may lack the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-BUCKETS, BUCKET_ELEMENTS = 8, 1 << 20
+BUCKETS, BUCKET_ELEMENTS = 8, int(os.environ.get("REDUCE_ELEMENTS", 1 << 20))
 DEVICE = "wan0"
 
 Reduce = Callable[[list[torch.Tensor]], Awaitable[None]]

@@ -28,22 +28,11 @@ from dtfm.protos.plan_pb2 import FP64, Run
 
 CPU = torch.device("cpu")
 
-#: By a parameter's name, its gradient.
-Gradients = Mapping[str, torch.Tensor]
-
-#: What replicas make of their gradients together, given each one's.
-Exchange = Callable[[Sequence[Gradients]], Gradients]
-
 
 def plain_losses(
-    run: Run,
-    allowed_modules: tuple[str, ...] = (),
-    replicas: Sequence[Sequence[int]] = (),
-    exchange: Exchange | None = None,
-    held_out: list[float] | None = None,
+    run: Run, allowed_modules: tuple[str, ...] = (), held_out: list[float] | None = None
 ) -> Iterator[float]:
-    """The losses of step 1, 2, and so on without end, each computed when it is asked for. With ``exchange``, the gradients are
-    computed apart for each of ``replicas``, which are lists of micro-batches, and exchanged. ``held_out`` gets the held-out loss
+    """The losses of step 1, 2, and so on without end, each computed when it is asked for. ``held_out`` gets the held-out loss
     after each step, before the loss of the next one."""
     torch.set_num_threads(
         1
@@ -54,26 +43,14 @@ def plain_losses(
     module = whole_model(run, data, allowed_modules).to(dtype)
     optimizer = adamw_of(run, module)
     for step in itertools.count(1):
-        total = 0.0
-        count = train.global_batch // train.micro_batch
-        shares: list[Gradients] = []
-        for numbers in replicas or [range(count)]:
-            inputs, labels = whole_batch(run, data, step, numbers)
-            inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-            positions = data.positions(inputs)
-            # With a cache, transformers would not look for documents.
-            more = {} if positions is None else {"position_ids": positions, "use_cache": False}
-            loss = mean_loss(module(inputs, **more), labels) * (len(numbers) / count)
-            torch.autograd.backward(loss)
-            total += loss.item()
-            if exchange is not None:
-                shares.append({name: p.grad.clone() for name, p in module.named_parameters()})
-                optimizer.zero_grad()
-        yield total
-        if exchange is not None:
-            exchanged = exchange(shares)
-            for name, parameter in module.named_parameters():
-                parameter.grad = exchanged[name]
+        inputs, labels = whole_batch(run, data, step, range(train.global_batch // train.micro_batch))
+        inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        positions = data.positions(inputs)
+        # With a cache, transformers would not look for documents.
+        more = {} if positions is None else {"position_ids": positions, "use_cache": False}
+        loss = mean_loss(module(inputs, **more), labels)
+        torch.autograd.backward(loss)
+        yield loss.item()
         if train.clip_norm > 0:
             nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
         for group in optimizer.param_groups:
@@ -113,15 +90,16 @@ def losses_of_islands(
         copies = {island: copies[island] for island in numbers}
         whole = sum(map(len, numbers.values()))
         if step % (train.rounds + 1) == 0:
-            changes = [
-                (anchor - nn.utils.parameters_to_vector(module.parameters()).detach()) * (len(numbers[island]) / whole)
+            changes = {
+                island: (anchor - nn.utils.parameters_to_vector(module.parameters()).detach())
+                * (len(numbers[island]) / whole)
                 for island, (module, _) in copies.items()
-            ]
-            if run.network.exchange == "topk":
-                change = sums(f"{len(changes)} islands", changes)  # what others have left out is not theirs to send
+            }
+            codec = run.network.exchange if len(changes) > 1 else "off"  # one island sends nothing
+            if codec == "topk":
+                change = sums(changes)
             else:
-                codec = run.network.exchange if len(changes) > 1 else "off"  # one island sends nothing
-                change = rounded(torch.stack([rounded(each, codec) for each in changes]).sum(0), codec)
+                change = rounded(torch.stack([rounded(each, codec) for each in changes.values()]).sum(0), codec)
             momentum = train.outer_momentum * momentum + change
             anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
             for module, _ in copies.values():
@@ -163,56 +141,22 @@ def rounded(values: torch.Tensor, codec: str) -> torch.Tensor:
 
 
 class SparseSums:
-    """Sums of what several parties have, where each sends the largest elements alone, and the rest in later calls.
-
-    Each party owns an equal part, and sums it. The others send it their addends of that part, and it sends back the sum; every
-    sender adds to a message what its earlier messages about the same part have left out.
-    """
+    """Sums of what several islands have learnt, where each sends the largest changes alone to all others, and keeps the rest for
+    later calls."""
 
     def __init__(self) -> None:
-        self._left_out: dict[tuple[str, int, int | None], torch.Tensor] = {}
+        self._left_out: dict[int, torch.Tensor] = {}
 
-    def __call__(self, about: str, addends: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The sum of ``addends`` (flat, one of each party), as every party gets it."""
-        part = -(-len(addends[0]) // (256 * len(addends))) * 256  # the codec's blocks are of 256
-        sums = []
-        for owner, whole in enumerate(addends):
-            here = slice(owner * part, (owner + 1) * part)
-            arrived = [
-                self._send((about, owner, party), addend[here])
-                for party, addend in enumerate(addends)
-                if party != owner
-            ]
-            sums.append(self._send((about, owner, None), torch.stack([whole[here], *arrived]).sum(0)))
-        return torch.cat(sums)
+    def __call__(self, changes: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """The sum of the ``changes`` (flat, by island), as all get it."""
+        return torch.stack([self._sent(island, each) for island, each in changes.items()]).sum(0)
 
-    def _send(self, about: tuple[str, int, int | None], values: torch.Tensor) -> torch.Tensor:
-        """What arrives of ``values``."""
-        whole = values + self._left_out.get(about, 0.0)
-        if not whole.numel():
-            return whole
+    def _sent(self, island: int, change: torch.Tensor) -> torch.Tensor:
+        whole = change + 0.95 * self._left_out.get(island, 0.0)
         encoded = encode(Codec.TOPK, whole)
         arrived = decode(encoded.codec, encoded.data, whole.numel(), whole.dtype, whole.device)
-        self._left_out[about] = whole - arrived
+        self._left_out[island] = whole - arrived
         return arrived
-
-
-class LargestGradients:
-    """An Exchange in which replicas send each other the largest gradients of each bucket alone."""
-
-    def __init__(self, run: Run, data: Data) -> None:
-        self._buckets = load_model(run.model, data.sample).buckets
-        self._sums = SparseSums()
-
-    def __call__(self, shares: Sequence[Gradients]) -> Gradients:
-        exchanged: dict[str, torch.Tensor] = {}
-        for spec in self._buckets:
-            flat = [torch.cat([share[name].reshape(-1) for name, _ in spec.parameters]) for share in shares]
-            sizes = [math.prod(shape) for _, shape in spec.parameters]
-            summed = torch.split(self._sums(str(spec.index), flat), sizes)
-            for (name, shape), part in zip(spec.parameters, summed, strict=True):
-                exchanged[name] = part.view(shape)
-        return exchanged
 
 
 def mean_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:

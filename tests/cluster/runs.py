@@ -9,14 +9,13 @@ import enum
 import inspect
 import itertools
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtfm.node.data.dataset import load_data
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
-from tests.cluster.plain import LargestGradients, plain_held_out_loss, plain_losses
+from tests.cluster.plain import plain_held_out_loss, plain_losses
 
 #: Real text that is quickly read: a few modules of the standard library.
 CORPUS = "corpus.txt"
@@ -104,14 +103,6 @@ def losses_alone(path: Path, allowed_modules: tuple[str, ...] = (), *, steps: in
         del _alone[key]  # the generator ends with its first exception
         raise
     return known[:wanted]
-
-
-def losses_with_largest_gradients(path: Path, replicas: Sequence[Sequence[int]], *, steps: int) -> list[float]:
-    """As `losses_alone`, where two ``replicas``, given by their micro-batches, exchange the largest gradients alone."""
-    run = read_run_file(path).message("any")
-    _locate_corpus(run, path)
-    exchange = LargestGradients(run, load_data(run))
-    return list(itertools.islice(plain_losses(run, replicas=replicas, exchange=exchange), steps))
 
 
 def held_out_losses_alone(path: Path, steps: int) -> list[float]:

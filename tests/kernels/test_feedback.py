@@ -1,4 +1,4 @@
-"""Error feedback: what one step leaves out is sent in later steps."""
+"""Error feedback: what one exchange leaves out is sent in later ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.kernels.codec import Codec, decode
-from dtfm.kernels.feedback import encode_with_feedback
+from dtfm.kernels.feedback import KEPT, encode_with_feedback
 from tests.kernels.arrays import float32
 
 CPU = torch.device("cpu")
@@ -23,19 +23,21 @@ def test_the_residual_is_the_input_minus_the_output(codec: Codec, x: NDArray[np.
     carried = torch.from_numpy(np.random.default_rng(seed).standard_normal(x.size).astype(np.float32))
     encoded, residual = encode_with_feedback(codec, gradients, carried)
     received = decode(encoded.codec, encoded.data, x.size, torch.float32, CPU)
-    assert torch.equal(residual, (gradients + carried) - received)
+    assert torch.equal(residual, (gradients + KEPT * carried) - received)
 
 
-def test_with_topk_the_sum_of_received_gradients_follows_the_sum_of_true_ones() -> None:
-    """Each step sends a block's 8 largest elements, so a constant gradient sends each of its 256 elements every 32 steps."""
-    gradients = torch.from_numpy(np.random.default_rng(0).uniform(0.5, 1.0, 1000).astype(np.float32))
-    carried, arrived = torch.zeros(1000), torch.zeros(1000)
-    for _ in range(200):
-        encoded, carried = encode_with_feedback(Codec.TOPK, gradients, carried)
+def test_with_topk_all_elements_are_sent_in_time() -> None:
+    """Of a block's 256 elements each exchange sends the 8 largest, so that constant changes all have their turn in 32."""
+    changes, arrived = (
+        torch.from_numpy(np.random.default_rng(0).uniform(0.8, 1.0, 1000).astype(np.float32)),
+        torch.zeros(1000),
+    )
+    carried: torch.Tensor | None = None
+    for _ in range(64):
+        encoded, carried = encode_with_feedback(Codec.TOPK, changes, carried)
         assert encoded.codec is Codec.TOPK
         arrived += decode(encoded.codec, encoded.data, 1000, torch.float32, CPU)
-    torch.testing.assert_close(arrived + carried, 200 * gradients, rtol=1e-4, atol=0)
-    assert torch.all(carried <= 70 * gradients.max())
+    assert arrived.count_nonzero() == 1000
 
 
 def test_a_step_that_is_not_finite_leaves_no_residual() -> None:

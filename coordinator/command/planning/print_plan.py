@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -25,7 +25,7 @@ from dtfm.coordinator.command.planning.rented import (
     without_bf16,
 )
 from dtfm.coordinator.command.planning.run_workload import workload_of_run
-from dtfm.coordinator.core.validation.description import OUTER_BYTES_PER_PARAMETER_BYTE, as_the_run_says
+from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log.wording import describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
@@ -97,7 +97,7 @@ def print_plan(
     try:
         decision, elapsed = searched(rounds), time.monotonic() - began
         if asked is not None and asked.may_have_rounds and not (rounds.length or stages or stop.is_set()):
-            with_rounds = replace(work, outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE)
+            with_rounds = work.with_rounds()
             seconds, among = decision.predicted.iteration_seconds, fitting(asked.train.steps)
             with announced("Looking whether rounds would be faster"):
                 look = partial(advice, cluster, with_rounds, seconds, among, seed=seed, stopped=stop.is_set)

@@ -33,8 +33,8 @@ FOLLOW_FRACTION = 0.5
 links it is quicker to pause for the state."""
 
 SPARSE_UPDATE = 1 / 16
-"""Bytes to a standby per byte of an exchange's sum, where topk has left 8 of 256 elements: each comes with its place
-(node/state/update.py). Under other codecs all come as they are."""
+"""Bytes to a standby per byte of an exchange's sum, for each island, of which topk has left 8 of 256 elements: each comes with
+its place (node/state/update.py). Under other codecs all come as they are."""
 
 COMMIT_WAIT_FRACTION = 0.1
 """The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES: the run loses at most
@@ -355,7 +355,7 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     ledger, rounds = state.ledger, state.rounds
     share = FOLLOW_FRACTION * rounds.stride
     if ledger.training.islands and state.run.network.exchange == "topk":
-        share /= SPARSE_UPDATE
+        share /= min(1.0, SPARSE_UPDATE * len({*ledger.training.islands.values()}))
     if not ledger.training.step_seconds or not holders:
         return True
     sizes: dict[tuple[str, ...], float] = {}

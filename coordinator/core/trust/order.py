@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from dtfm.coordinator.config.codecs import adds_sparsely
 from dtfm.coordinator.core.audits import Passed
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.state import State
@@ -38,7 +37,7 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
             gradient_out=sent.get((node, previous, Kind.GRADIENT, number, 0), b""),
             loss=losses.get(number, 0.0),
         )
-    if drawn.whole and not adds_sparsely(state.run.network):
+    if drawn.whole:
         party = state.ledger.party
         kept = {each for each, its in phase.votes.items() if its.kept or party(each) == party(node)}
         summed = added_up(phase.passed[node], kept) if not vote.clipped else {}

@@ -144,19 +144,14 @@ def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
     )
 
 
-OUTER_BYTES_PER_PARAMETER_BYTE = 2.0
-"""Of the anchor and the momentum (node/model/bucket.py)."""
 BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "topk": 0.5625}
 """By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
 
 
 def workload_of(layers: tuple[Layer, ...], run: RunFile) -> Workload:
     """What it takes to train these layers by the run file."""
-    own, copy = run.own_bytes_per_parameter_byte, run.copy_bytes_per_parameter_byte
-    workload = Workload(
-        layers, run.train.micro_batches, own_bytes_per_parameter_byte=own, copy_bytes_per_parameter_byte=copy
-    )
-    return as_the_run_says(workload, run)
+    copied = run.copy_bytes_per_parameter_byte
+    return as_the_run_says(Workload(layers, run.train.micro_batches, copy_bytes_per_parameter_byte=copied), run)
 
 
 def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
@@ -164,15 +159,16 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
     goes on. Activations and their gradients share links, and count as the larger of the two does."""
     checkpointing, optimizer_state = run.train.activation_checkpointing, run.train.optimizer_state
     network, bits = run.network, {"fp64": 64.0, "bf16": 16.0}.get(run.train.precision, 32.0)
-    return replace(
+    said = replace(
         workload,
         checkpointing=None if checkpointing == "auto" else Checkpointing(checkpointing),
         optimizer_state=None if optimizer_state == "auto" else OptimizerState(optimizer_state),
-        outer_bytes_per_parameter_byte=OUTER_BYTES_PER_PARAMETER_BYTE if run.train.round_length else 0.0,
         sent_per_activation_byte=max(_sent(network.activations, bits), _sent(network.gradients, bits)),
         sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
         sent_per_exchanged_byte=_sent(network.exchange, max(bits, 32.0)),
+        exchanged_with_all=network.exchange == "topk",
     )
+    return said.with_rounds() if run.train.round_length else said
 
 
 def _sent(codec: str, bits: float) -> float:

@@ -34,7 +34,6 @@ def run_file(**tables: dict[str, object]) -> RunFile:
                 "activation_checkpointing": "layer",
                 "optimizer_state": "host",
             },
-            "network": {"reduction": "topk"},
         },
     ],
 )
@@ -49,7 +48,7 @@ def test_a_run_asks_what_a_node_would_count(tables: dict[str, dict[str, object]]
             same.parameter_bytes,
             same.kept,
         )
-    for field in ("micro_batches", "checkpointing", "optimizer_state", "own_bytes_per_parameter_byte"):
+    for field in ("micro_batches", "checkpointing", "optimizer_state"):
         assert getattr(summed, field) == getattr(counted, field)
     assert summed.copy_bytes_per_parameter_byte == counted.copy_bytes_per_parameter_byte
 

@@ -313,17 +313,6 @@ def test_what_does_not_fit_is_not_answered(trained: Nodes) -> None:
         assert misfit(good, generation, 1)
 
 
-def test_what_a_sparse_codec_sends_is_refused_by_name(trained: Nodes) -> None:
-    with trained(compression='off"\nreduction = "topk') as nodes:
-        step = Auditors(nodes)
-        answer = step.answer("n3", step.asked("n2", bucket=min(nodes.generations["n2"].stage.buckets)))
-        assert answer.problem.startswith("UNUSABLE: under a sparse codec")
-        assert not answer.withheld_by
-        request = KeptRequest(generation=1, step=1, kind=Kind.REDUCE, index=min(nodes.generations["n2"].stage.buckets))
-        with pytest.raises(LookupError, match="SPARSE"):
-            nodes.generations["n2"].offer(1).find(request)
-
-
 def test_what_was_not_sent_is_not_handed_out(trained: Nodes) -> None:
     with trained() as nodes:
         Auditors(nodes)

@@ -26,7 +26,7 @@ HERE = Place(0, 0, 4096)
 
 def group(*loads: int) -> Group:
     names = tuple("abcdefgh"[: len(loads)])
-    return Group(names, names, (0,) * len(loads), loads)
+    return Group(names, names, (0,) * len(loads), loads, (0,) * len(loads))
 
 
 def hold(bound: ContributionBound, who: Group, *scales: float, seed: int = 0) -> list[float]:
@@ -149,7 +149,7 @@ def test_who_has_used_up_its_allowance_gets_no_other_with_a_new_stage() -> None:
 
 def test_a_tied_parameter_is_compared_within_each_stage() -> None:
     """The gradient of an embedding that is also the head is larger on the last stage."""
-    who = Group(("a", "b", "c", "d"), ("a", "b"), (0, 0, 1, 1), (1, 1, 1, 1))
+    who = Group(("a", "b", "c", "d"), ("a", "b"), (0, 0, 1, 1), (1, 1, 1, 1), (0, 0, 0, 0))
     bound = ContributionBound()
     assert hold(bound, who, 1, 1, 100, 100)[2:] == pytest.approx([100, 100], rel=0.05)
     assert hold(bound, who, 1, 1, 100, 1e5)[3] <= 100 * MOST * 1.1
@@ -169,7 +169,7 @@ def test_a_node_believes_its_own_addend() -> None:
 def test_what_is_usual_in_one_place_says_nothing_about_another() -> None:
     """The first stage adds to the rows of tokens that occur. Once the shards are others, so are the rows that this node adds
     up."""
-    stages = Group(("a", "b"), ("a", "b"), (1, 0), (4, 4))
+    stages = Group(("a", "b"), ("a", "b"), (1, 0), (4, 4), (0, 0))
     bound, rare, frequent = ContributionBound(), Place(0, 0, 8), Place(0, 8, 16)
     for place, size in ((rare, 0.01), (frequent, 1.0), (frequent, 1.0)):
         bound.begin()

@@ -16,8 +16,6 @@ import torch
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.host.trace import Activity, Span, forget, listen
-from dtfm.node.model.placement import Group
-from dtfm.node.training.generation_setup import inherit
 from dtfm.node.training.progress import Progress
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Takeover, from_routes
@@ -203,47 +201,6 @@ def test_a_micro_batch_that_went_to_another_node_and_came_back_is_sent_once(tmp_
     assert [nodes.train(), nodes.train()] == pytest.approx(
         losses_alone(tmp_path / "run.toml", steps=2), rel=1e-9, abs=0
     )
-
-
-@pytest.mark.parametrize(
-    "text", [run_file(stages=[2, 2], steps=4).replace("[cluster]", 'reduction = "topk"\n[cluster]')]
-)
-def test_under_topk_replicas_stay_equal_and_an_aborted_step_leaves_no_trace(nodes: InProcess) -> None:
-    for _ in range(2):
-        nodes.train()
-    first = digests(nodes)
-    assert first[0] == first[1]
-    assert first[2] == first[3]
-    carried = {name: dict(generation.reducer.carried) for name, generation in nodes.generations.items()}
-    values = {(name, at): value.clone() for name, mine in carried.items() for at, value in mine.items()}
-    assert sum(float(value.abs().sum()) for value in values.values()) > 0
-    nodes.train(commit=False)
-    assert digests(nodes) == first
-    for name, generation in nodes.generations.items():
-        assert generation.reducer.carried.keys() == carried[name].keys()
-        assert all(torch.equal(value, values[name, at]) for at, value in generation.reducer.carried.items())
-
-
-@pytest.mark.parametrize(
-    "text", [run_file(stages=[2, 2], steps=4).replace("[cluster]", 'reduction = "topk"\n[cluster]')]
-)
-def test_what_topk_leaves_out_outlives_a_change_of_plan_where_it_is_still_to_be_sent(nodes: InProcess) -> None:
-    nodes.train()
-    carried = {name: generation.reducer.carried for name, generation in nodes.generations.items()}
-    assert all(residual.count_nonzero() for residuals in carried.values() for residual in residuals.values())
-    n0, last = nodes.generations["n0"], nodes.generations["n2"]
-    only_n0 = Group(("n0",), ("n0",), (0,), (MICRO_BATCHES,))
-    alone = replace(n0.placement, groups=dict.fromkeys(n0.placement.groups, only_n0))
-    assert inherit(n0, last.stage, last.placement, 1, None).residuals == {}  # it had none of these buckets
-    assert inherit(n0, n0.stage, alone, 1, None).residuals == {}  # nobody is left to send to
-    assert inherit(n0, n0.stage, n0.placement, 0, None).residuals == {}  # the step is undone
-    nodes.go_on(first_stage_swapped())
-    for name, generation in nodes.generations.items():
-        assert generation.reducer.carried.keys() == carried[name].keys() == generation.placement.groups.keys()
-        assert all(generation.reducer.carried[index] is residual for index, residual in carried[name].items())
-    nodes.train()
-    of = digests(nodes)
-    assert (of[0], of[2]) == (of[1], of[3])
 
 
 def test_a_changed_link_gets_another_codec_between_two_steps(text: str) -> None:

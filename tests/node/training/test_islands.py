@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtfm.kernels.codec import Codec
+from dtfm.kernels.feedback import KEPT
 from dtfm.node.data.dataset import load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model
-from dtfm.node.training.generation import Generation
 from dtfm.protos.plan_pb2 import CONSTANT, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
@@ -64,11 +65,13 @@ def started(run: Run, plan: Plan) -> InProcess:
     return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12)
 
 
-@pytest.mark.parametrize(("codec", "tolerance"), [("off", 1e-9), pytest.param("i4b64", 1e-2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("codec", "tolerance"), [("off", 1e-9), pytest.param("i4b64", 1e-2, marks=pytest.mark.soak), ("topk", 1e-2)]
+)
 def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
     run: Run, codec: str, tolerance: float
 ) -> None:
-    """In 4 bits, but for where its blocks end: the one process has all parameters in one."""
+    """Under a codec but for where its blocks end: the one process has all parameters in one."""
     run.network.exchange = codec
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
     alone = losses_of_islands(run, lambda step: shares(plan))
@@ -121,29 +124,53 @@ def test_an_exchange_that_is_given_up_leaves_the_islands_as_they_were(run: Run) 
 
 
 def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run) -> None:
-    """What the exchange has changed, and what all messages have left out, is what the islands have learnt."""
+    """What the exchange has changed, and what all messages have left out, is what the islands have learnt, and most of what was
+    left out before. Of an island, one holder sends."""
     run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "topk", 1.0, 0.0
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
     with started(run, plan) as nodes:
         for _ in range(2):
             for _ in range(ROUNDS):
                 nodes.train()
-            before, learnt = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
+            before, learnt = dict[int, torch.Tensor](), dict[int, dict[int, torch.Tensor]]()
             for generation in nodes.generations.values():
                 for index, bucket in generation.stage.buckets.items():
                     before[index] = bucket.outer[0].clone()
-                    change = (bucket.outer[0] - bucket.parameters) * generation.placement.share_in_exchange(index)
-                    learnt[index] = learnt.get(index, 0.0) + change + carried(generation, index)
+                    share = generation.placement.share_in_exchange(index, Codec.TOPK)
+                    change = (bucket.outer[0] - bucket.parameters) * share
+                    learnt.setdefault(index, {})[generation.placement.island] = change
+            carried = left_out(nodes)
             nodes.train()
-            for index, whole in learnt.items():
+            for index, of_islands in learnt.items():
+                whole = torch.stack([*of_islands.values()]).sum(0) + KEPT * carried.get(index, torch.zeros(1))
                 after = [
                     g.stage.buckets[index].parameters for g in nodes.generations.values() if index in g.stage.buckets
                 ]
                 assert all(torch.equal(after[0], other) for other in after)
-                left = sum(carried(g, index) for g in nodes.generations.values() if index in g.stage.buckets)
-                torch.testing.assert_close(before[index] - after[0] + left, whole, rtol=0, atol=1e-7)
-                assert not torch.allclose(before[index] - after[0], whole, rtol=0, atol=1e-5)
+                changed = before[index] - after[0]
+                torch.testing.assert_close(changed + left_out(nodes)[index], whole, rtol=0, atol=1e-7)
+                assert not torch.allclose(changed, whole, rtol=0, atol=1e-5)
 
 
-def carried(generation: Generation, bucket: int) -> torch.Tensor:
-    return generation.exchanger.carried.get(bucket, torch.zeros(1))
+def left_out(nodes: InProcess) -> dict[int, torch.Tensor]:
+    """By bucket, by all together."""
+    found = dict[int, torch.Tensor]()
+    for generation in nodes.generations.values():
+        for index, residual in generation.exchanger.carried.items():
+            found[index] = found.get(index, 0.0) + residual
+    return found
+
+
+def test_what_a_sparse_exchange_leaves_out_outlives_a_change_of_plan_but_not_an_exchange_given_up(run: Run) -> None:
+    run.network.exchange = "topk"
+    plan = joined([ALONE, PIPELINE, REPLICAS], 1)
+    with started(run, plan) as nodes:
+        for _ in range(ROUNDS + 1):
+            nodes.train()
+        carried = left_out(nodes)
+        assert all(residual.count_nonzero() for residual in carried.values())
+        nodes.go_on(replace(plan, generation=2))
+        for _ in range(ROUNDS):
+            nodes.train()
+        nodes.train(commit=False)
+        assert all(torch.equal(carried[index], residual) for index, residual in left_out(nodes).items())

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from dtfm.kernels.codec import Codec, Encoded
+from dtfm.kernels.feedback import KEPT
 from dtfm.node.host.cuda_streams import Beside
 from dtfm.node.model import placement as placement_module
 from dtfm.node.model.bucket import BucketSpec
@@ -45,9 +46,9 @@ def _small_pieces() -> Iterator[None]:
     pieces.cache_clear()
 
 
-def group(*nodes: str) -> Group:
-    """All in one stage, each with a micro-batch."""
-    return Group(nodes, nodes, (0,) * len(nodes), (1,) * len(nodes))
+def group(*nodes: str, islands: tuple[int, ...] = ()) -> Group:
+    """All in one stage, each with a micro-batch, and by default an island of its own."""
+    return Group(nodes, nodes, (0,) * len(nodes), (1,) * len(nodes), islands or tuple(range(len(nodes))))
 
 
 def placed(node: str, groups: dict[int, Group]) -> Placement:
@@ -157,13 +158,11 @@ def test_under_a_lossy_codec_members_still_hold_the_same_bits_near_the_sum(codec
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 99),
 )
-def test_what_topk_leaves_out_is_carried_until_it_is_sent(
+def test_what_topk_leaves_out_is_carried(
     members: int, sizes: list[int], steps: int, dtype: torch.dtype, seed: int
 ) -> None:
-    """Over any number of steps, the sums and the residuals still carried add up to the gradients. A member joins before each."""
+    """What arrives, and what is left out, are the changes and KEPT of what was left out before. A member joins each time."""
     generator = torch.Generator().manual_seed(seed)
-    put_in = [torch.zeros(size, dtype=torch.float64) for size in sizes]
-    arrived = [torch.zeros(size, dtype=torch.float64) for size in sizes]
     carried: dict[str, Residuals] = {}
     for step in range(steps):
         nodes = [f"n{i}" for i in range(members + step)]
@@ -171,24 +170,37 @@ def test_what_topk_leaves_out_is_carried_until_it_is_sent(
         gradients = {
             n: {b: torch.randn(size, generator=generator).to(dtype) for b, size in enumerate(sizes)} for n in nodes
         }
-        for b, total in enumerate(put_in):
-            total += sum(gradients[n][b].double() for n in nodes)
+        expected = [
+            torch.stack([gradients[n][b].double() for n in nodes]).sum(0) + KEPT * together(carried, b, size)
+            for b, size in enumerate(sizes)
+        ]
         carried = reduce_together(gradients, groups, Codec.TOPK, carried)
-        for b, total in enumerate(arrived):
-            total += gradients[nodes[0]][b]
+        for b, whole in enumerate(expected):
             assert all(torch.equal(gradients[n][b], gradients[nodes[0]][b]) for n in nodes)
-    for residuals in carried.values():
-        for b, residual in residuals.items():
-            arrived[b] += residual
-    for b, expected in enumerate(put_in):
-        torch.testing.assert_close(arrived[b], expected, rtol=1e-4, atol=1e-4)
+            arrived = gradients[nodes[0]][b] + together(carried, b, sizes[b])
+            torch.testing.assert_close(arrived.double(), whole, rtol=1e-4, atol=1e-4)
+
+
+def together(carried: dict[str, Residuals], bucket: int, size: int) -> torch.Tensor:
+    return torch.stack([torch.zeros(size), *(each[bucket] for each in carried.values() if bucket in each)]).sum(0)
+
+
+def test_under_topk_one_member_of_each_island_sends_a_piece_and_all_get_the_same() -> None:
+    nodes, who = ("a", "b", "c"), group("a", "b", "c", islands=(0, 0, 1))
+    of_ab, of_c = torch.randn(5000, generator=torch.Generator().manual_seed(1)), torch.ones(5000)
+    gradients = {"a": {0: of_ab.clone()}, "b": {0: of_ab.clone()}, "c": {0: of_c.clone()}}
+    residuals = reduce_together(gradients, {0: who}, Codec.TOPK)
+    assert all(torch.equal(gradients[n][0], gradients["a"][0]) for n in nodes)
+    left = together(residuals, 0, 5000)
+    torch.testing.assert_close(gradients["a"][0] + left, of_ab + of_c, rtol=1e-4, atol=1e-4)
+    assert [*(who.senders(piece) for piece in range(4))] == [(0, 2), (1, 2), (0, 2), (1, 2)]
 
 
 def test_topk_sends_little_and_what_it_carries_is_not_changed_in_place() -> None:
     nodes = ("a", "b")
     gradients = {n: {0: torch.linspace(-1, 1, 2048)} for n in nodes}  # two pieces for each
     first = reduce_together(gradients, {0: group(*nodes)}, Codec.TOPK)
-    assert int(gradients["a"][0].count_nonzero()) == 2048 * 8 // 256
+    assert int(gradients["a"][0].count_nonzero()) == 2048 * 8 // 256  # both send the same elements
     assert {n: set(residuals) for n, residuals in first.items()} == {n: {0} for n in nodes}
     before = {at: residual.clone() for at, residual in first["a"].items()}
     reduce_together({n: {0: torch.ones(2048)} for n in nodes}, {0: group(*nodes)}, Codec.TOPK, first)
@@ -203,7 +215,7 @@ def test_other_codecs_carry_nothing() -> None:
 
 def test_a_tied_bucket_is_summed_across_stages_and_the_others_within_them() -> None:
     first, last = group("a", "b"), group("c")
-    tied = Group(("a", "b", "c"), ("a", "b"), (0, 0, 1), (1, 1, 2))
+    tied = Group(("a", "b", "c"), ("a", "b"), (0, 0, 1), (1, 1, 2), (0, 0, 0))
     gradients = {
         "a": {0: torch.ones(10), 9: torch.full((600,), 1.0)},
         "b": {0: torch.ones(10), 9: torch.full((600,), 10.0)},

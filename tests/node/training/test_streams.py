@@ -64,7 +64,7 @@ def text_of(precision: str, reduction: str, more: str = "") -> str:
     [
         ("bf16", "i8b256", '[trust]\nmode = "open"\n', (ON_HOST, Keeping())),
         pytest.param("fp32", "off", "", (), marks=pytest.mark.soak),
-        pytest.param("bf16", "topk", "", (), marks=pytest.mark.soak),
+        pytest.param("bf16", "auto", "", (), marks=pytest.mark.soak),
     ],
 )
 def test_nodes_wait_for_what_they_use(
@@ -98,7 +98,8 @@ def test_auditors_wait_for_what_they_use(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.soak
-def test_islands_wait_for_what_they_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codec", ["i4b64", "topk"])
+def test_islands_wait_for_what_they_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
     text = (
@@ -109,6 +110,7 @@ def test_islands_wait_for_what_they_exchange(tmp_path: Path, monkeypatch: pytest
     )
     (tmp_path / "run.toml").write_text(text)
     run = read_run_file(tmp_path / "run.toml").message("test")
+    run.network.exchange = codec
     data = load_data(run)
     model = load_model(run.model, data.sample)
     model.set_rounds(Rounds(2))
@@ -119,8 +121,8 @@ def test_islands_wait_for_what_they_exchange(tmp_path: Path, monkeypatch: pytest
         pretended_gpus() as gpus,
         InProcess(run, joined(islands, 1), model, data, bandwidth=1e9, flops=1e12, devices=GPUS) as nodes,
     ):
-        losses = [nodes.train() for _ in range(3)]
-    assert losses[1] < losses[0]
+        losses = [nodes.train() for _ in range(6)]
+    assert losses[4] < losses[0]
     assert not gpus.errors
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,10 +13,11 @@ import torch
 from dtfm.kernels.codec import Codec, encoded_bytes
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import placement_of, shards
-from dtfm.node.transport.frame_validation import Expectations, TensorSizes
+from dtfm.node.transport.frame_validation import Expectations, TensorSizes, validate
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames
-from dtfm.scheduler.model.plan import Stage, from_routes
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from dtfm.scheduler.model.rounds import Rounds
 
 # Micro-batches 0 and 2 go from a1 to me, 1 and 3 from a2 to other; `me` and `other` are a replica group.
 PLAN = from_routes(
@@ -120,17 +123,34 @@ def test_a_tensor_sent_again_with_another_codec_is_a_duplicate(at: Fixture) -> N
     assert at.problem("a1", other) is FrameProblem.DUPLICATE
 
 
-@pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.EVALUATION, Kind.GRADIENT])
-def test_sparse_codecs_are_only_for_gradients_between_replicas(at: Fixture, kind: Kind) -> None:
-    def under_topk(plain: Header) -> Header:
-        total = encoded_bytes(Codec.TOPK, plain.elements, torch.float32)
-        return replace(plain, codec=Codec.TOPK, total=total)
+def under_topk(plain: Header) -> Header:
+    return replace(plain, codec=Codec.TOPK, total=encoded_bytes(Codec.TOPK, plain.elements, torch.float32))
 
-    source = "z" if kind is Kind.GRADIENT else "a1"
-    assert at.problem(source, under_topk(header(kind))) is FrameProblem.UNEXPECTED
-    at.take("other", under_topk(header(Kind.REDUCE, index=1, part=0, elements=512)))
-    at.take("other", under_topk(header(Kind.GATHER, index=1, part=1, elements=BUCKET - 512)))
-    assert [a.header.kind for a in at.arrived] == [Kind.REDUCE, Kind.GATHER]
+
+@pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.EVALUATION, Kind.GRADIENT, Kind.REDUCE, Kind.GATHER])
+def test_sparse_codecs_are_only_for_exchanges(at: Fixture, kind: Kind) -> None:
+    source = {Kind.GRADIENT: "z", Kind.REDUCE: "other", Kind.GATHER: "other"}.get(kind, "a1")
+    at_bucket = {
+        Kind.REDUCE: {"index": 1, "elements": 512},
+        Kind.GATHER: {"index": 1, "part": 1, "elements": BUCKET - 512},
+    }
+    assert at.problem(source, under_topk(header(kind, **at_bucket.get(kind, {})))) is FrameProblem.UNEXPECTED
+
+
+def test_in_an_exchange_one_of_each_island_sends_a_piece_to_all() -> None:
+    """Step 8 is an exchange. Under other codecs "me" would get the first of four pieces alone."""
+    islands = [Stage((0, 1), names, (1, 1), island=n) for n, names in enumerate((("me", "mine"), ("a", "b")))]
+    plan = Plan(5, tuple(islands), ())
+    placement = placement_of(plan, "me", 2, [BucketSpec(0, (0,), ())], rounds=Rounds(3))
+    assert placement is not None
+    expect = Expectations(placement, TensorSizes(ELEMENTS, ELEMENTS, {0: BUCKET}, torch.float32, torch.float32))
+    sent = set[tuple[str, int]]()
+    for part, source in itertools.product(range(4), ("mine", "a", "b")):
+        start, stop = placement.exchange_groups[0].piece(BUCKET, part)
+        with contextlib.suppress(FrameError):
+            validate(expect, APPLIED, source, under_topk(header(Kind.REDUCE, part=part, elements=stop - start)))
+            sent.add((source, part))
+    assert sent == {("a", 0), ("b", 1), ("mine", 1), ("a", 2), ("b", 3), ("mine", 3)}
 
 
 def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:

@@ -98,7 +98,7 @@ class End:
         self.server.become(member(name))
         placement = placement_of(PLAN, name, 0)
         assert placement is not None
-        groups = {index: Group(("a", name), ("a",), (0, 1), (1, 1)) for index in range(PIECES)}
+        groups = {index: Group(("a", name), ("a",), (0, 1), (1, 1), (0, 0)) for index in range(PIECES)}
         sizes = TensorSizes(
             ACTIVATION_FRAMES * PIECE, 0, dict.fromkeys(groups, 2 * PIECE), torch.float32, torch.float32
         )

@@ -53,7 +53,7 @@ def test_defaults_follow_from_other_keys() -> None:
     assert read("[cluster]\nstages = [2, 1, 1]").cluster.nodes == 4
     network = read('[network]\ncompression = "off"\nreduction = "i8b256"').network
     assert (network.activations, network.gradients, network.reduction) == ("off", "off", "i8b256")
-    assert read('[network]\nreduction = "topk"').network.reduction == "topk"
+    assert read('[network]\nexchange = "topk"').network.exchange == "topk"
 
 
 def test_stages_are_pinned_by_number_or_by_list() -> None:
@@ -112,12 +112,9 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
             '[network]\nactivations = "zip"',
             "network.activations = 'zip': must be one of 'auto', 'off', 'raw16', 'i8b256' or 'i4b64'",
         ),
-        *(
-            (
-                f'[network]\n{key} = "topk"',
-                f"network.{key} = 'topk': leaves out most elements, and only the reduction sends them",
-            )
-            for key in ("compression", "activations", "gradients")
+        (
+            '[network]\nreduction = "topk"',
+            "network.reduction = 'topk': must be one of 'auto', 'off', 'raw16', 'i8b256' or 'i4b64'",
         ),
         (
             "[model]\nconfig = { hidden_size = 130, num_attention_heads = 4 }",
@@ -139,7 +136,6 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ),
         ("[train]\nsteps = 8\nrounds = 3\n[cluster]\nstages = 2", 'stages must be "auto" with train.rounds'),
         ('[train]\nsteps = 8\nrounds = 3\n[trust]\nmode = "open"', 'set mode = "trusted" and audit_rate = 0'),
-        ('[network]\nreduction = "topk"\n[trust]\nmode = "open"', "compares the sizes of what replicas add up"),
         (
             '[checkpoint]\nuri = "s4://bucket"',
             "checkpoint.uri = 's4://bucket': names 's4://bucket', which no run may use",

@@ -153,6 +153,27 @@ def test_an_exchange_takes_what_the_slowest_line_takes() -> None:
     assert exchange_seconds(cluster, workload, joined(plan.islands[:1], 0)) == 0
 
 
+def test_what_is_exchanged_with_all_is_divided_among_the_replicas_of_an_island() -> None:
+    """n0 sends all to two; n1 and n2 each a half to two, and get a half from each other and all from n0."""
+    cluster = uniform_cluster(3, bandwidth=1e8)
+    workload = replace(even_workload(layers=2, micro_batches=6), exchanged_with_all=True)
+    alone = Plan(0, (Stage((0, 2), ("n0",), (2,), island=0),), ())
+    pair = Plan(0, (Stage((0, 2), ("n1", "n2"), (2, 2), island=1),), ())
+    assert exchange_seconds(cluster, workload, joined([alone, pair], 0)) == pytest.approx(2 * 2 * 2e7 / 1e8 + 2e-3)
+    slow = replace(cluster, nodes=(cluster.nodes[0], replace(cluster.nodes[1], up=1e7), cluster.nodes[2]))
+    assert exchange_seconds(slow, workload, joined([alone, pair], 0)) == pytest.approx(2 * 2e7 / 1e7 + 2e-3)
+
+
+@pytest.mark.parametrize(("length", "times"), [(10, 0.91), (30, 1.16)])
+def test_islands_that_exchange_their_largest_changes_alone_need_fewer_tokens_if_often_and_more_if_seldom(
+    length: int, times: float
+) -> None:
+    workload, sparse = llama("1.1B"), replace(llama("1.1B"), exchanged_with_all=True)
+    assert tokens_needed(1, sparse, Rounds(length)) == 1
+    ratio = tokens_needed(8, sparse, Rounds(length)) / tokens_needed(8, workload, Rounds(length))
+    assert ratio == pytest.approx(times, abs=0.01)
+
+
 LARGE = cities([2, 1, 2], 1250e6, 50 * MEGABIT)
 #: Where n2 can hold the model alone, and the others two by two.
 CITIES = replace(

@@ -32,7 +32,6 @@ from tests.coordinator.ledgers import altered
         ('compression = "off"\nreduction = "raw16"', "bf16", 1.0, 0.5),
         ('compression = "i4b64"\nreduction = "raw16"', "bf16", 4.25 / 16, 0.5),
         ('compression = "i4b64"\ngradients = "i8b256"', "fp32", 8.0625 / 32, 4.25 / 32),
-        ('compression = "i8b256"\nreduction = "topk"', "fp32", 8.0625 / 32, 0.5625 / 32),
         ('compression = "i8b256"\nactivations = "off"', "fp32", 1.0, 8.0625 / 32),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.coordinator.config.codecs import AUTO, TENSORS, adds_sparsely, allowed_codecs, codec_in_use
+from dtfm.coordinator.config.codecs import AUTO, TENSORS, allowed_codecs, codec_in_use
 from dtfm.node.training.compression import GENTLEST_FIRST
 from dtfm.protos.run_file.tables import Network
 
@@ -26,8 +26,3 @@ def test_where_the_run_leaves_the_choice_the_word_of_a_node_counts_among_these(t
 def test_where_the_run_names_a_codec_it_is_that_one_whatever_a_node_says(tensors: str) -> None:
     network = Network(compression="i4b64")
     assert codec_in_use(network, {tensors: "i8b256"}, tensors) == "i4b64"
-
-
-def test_only_the_run_makes_sums_depend_on_earlier_steps() -> None:
-    assert adds_sparsely(Network(reduction="topk"))
-    assert not adds_sparsely(Network())

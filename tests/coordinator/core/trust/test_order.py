@@ -57,13 +57,6 @@ def test_a_sum_is_not_done_again_where_its_owner_clipped_or_somebody_no_longer_h
         assert len(order.sums) == sums
 
 
-def test_what_was_added_under_a_sparse_codec_is_not_compared() -> None:
-    world = auditing("a", "b", network={"reduction": "topk"})
-    all_vote(world)
-    assert world.last_to("a", "audit").micro_batches
-    assert not world.last_to("a", "audit").HasField("bucket")
-
-
 @pytest.mark.parametrize("codec", ["topk", "zz"])
 def test_no_word_of_a_node_on_its_codecs_keeps_what_it_adds_from_being_compared_closely(codec: str) -> None:
     """Not even one that is in the log of a coordinator that took it."""
