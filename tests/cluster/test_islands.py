@@ -106,6 +106,18 @@ def test_islands_train_what_one_process_with_as_many_copies_does(
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.soak
+def test_islands_that_exchange_their_largest_changes_alone_train_what_one_process_with_such_copies_does(
+    tmp_path: Path,
+) -> None:
+    """But for where the blocks of the codec end."""
+    made = text(12).replace("[network]\n", '[network]\nexchange = "topk"\n')
+    with Cluster(tmp_path, made, coordinator="tests.cluster.drawn", nodes=NODES) as cluster:
+        assert cluster.finish() == 0
+        assert len(islands(cluster)) == 3
+        assert_exact_islands(cluster, tolerance=0.01)
+
+
 @pytest.mark.parametrize(
     "fault",
     [
