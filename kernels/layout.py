@@ -44,11 +44,8 @@ class Codec(enum.IntEnum):
 
     @property
     def sparse(self) -> bool:
-        """Whether the codec leaves elements out.
-
-        Such a codec suits only exchanges between islands, where the sender adds what it left out to its next changes
-        (feedback.py). A sum of several is not sparse any more: each sends its own to all others.
-        """
+        """Whether the codec leaves elements out. In exchanges the sender adds them to its next changes (feedback.py). A sum of
+        several is not sparse any more: each sends its own to all others."""
         return self is Codec.TOPK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -74,8 +75,9 @@ class Group:
     def senders(self, number: int) -> tuple[int, ...]:
         """The ranks of those who send a piece's changes to all under a sparse codec: one of each island, whose members have the
         same, by turns."""
-        ranks = {island: [r for r, of in enumerate(self.islands) if of == island] for island in self.islands}
-        return tuple(sorted(each[number % len(each)] for each in ranks.values()))
+        order = sorted(range(len(self.islands)), key=self.islands.__getitem__)
+        ranks = [[*each] for _, each in itertools.groupby(order, self.islands.__getitem__)]
+        return tuple(sorted(each[number % len(each)] for each in ranks))
 
 
 @dataclass(frozen=True, slots=True)

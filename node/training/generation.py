@@ -80,6 +80,8 @@ class Generation:
         self._flops = hardware.flops
         self._bandwidth = dict(bandwidth)
         on_device, on_host = stage.state_bytes
+        if loaded.run.network.exchange == "topk":  # what is left out is as large as the outer tensors
+            on_host += sum(tensor.nbytes for bucket in stage.buckets.values() for tensor in bucket.outer)
         free = free_bytes(on_device + self._computing_bytes(), on_host, hardware)
         self._retry_bytes = retry_bytes(free)
         self._is_short = is_short(on_device + on_host, hardware)
@@ -88,8 +90,9 @@ class Generation:
         self.sizes = tensor_sizes(stage, loaded.run.train.micro_batch)
         self.codecs = self._choose_codecs(inherited.codecs)
         self._queue: TopicQueue[Topic, Arrival] = TopicQueue()
-        early = early_bytes(free, len(self.codecs.replicas))
-        self.receiver = Receiver(Expectations(placement, self.sizes), applied, self._deliver, early)
+        early = early_bytes(free, len(placement.peers))
+        expect = Expectations(placement, self.sizes, self.codecs.exchange.sparse)
+        self.receiver = Receiver(expect, applied, self._deliver, early)
         is_open = loaded.run.trust.mode == Run.Trust.OPEN
         bound = inherited.bound or ContributionBound() if is_open else None
         self.reducer = Reducer(placement, self._send, self.receiver.let_go, bound=bound, came=self._came)

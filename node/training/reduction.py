@@ -9,8 +9,8 @@ their way. One thread takes what arrives; another sends, which may wait for a li
 read. A member that holds more of another's pieces than it can sum may stop reading from it for a while (see
 Receiver.readable): all send their pieces in the same order, so the first that is not summed is always among those that came.
 
-Under a sparse codec, a node adds what it left out of a message to the next step's message for the same elements, whether that
-carries its addend or, from the owner, the sum.
+Under a sparse codec one member of each island sends a piece to all, and all add up what was sent. Most of what it left out is
+added to its next changes of the same elements.
 """
 
 from __future__ import annotations
@@ -172,8 +172,7 @@ class Reducer:
         """Replaces ``gradients`` (flat tensors by bucket, in `sending_order`) by their sums over the buckets' groups.
 
         Before that, each is passed to ``keep``, so that the reduction can be repeated with other nodes. Messages are encoded
-        with ``codec``; under a sparse one, each member sends its gradients to all others, and all add them up. Returns when every
-        bucket is complete. Raises Closed, and what sending raises.
+        with ``codec``. Returns when every bucket is complete. Raises Closed, and what sending raises.
         """
         if self.bound is not None:
             self.bound.begin()
@@ -186,7 +185,7 @@ class Reducer:
 
     def commit(self, step: int) -> None:
         """``step``, the one last reduced, is committed. An aborted step leaves no residuals."""
-        self.carried = self.left_out
+        self.carried = {**self.carried, **self.left_out}  # also of what others send now
         if self.bound is not None:
             self.bound.commit()
         self.queue.forget(step)
@@ -219,7 +218,7 @@ class _Reduction:
         self._buckets = {
             index: _Bucket(index, flat, groups[index], groups[index].members.index(self._placement.node), codec.sparse)
             for index, flat in gradients.items()
-            if len(groups[index].members) > 1
+            if len({*groups[index].islands} if codec.sparse else groups[index].members) > 1
         }
         self._unsent = list(self._buckets.values())
         self._sent: list[Future[None]] = []
@@ -350,7 +349,7 @@ class _Reduction:
             before = None if carried is None else carried[start:stop].to(piece.device)
             encoded, left_out = encode_with_feedback(self._codec, piece, before)
             if index not in self._left_out:
-                self._left_out[index] = torch.zeros(len(bucket.gradients))
+                self._left_out[index] = torch.zeros(len(bucket.gradients)) if carried is None else carried.clone()
             self._left_out[index][start:stop] = left_out
             return encoded
 

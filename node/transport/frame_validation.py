@@ -40,10 +40,11 @@ def tensor_sizes(stage: Stage, micro_batch: int) -> TensorSizes:
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """What the plan has the peers of one node send it."""
+    """What the plan has the peers of one node send it. ``sparse``: islands exchange under a sparse codec."""
 
     placement: Placement
     sizes: TensorSizes
+    sparse: bool = False
 
 
 def validate(expect: Expectations, applied: int, source: str, header: Header) -> None:
@@ -77,7 +78,7 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
             f"{DTYPES.get(header.dtype, header.dtype)}",
         )
     codec = encoded_with(header, elements, dtype)
-    if codec.sparse and not expect.placement.rounds.exchanges(header.step):
+    if codec.sparse and not (expect.sparse and header.kind is Kind.REDUCE):
         raise FrameError(
             FrameProblem.UNEXPECTED,
             f"{header.kind.name} {header.index} under {codec.name.lower()}, which is only for exchanges between islands",
@@ -102,7 +103,7 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
         if (group := placement.groups_in(header.step).get(header.index)) is None:
             return (), 0
         start, stop = group.piece(sizes.buckets[header.index], header.part)
-        owner, to_all = group.owner(header.part), header.codec == Codec.TOPK
+        owner, to_all = group.owner(header.part), expect.sparse and placement.rounds.exchanges(header.step)
         is_mine = to_all or owner == placement.node
         if stop == start or is_mine != (header.kind is Kind.REDUCE):
             return (), 0

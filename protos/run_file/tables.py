@@ -338,7 +338,7 @@ class Network(Table):
     - `"raw16"` rounds to bfloat16.
     - `"i8b256"` quantizes to 8 bits in blocks of 256.
     - `"i4b64"` quantizes to 4 bits in blocks of 64.
-    - `"topk"` (for `exchange` alone) sends the largest thirtieth of the elements, and more of the rest in later exchanges.
+    - `"topk"` (for `exchange` alone) sends the largest thirtieth of the elements; most of the rest counts in later exchanges.
     """
 
     compression: Codec = Field(default="auto", description="Codec of all tensors whose own key is not given.")

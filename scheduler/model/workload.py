@@ -41,13 +41,12 @@ class Workload:
 
     A node that holds a layer keeps its weights, gradients and optimizer state, and ``own_bytes_per_parameter_byte``
     more bytes of its own, which need memory and are never transferred. ``copy_bytes_per_parameter_byte`` is the size of a second
-    copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters.
-    ``outer_bytes_per_parameter_byte`` is what a run with rounds keeps besides, in the host's memory wherever the state is: see
-    `with_rounds`.
+    copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters. What a run with
+    rounds keeps besides, ``outer_bytes_per_parameter_byte``, is in the host's memory wherever the state is: see `with_rounds`.
 
     ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
     gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what
-    islands exchange, which is ``exchanged_with_all`` that hold it, or else goes in pieces to those who sum them up.
+    islands exchange. ``exchanged_with_all``: an island sends its part to all holders, not pieces to those who sum them up.
 
     ``checkpointing`` and ``optimizer_state`` are what every node does; None leaves it to the scheduler, node by node.
     """

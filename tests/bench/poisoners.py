@@ -92,7 +92,11 @@ def train(
                 finished = cluster.finish(timeout=600) == 0
             except subprocess.TimeoutExpired:
                 finished = False
-            quarantined = {event["node"]: event["step"] for event in cluster.of("node_quarantined")}
+            quarantined, trained = dict[str, int](), 0
+            for event in cluster.events:
+                trained = max(trained, event["step"]) if event["event"] == "step_committed" else trained
+                if event["event"] == "node_quarantined":  # when what it did is undone already
+                    quarantined[event["node"]] = trained
             stages = cluster.of("plan_adopted")[0]["plan"]["stages"]
             return Outcome(
                 cluster.of("evaluated")[-1]["loss"] if finished else math.inf,

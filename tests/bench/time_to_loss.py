@@ -1,5 +1,5 @@
 """How soon several homes have a loss, each way: ``python -m tests.bench.time_to_loss [--nodes 4] [--mbit 1] [--rounds 10 30]
-[--steps 200] [--seeds 3] [--json]``.
+[--steps 210] [--seeds 3] [--json]``.
 
 A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds that a step's
 samples take, times the number of steps that it takes. The seconds are measured over an emulated network of home lines with slow
@@ -37,7 +37,7 @@ from tests.wan.unequal import LEASE_SHARED, run_file
 from tests.wan.wan import Wan, WanUnavailable
 
 AS_MANY_STEPS = 2
-"""Each way may take so many times the steps of one node alone."""
+"""Each way gets at most this many times the steps of one node alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ def test_islands_that_exchange_their_largest_changes_alone_train_what_one_proces
         assert_exact_islands(cluster, tolerance=0.01)
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -32,7 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dtfm.kernels import transfer
+from dtfm.kernels import codec, digest, transfer
 from dtfm.kernels.memory import Memory
 from dtfm.node.host import cuda_streams
 
@@ -371,6 +371,8 @@ def pretended_gpus() -> Iterator[PretendedGpus]:
         "_lazy_init": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, replaced)
+    for module in (codec, digest):  # the kernels that CuPy launches are not followed
+        monkeypatch.setattr(module, "module_with_cupy", lambda *_: None)
     monkeypatch.setattr(threading.Thread, "run", watched)
     monkeypatch.setattr(transfer, "PINNED", Memory(transfer.KEPT_BYTES, gpus.page_locked))
     cuda_streams._side_stream.cache_clear()

@@ -174,3 +174,12 @@ def test_what_a_sparse_exchange_leaves_out_outlives_a_change_of_plan_but_not_an_
             nodes.train()
         nodes.train(commit=False)
         assert all(torch.equal(carried[index], residual) for index, residual in left_out(nodes).items())
+
+
+def test_a_single_island_applies_all_that_it_has_learnt_whatever_the_codec(run: Run) -> None:
+    run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "topk", 1.0, 0.0
+    alone = losses_of_islands(run, lambda step: {0: range(10)})
+    with started(run, island(0, (0, 3, 5), [["d", "e"], ["f"]], [6, 4])) as nodes:
+        for step in range(1, run.train.steps + 1):
+            loss, expected = nodes.train(), next(alone)
+            assert not step % (ROUNDS + 1) or loss == pytest.approx(expected, rel=1e-9, abs=0)

@@ -196,6 +196,25 @@ def test_under_topk_one_member_of_each_island_sends_a_piece_and_all_get_the_same
     assert [*(who.senders(piece) for piece in range(4))] == [(0, 2), (1, 2), (0, 2), (1, 2)]
 
 
+def test_what_a_member_left_out_of_pieces_that_others_send_now_is_not_forgotten() -> None:
+    """The reducer of a, whose pieces a third member of its island divides anew."""
+    changes = torch.randn(5000, generator=torch.Generator().manual_seed(1))
+    before = reduce_together(
+        {n: {0: changes.clone()} for n in ("a", "b", "c")}, {0: group("a", "b", "c", islands=(0, 0, 1))}, Codec.TOPK
+    )
+    after = reduce_together(
+        {n: {0: torch.zeros(5000)} for n in ("a", "b", "d", "c")},
+        {0: group("a", "b", "d", "c", islands=(0, 0, 0, 1))},
+        Codec.TOPK,
+        before,
+    )
+    who = group("a", "b", "d", "c", islands=(0, 0, 0, 1))
+    for number in range(4):
+        start, stop = who.piece(5000, number)
+        if 0 not in who.senders(number):
+            assert torch.equal(after["a"][0][start:stop], before["a"][0][start:stop])
+
+
 def test_topk_sends_little_and_what_it_carries_is_not_changed_in_place() -> None:
     nodes = ("a", "b")
     gradients = {n: {0: torch.linspace(-1, 1, 2048)} for n in nodes}  # two pieces for each

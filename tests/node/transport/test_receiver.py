@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -137,20 +138,44 @@ def test_sparse_codecs_are_only_for_exchanges(at: Fixture, kind: Kind) -> None:
     assert at.problem(source, under_topk(header(kind, **at_bucket.get(kind, {})))) is FrameProblem.UNEXPECTED
 
 
-def test_in_an_exchange_one_of_each_island_sends_a_piece_to_all() -> None:
-    """Step 8 is an exchange. Under other codecs "me" would get the first of four pieces alone."""
+def exchange(*, sparse: bool) -> Expectations:
+    """Of step 8, by two islands: of "me" and "mine", and of "a" and "b"."""
     islands = [Stage((0, 1), names, (1, 1), island=n) for n, names in enumerate((("me", "mine"), ("a", "b")))]
-    plan = Plan(5, tuple(islands), ())
-    placement = placement_of(plan, "me", 2, [BucketSpec(0, (0,), ())], rounds=Rounds(3))
+    placement = placement_of(Plan(5, tuple(islands), ()), "me", 2, [BucketSpec(0, (0,), ())], rounds=Rounds(3))
     assert placement is not None
-    expect = Expectations(placement, TensorSizes(ELEMENTS, ELEMENTS, {0: BUCKET}, torch.float32, torch.float32))
+    return Expectations(
+        placement, TensorSizes(ELEMENTS, ELEMENTS, {0: BUCKET}, torch.float32, torch.float32), sparse=sparse
+    )
+
+
+def accepted(expect: Expectations, made: Callable[[Header], Header], kind: Kind) -> set[tuple[str, int]]:
+    """Who may send this node which piece."""
     sent = set[tuple[str, int]]()
     for part, source in itertools.product(range(4), ("mine", "a", "b")):
-        start, stop = placement.exchange_groups[0].piece(BUCKET, part)
+        start, stop = expect.placement.exchange_groups[0].piece(BUCKET, part)
         with contextlib.suppress(FrameError):
-            validate(expect, APPLIED, source, under_topk(header(Kind.REDUCE, part=part, elements=stop - start)))
+            validate(expect, APPLIED, source, made(header(kind, part=part, elements=stop - start)))
             sent.add((source, part))
-    assert sent == {("a", 0), ("b", 1), ("mine", 1), ("a", 2), ("b", 3), ("mine", 3)}
+    return sent
+
+
+@pytest.mark.parametrize(
+    "made", [under_topk, lambda plain: plain], ids=["topk", "or where it cannot be encoded, as it is"]
+)
+def test_in_a_sparse_exchange_one_of_each_island_sends_a_piece_to_all(made: Callable[[Header], Header]) -> None:
+    by_turns = {("a", 0), ("b", 1), ("mine", 1), ("a", 2), ("b", 3), ("mine", 3)}
+    assert accepted(exchange(sparse=True), made, Kind.REDUCE) == by_turns
+    assert not accepted(exchange(sparse=True), made, Kind.GATHER)
+
+
+def test_in_another_exchange_each_piece_has_an_owner_and_no_codec_is_sparse() -> None:
+    """Of the four pieces the first is "me"'s."""
+    assert accepted(exchange(sparse=False), lambda plain: plain, Kind.REDUCE) == {("mine", 0), ("a", 0), ("b", 0)}
+    assert accepted(exchange(sparse=False), lambda plain: plain, Kind.GATHER) == {("mine", 1), ("a", 2), ("b", 3)}
+    assert not accepted(exchange(sparse=False), under_topk, Kind.REDUCE)
+    held_out = under_topk(header(Kind.EVALUATION, step=APPLIED))
+    with pytest.raises(FrameError):
+        validate(exchange(sparse=True), APPLIED, "a", held_out)
 
 
 def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:
