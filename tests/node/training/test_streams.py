@@ -47,7 +47,7 @@ def train(devices: Sequence[torch.device], text: str, *keeping: Keeping) -> list
     with nodes_of(text, 2, 2, *keeping, devices=devices) as nodes, ThreadPoolExecutor() as pool:
         losses += [nodes.train(), nodes.evaluate()]
         reading = [pool.submit(read, nodes, name) for name in nodes.generations]
-        nodes.interrupt(10)
+        nodes.interrupt(5)
         nodes.go_on(nodes.plan)
         for each in reading:
             each.result()
@@ -56,6 +56,7 @@ def train(devices: Sequence[torch.device], text: str, *keeping: Keeping) -> list
 
 def text_of(precision: str, reduction: str, more: str = "") -> str:
     text = run_file(stages=[2, 2], steps=4, precision=precision, compression="i8b256") + more
+    text = text.replace("global_batch = 20", "global_batch = 8")  # so many operations take a while
     return text.replace("[network]\n", f'[network]\nreduction = "{reduction}"\n')
 
 
@@ -80,7 +81,7 @@ def test_nodes_wait_for_what_they_use(
     expected = train([CPU], text, *keeping)
     with pretended_gpus() as gpus:
         assert train(GPUS, text, *keeping) == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 1e-2, abs=0)
-    assert gpus.accesses > 10_000
+    assert gpus.accesses > 5_000
     assert not gpus.errors
 
 
@@ -115,7 +116,7 @@ def test_islands_wait_for_what_they_exchange(tmp_path: Path, monkeypatch: pytest
     model = load_model(run.model, data.sample)
     model.set_rounds(Rounds(2))
     islands = [
-        Plan(1, (Stage((0, len(model.layers)), (node,), (5,), (), island=n),), ()) for n, node in enumerate("ab")
+        Plan(1, (Stage((0, len(model.layers)), (node,), (2,), (), island=n),), ()) for n, node in enumerate("ab")
     ]
     with (
         pretended_gpus() as gpus,
