@@ -124,15 +124,15 @@ async def test_a_run_that_stands_still_is_told_once_and_so_is_that_it_goes_on(mo
 async def test_a_url_that_hangs_delays_nobody_and_what_it_cannot_take_is_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(service, "SEND_SECONDS", 2.0)
     run, hold = Run(), threading.Event()
     with hook(hold=hold) as (url, posted):
         began = time.monotonic()
         async with notifying(url, lambda: run.ledger, run.on_event):
             for _ in range(3 * MOST_WAITING):
                 run.tell(STARTED)
-            assert time.monotonic() - began < 0.4
-        assert time.monotonic() - began < 5, "the end does not wait for all of them"
+            assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10, "the end does not wait for all of them"
         hold.set()
         assert posted.qsize() <= 3
     assert caplog.text.count("too many messages wait") == 1  # not all that was lost, as below
