@@ -90,7 +90,8 @@ class Generation:
         self.sizes = tensor_sizes(stage, loaded.run.train.micro_batch)
         self.codecs = self._choose_codecs(inherited.codecs)
         self._queue: TopicQueue[Topic, Arrival] = TopicQueue()
-        early = early_bytes(free, len(placement.peers))
+        groups = (placement.exchange_groups or placement.groups).values()
+        early = early_bytes(free, len({member for group in groups for member in group.members}) - 1)
         expect = Expectations(placement, self.sizes, self.codecs.exchange.sparse)
         self.receiver = Receiver(expect, applied, self._deliver, early)
         is_open = loaded.run.trust.mode == Run.Trust.OPEN

@@ -78,7 +78,7 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
             f"{DTYPES.get(header.dtype, header.dtype)}",
         )
     codec = encoded_with(header, elements, dtype)
-    if codec.sparse and not (expect.sparse and header.kind is Kind.REDUCE):
+    if codec.sparse and header.kind is not Kind.REDUCE:
         raise FrameError(
             FrameProblem.UNEXPECTED,
             f"{header.kind.name} {header.index} under {codec.name.lower()}, which is only for exchanges between islands",
@@ -105,7 +105,7 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
         start, stop = group.piece(sizes.buckets[header.index], header.part)
         owner, to_all = group.owner(header.part), expect.sparse and placement.rounds.exchanges(header.step)
         is_mine = to_all or owner == placement.node
-        if stop == start or is_mine != (header.kind is Kind.REDUCE):
+        if stop == start or is_mine != (header.kind is Kind.REDUCE) or (header.codec == Codec.TOPK and not to_all):
             return (), 0
         adding = [group.members[rank] for rank in group.senders(header.part)] if to_all else group.members
         return tuple(n for n in adding if n != placement.node) if is_mine else (owner,), stop - start

@@ -92,9 +92,6 @@ class Stream:
         with self.gpus.lock:
             self.gpus.clocks[self.number] |= event.clock
 
-    def query(self) -> bool:
-        return True
-
 
 class Event:
     gpus: ClassVar[PretendedGpus]
@@ -115,7 +112,7 @@ class Event:
 
 
 class PretendedGpus:
-    """``errors``: each says what is not ordered. See `pretended_gpus`."""
+    """Made by `pretended_gpus`. ``errors``: sentences, each about two uses of memory of which neither waits for the other."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -197,7 +197,7 @@ def test_under_topk_one_member_of_each_island_sends_a_piece_and_all_get_the_same
 
 
 def test_what_a_member_left_out_of_pieces_that_others_send_now_is_not_forgotten() -> None:
-    """The reducer of a, whose pieces a third member of its island divides anew."""
+    """A third member joins the island of a, so that a sends other pieces than before."""
     changes = torch.randn(5000, generator=torch.Generator().manual_seed(1))
     before = reduce_together(
         {n: {0: changes.clone()} for n in ("a", "b", "c")}, {0: group("a", "b", "c", islands=(0, 0, 1))}, Codec.TOPK

@@ -56,7 +56,7 @@ def train(devices: Sequence[torch.device], text: str, *keeping: Keeping) -> list
 
 def text_of(precision: str, reduction: str, more: str = "") -> str:
     text = run_file(stages=[2, 2], steps=4, precision=precision, compression="i8b256") + more
-    text = text.replace("global_batch = 20", "global_batch = 8")  # so many operations take a while
+    text = text.replace("global_batch = 20", "global_batch = 8")  # 20 would take twice as long
     return text.replace("[network]\n", f'[network]\nreduction = "{reduction}"\n')
 
 

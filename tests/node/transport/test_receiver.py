@@ -173,9 +173,16 @@ def test_in_another_exchange_each_piece_has_an_owner_and_no_codec_is_sparse() ->
     assert accepted(exchange(sparse=False), lambda plain: plain, Kind.REDUCE) == {("mine", 0), ("a", 0), ("b", 0)}
     assert accepted(exchange(sparse=False), lambda plain: plain, Kind.GATHER) == {("mine", 1), ("a", 2), ("b", 3)}
     assert not accepted(exchange(sparse=False), under_topk, Kind.REDUCE)
-    held_out = under_topk(header(Kind.EVALUATION, step=APPLIED))
+
+
+def test_between_exchanges_no_codec_is_sparse_either() -> None:
+    """Step 9 trains. "mine" sends its gradients of the piece that is "me"'s."""
+    expect = exchange(sparse=True)
+    start, stop = expect.placement.groups[0].piece(BUCKET, 0)
+    plain = header(Kind.REDUCE, elements=stop - start, step=9)
+    validate(expect, APPLIED + 1, "mine", plain)
     with pytest.raises(FrameError):
-        validate(exchange(sparse=True), APPLIED, "a", held_out)
+        validate(expect, APPLIED + 1, "mine", under_topk(plain))
 
 
 def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:
