@@ -53,10 +53,9 @@ class Described:
         """What the run file pins as trust.workload (hex): all that members must agree on exactly."""
         workload = self.workload
         layers = [[x.name, x.forward_flops, x.parameter_bytes, x.activation_bytes] for x in workload.layers]
-        optimizer, own = workload.optimizer_bytes_per_parameter_byte, workload.own_bytes_per_parameter_byte
-        copy = workload.copy_bytes_per_parameter_byte
+        optimizer, copy = workload.optimizer_bytes_per_parameter_byte, workload.copy_bytes_per_parameter_byte
         layouts = [self.layouts] if self.layouts else []
-        return _digest(layers, optimizer, own, copy, self.buckets, self.weights_fingerprint, *layouts)
+        return _digest(layers, optimizer, copy, self.buckets, self.weights_fingerprint, *layouts)
 
 
 @dataclass(frozen=True, slots=True)

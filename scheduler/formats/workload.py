@@ -15,7 +15,6 @@ class _Workload(BaseModel, extra="forbid"):
     layers: tuple[Layer, ...]
     micro_batches: Whole
     optimizer_bytes_per_parameter_byte: float = 2.0
-    own_bytes_per_parameter_byte: float = 0.0
     copy_bytes_per_parameter_byte: float = 0.0
     checkpointing: Literal["auto", "none", "layer"] = "none"
     optimizer_state: Literal["auto", "device", "host"] = "device"
@@ -31,17 +30,16 @@ def parse_workload(text: str) -> tuple[Workload, int | None, str]:
     "micro_batches", ...}``. FLOPs and bytes are numbers, per micro-batch except ``parameter_bytes``: see Layer and Workload.
 
     Optional, of a layer: ``kept_bytes`` and ``working_bytes``. Of the workload: ``optimizer_bytes_per_parameter_byte`` (default
-    2), ``own_bytes_per_parameter_byte`` and ``copy_bytes_per_parameter_byte`` (default 0); ``checkpointing``, "auto",
-    "none" (the default) or "layer"; ``optimizer_state``, "auto", "device" (the default) or "host"; and what no plan
-    depends on, which is returned beside the workload: ``tokens_per_micro_batch`` (None where it does not say), and
-    ``precision``, "fp32", "bf16" or "fp64" (without it, bf16 if there are copies of weights to compute with, otherwise fp32).
+    2) and ``copy_bytes_per_parameter_byte`` (default 0); ``checkpointing``, "auto", "none" (the default) or "layer";
+    ``optimizer_state``, "auto", "device" (the default) or "host"; and what no plan depends on, which is returned beside the
+    workload: ``tokens_per_micro_batch`` (None where it does not say), and ``precision``, "fp32", "bf16" or "fp64" (without
+    it, bf16 if there are copies of weights to compute with, otherwise fp32).
     """
     read = read_document(_ADAPTER, text)
     workload = Workload(
         layers=read.layers,
         micro_batches=read.micro_batches,
         optimizer_bytes_per_parameter_byte=read.optimizer_bytes_per_parameter_byte,
-        own_bytes_per_parameter_byte=read.own_bytes_per_parameter_byte,
         copy_bytes_per_parameter_byte=read.copy_bytes_per_parameter_byte,
         checkpointing=None if read.checkpointing == "auto" else Checkpointing(read.checkpointing),
         optimizer_state=None if read.optimizer_state == "auto" else OptimizerState(read.optimizer_state),

@@ -39,10 +39,10 @@ class Layer:
 class Workload:
     """Layers in model order. A stage's output is the activation of its last layer.
 
-    A node that holds a layer keeps its weights, gradients and optimizer state, and ``own_bytes_per_parameter_byte``
-    more bytes of its own, which need memory and are never transferred. ``copy_bytes_per_parameter_byte`` is the size of a second
-    copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters. What a run with
-    rounds keeps besides, ``outer_bytes_per_parameter_byte``, is in the host's memory wherever the state is: see `with_rounds`.
+    A node that holds a layer keeps its weights, gradients and optimizer state. ``copy_bytes_per_parameter_byte`` is the size of a
+    second copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters. What a run
+    with rounds keeps besides, ``outer_bytes_per_parameter_byte``, is in the host's memory wherever the state is: see
+    `with_rounds`.
 
     ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
     gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what
@@ -54,7 +54,6 @@ class Workload:
     layers: tuple[Layer, ...]
     micro_batches: int
     optimizer_bytes_per_parameter_byte: float = 2.0
-    own_bytes_per_parameter_byte: float = 0.0
     copy_bytes_per_parameter_byte: float = 0.0
     outer_bytes_per_parameter_byte: float = 0.0
     sent_per_activation_byte: float = 1.0
@@ -69,11 +68,7 @@ class Workload:
             raise ValueError("layers is empty; a workload needs at least one")
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches is {self.micro_batches}; it must be 1 or more")
-        for field in (
-            "optimizer_bytes_per_parameter_byte",
-            "own_bytes_per_parameter_byte",
-            "copy_bytes_per_parameter_byte",
-        ):
+        for field in ("optimizer_bytes_per_parameter_byte", "copy_bytes_per_parameter_byte"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} is {value}; it must be a finite number, 0 or above")
@@ -96,20 +91,14 @@ class Workload:
 
     @property
     def bytes_kept_per_parameter_byte(self) -> float:
-        """Memory that a replica needs when the state is on its device: weights, gradients, optimizer state, the weights to
-        compute with where these are others, and the node's own bytes."""
-        return (
-            2.0
-            + self.optimizer_bytes_per_parameter_byte
-            + self.copy_bytes_per_parameter_byte
-            + self.own_bytes_per_parameter_byte
-        )
+        """Memory that a replica needs when the state is on its device: weights, gradients, optimizer state, and the weights to
+        compute with where these are others."""
+        return 2.0 + self.optimizer_bytes_per_parameter_byte + self.copy_bytes_per_parameter_byte
 
     @property
     def bytes_beside_host_per_parameter_byte(self) -> float:
-        """The device's memory that a replica needs when the state is in the host's: weights to compute with, gradients, and the
-        node's own bytes."""
-        return (self.copy_bytes_per_parameter_byte or 1.0) + 1.0 + self.own_bytes_per_parameter_byte
+        """The device's memory that a replica needs when the state is in the host's: weights to compute with, and gradients."""
+        return (self.copy_bytes_per_parameter_byte or 1.0) + 1.0
 
     @property
     def least_device_bytes_per_parameter_byte(self) -> float:

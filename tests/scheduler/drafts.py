@@ -23,9 +23,7 @@ def drafts(draw: st.DrawFn, most_nodes: int = 10, alike: bool | None = None) -> 
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     nodes, layers = draw(st.integers(1, most_nodes)), draw(st.integers(1, 8))
     alike = draw(st.booleans()) if alike is None else alike
-    workload = Workload(
-        tuple(_layer(rng, alike) for _ in range(layers)), draw(st.integers(1, 30)), own_bytes_per_parameter_byte=1.0
-    )
+    workload = Workload(tuple(_layer(rng, alike) for _ in range(layers)), draw(st.integers(1, 30)))
     missing = draw(st.sampled_from([0.0, 0.0, 0.02]))
     cluster = _cluster(rng, nodes, alike, missing)
     problem = with_ways(rng, Problem(cluster, workload))

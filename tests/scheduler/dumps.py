@@ -49,7 +49,7 @@ def dump_workload(workload: Workload, tokens: int | None = None) -> str:
         "checkpointing": workload.checkpointing or "auto",
         "optimizer_state": workload.optimizer_state or "auto",
     }
-    ratios = (f"{part}_bytes_per_parameter_byte" for part in ("optimizer", "own", "copy"))
+    ratios = (f"{part}_bytes_per_parameter_byte" for part in ("optimizer", "copy"))
     document |= {ratio: getattr(workload, ratio) for ratio in ratios}
     if tokens is not None:
         document["tokens_per_micro_batch"] = tokens

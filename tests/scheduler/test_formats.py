@@ -44,7 +44,7 @@ def test_dumps_parse_back_to_the_same_values() -> None:
     for workload in (
         paper_workload(),
         even,
-        replace(even, own_bytes_per_parameter_byte=2.0, copy_bytes_per_parameter_byte=0.5, layers=measured),
+        replace(even, copy_bytes_per_parameter_byte=0.5, layers=measured),
         replace(even, checkpointing=by_layer, optimizer_state=hosted),
         replace(even, checkpointing=None, optimizer_state=None),
     ):

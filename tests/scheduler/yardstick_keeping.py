@@ -49,21 +49,15 @@ ORDER = (
 def kept(workload: Workload, first: int, past_last: int, keeping: Keeping) -> Kept:
     layers = workload.layers[first:past_last]
     parameters = sum(layer.parameter_bytes for layer in layers)
-    own, copy, optimizer = (
-        parameters * ratio
-        for ratio in (
-            workload.own_bytes_per_parameter_byte,
-            workload.copy_bytes_per_parameter_byte,
-            workload.optimizer_bytes_per_parameter_byte,
-        )
-    )
+    copy = parameters * workload.copy_bytes_per_parameter_byte
+    optimizer = parameters * workload.optimizer_bytes_per_parameter_byte
     outputs = [
         16.0 * layer.activation_bytes if layer.kept_bytes is None else layer.kept_bytes for layer in workload.layers
     ][first:past_last]
     if keeping.optimizer_state is OptimizerState.DEVICE:
-        state, host, update = parameters + copy + parameters + optimizer + own, 0.0, 0.0
+        state, host, update = parameters + copy + parameters + optimizer, 0.0, 0.0
     else:
-        state, host = (copy if copy else parameters) + parameters + own, parameters + optimizer
+        state, host = (copy if copy else parameters) + parameters, parameters + optimizer
         update = (parameters + (copy if copy else parameters)) / 12e9
     if keeping.checkpointing is Checkpointing.NONE:
         working = max(layer.working_bytes for layer in layers)

@@ -11,7 +11,7 @@ from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings, fetching_seconds
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Reason
-from dtfm.scheduler.model.keeping import has_room, held_by, keepings
+from dtfm.scheduler.model.keeping import has_room, keepings
 from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, LADDER, Checkpointing, Keeping, OptimizerState, in_flight
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, unless_usual, validate
 from dtfm.scheduler.model.problem import Draft, Floats, Problem
@@ -53,16 +53,6 @@ def test_a_shifted_cut_transfers_the_layers_between_and_an_unchanged_plan_nothin
     assert holdings.fetched(((0, 1), (2,)), (0, 6, 12)) == (0, 0.0)
     assert holdings.fetched(((0, 1), (2,)), (0, 5, 12)) == (1, STATE)
     assert holdings.fetched(((2,), (0, 1)), (0, 6, 12)) == (3, 3 * 6 * STATE)
-
-
-def test_a_nodes_own_bytes_need_memory_and_are_not_transferred() -> None:
-    cluster, shared = uniform_cluster(3), even_workload()
-    more = replace(shared, own_bytes_per_parameter_byte=2.0)
-    plan, groups, cuts = two_stages(("n0",), ("n1",)), ((0, 2), (1,)), (0, 6, 12)
-    with_own, without = Problem(cluster, more), Problem(cluster, shared)
-    assert held_by(with_own, (0, 6), 1, 1, 0).device_bytes > held_by(without, (0, 6), 1, 1, 0).device_bytes
-    moving = [Holdings.of(problem, plan).seconds(groups, cuts) for problem in (with_own, without)]
-    assert moving[0] == moving[1] > 0
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 8), layers=st.integers(1, 6))
