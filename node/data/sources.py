@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -87,16 +88,16 @@ def standard_library() -> Iterator[Document]:
 
 def _library_files() -> list[tuple[str, Path]]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(
-        (file.relative_to(root).as_posix(), file)
-        for file in root.rglob("*.py")
-        if not _NOT_LIBRARY.intersection(file.relative_to(root).parts)
-        and not file.name.startswith("_sysconfigdata")
-        and not file.is_symlink()
-    )
+    files = list[tuple[str, Path]]()
+    for folder, inner, names in os.walk(root):
+        inner[:] = set(inner) - _NOT_LIBRARY  # what was installed may be many times the library
+        modules = [
+            Path(folder, each) for each in names if each.endswith(".py") and not each.startswith("_sysconfigdata")
+        ]
+        files += [(file.relative_to(root).as_posix(), file) for file in modules if not file.is_symlink()]
     if not files:
         raise ValueError(f"data.source: this Python has no library sources in {root}; name text files instead")
-    return files
+    return sorted(files)
 
 
 def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
