@@ -34,10 +34,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dtfm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Name another: make setup PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV) (once; a few minutes, mostly PyTorch) ..."
 	@$(PYTHON) -m venv $(VENV) || { echo "Could not make a virtual environment. On Debian: apt-get install python3-venv"; exit 1; }
-	@$(call install,torch,PyTorch)
-	@$(call install,-e '.[dev]',what else constraints.txt names)
-	@echo "  compiling the scheduler and the kernels (a minute or two) ..."
-	@$(BIN)/python -c "import dtfm.kernels.adamw" & $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null && wait
+	@$(call install,-e .,what a coordinator needs)
+	@echo "  compiling the scheduler and the kernels meanwhile (a minute or two) ..."
+	@{ $(BIN)/python -c "import dtfm.kernels.adamw" && $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null; } & compiling=$$!; \
+	$(call install,torch -e '.[dev]',PyTorch and what tests need); installed=$$?; wait $$compiling && exit $$installed
 	@rm -rf $(VENV)/tmp; touch $@
 	@echo "  done."
 
