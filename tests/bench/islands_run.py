@@ -13,7 +13,8 @@ import argparse
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import numpy as np
 from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.model.cluster import Cluster as Network, Node
 from dtfm.scheduler.model.rounds import Rounds
+from tests.cluster.launch import Cluster, Event
 from tests.wan.cluster import wan_cluster
 from tests.wan.unequal import FASTEST, LEASE_SHARED, MBIT, PATIENCE_SECONDS, run_file
 from tests.wan.wan import Wan, WanUnavailable
@@ -31,45 +33,67 @@ DISTANCE = 0.010
 """Seconds from a home to the middle of the network."""
 COUNTED = 4
 """Steps, or 2 rounds."""
+CONSTANT = 'evaluation_samples = 32\nschedule = "constant"\n'
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds for a step's samples, as measured and as predicted, and the number of islands."""
+    """Seconds for a step's samples, as measured and as predicted, and the number of islands. ``exchange``: the seconds that this
+    many islands take for one."""
 
     seconds: float
     predicted: float
     islands: int
+    exchange: float = 0.0
 
 
-def homes(count: int, mbit: float) -> Network:
-    """Nodes in different homes. All links of a home share its line, which carries ``mbit`` Mbit/s each way."""
+def homes(count: int, down: float, up: float) -> Network:
+    """Nodes in different homes. All links of a home share its line, which carries so many Mbit/s."""
     away = 1 - np.eye(count)
-    nodes = tuple(Node(f"n{number}", FASTEST, 1e9, "", mbit * MBIT, mbit * MBIT) for number in range(count))
-    return Network(nodes, 2 * DISTANCE * away, mbit * MBIT * away)
+    nodes = tuple(Node(f"n{number}", FASTEST, 1e9, "", up * MBIT, down * MBIT) for number in range(count))
+    return Network(nodes, 2 * DISTANCE * away, min(down, up) * MBIT * away)
 
 
-def measure(network: Network, rounds: Rounds, folder: Path) -> Measured:
-    text = run_file(MICRO_BATCHES, LEASE_SHARED).replace('compression = "off"\n', "")
-    text = text.replace("nodes = 8", f"nodes = {len(network.nodes)}")
+def are_ready(count: int) -> Callable[[Event], bool]:
+    return lambda event: event["reason"].startswith(f"{count} of ")
+
+
+@contextmanager
+def running(network: Network, rounds: Rounds, folder: Path, evaluate_every: int = 0) -> Iterator[Cluster]:
+    """All nodes of the network train, with slow devices."""
+    slowest = network.bandwidth[network.bandwidth > 0].min(initial=MBIT) / MBIT
+    text = run_file(MICRO_BATCHES, LEASE_SHARED / min(1.0, slowest)).replace('compression = "off"\n', "")
+    text = f"seed = 1\n{text}".replace("nodes = 8", f"nodes = {len(network.nodes)}")
     text = text.replace("steps = 100000", f"steps = {100000 * rounds.stride}\nrounds = {rounds.length}")
-    counted = 2 * rounds.stride if rounds.length else COUNTED
+    text = text.replace(
+        "evaluate_every = 0\nevaluation_samples = 1\n", f"evaluate_every = {evaluate_every}\n{CONSTANT}"
+    )
     flops = {node.id: node.flops for node in network.nodes}
     with Wan(network) as wan, wan_cluster(wan, folder, text, flops=flops) as cluster:
         for number, name in enumerate(network.ids):
             if number:  # on a line that is shared, one node's probes slow down another's
-                cluster.wait_for("waiting", where=lambda e, n=number: e["reason"].startswith(f"{n} of "))  # type: ignore[misc]
+                cluster.wait_for("waiting", where=are_ready(number), timeout=PATIENCE_SECONDS)
             cluster.add(name)
+        yield cluster
+
+
+def measure(network: Network, rounds: Rounds, folder: Path) -> Measured:
+    counted = 2 * rounds.stride if rounds.length else COUNTED
+    with running(network, rounds, folder) as cluster:
         last = rounds.stride + counted
-        cluster.wait_for("step_committed", where=lambda e: e["step"] == last, timeout=PATIENCE_SECONDS)
-        took = [e["seconds"] for e in cluster.of("step_committed") if last - counted < e["step"] <= last]
+        cluster.wait_for(
+            "step_committed", where=lambda e: e["step"] == last, timeout=PATIENCE_SECONDS * (1 + last / 100)
+        )
+        committed = [e for e in cluster.of("step_committed") if last - counted < e["step"] <= last]
+        took, exchanges = ([e["seconds"] for e in committed if e["exchange"] >= only] for only in (False, True))
         adopted = cluster.of("plan_adopted")[-1]
         trained = rounds.trained(counted) / counted
         stages = adopted["plan"]["stages"]
         told = re.search(r" islands exchange every \d+ steps: ([\d.]+) s", adopted["reason"])
         predicted = adopted["predicted_seconds"] + (float(told[1]) / rounds.length if told else 0.0)
         print(adopted["reason"], took, file=sys.stderr, flush=True)
-        return Measured(sum(took) / len(took) / trained, predicted, len({stage.get("island", 0) for stage in stages}))
+        islands, exchange = len({stage.get("island", 0) for stage in stages}), sum(exchanges) / max(len(exchanges), 1)
+        return Measured(sum(took) / len(took) / trained, predicted, islands, exchange)
 
 
 def rows_of(found: Sequence[tuple[str, Measured]]) -> list[Row]:
@@ -98,7 +122,7 @@ def main() -> int:
             (f"{options.nodes} nodes, rounds = {options.rounds}", options.nodes, options.rounds),
         ):
             with tempfile.TemporaryDirectory() as folder:
-                found.append((name, measure(homes(count, options.mbit), Rounds(length), Path(folder))))
+                found.append((name, measure(homes(count, options.mbit, options.mbit), Rounds(length), Path(folder))))
             print(f"{name}: {found[-1][1]}", file=sys.stderr, flush=True)
     except WanUnavailable as reason:
         print(f"No network can be emulated here: {reason}", file=sys.stderr)

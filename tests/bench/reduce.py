@@ -3,7 +3,7 @@
 Four replicas, in every other region of the paper's worldwide network, sum 32 MiB of float32 in eight buckets. The network is
 emulated (tests/wan), with the paper's latencies, and its bandwidths divided by one number. Ours under two codecs is compared
 with torch.distributed's all-reduce over Gloo and with hivemind's averager. For hivemind, make a virtual environment with
-``pip install hivemind==1.1.12 torch numpy`` and name its interpreter; otherwise its row is left out.
+``pip install hivemind==1.1.12 torch 'numpy<2.4'`` and name its interpreter; otherwise its row is left out.
 
 A turn lasts from the order to all replicas until the last one has all sums. The first turn of each way opens connections and does
 not count. The ways run one after the other; values are medians. One row is the least time that the busiest link needs for ours:

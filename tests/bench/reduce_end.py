@@ -1,9 +1,10 @@
 """One of the replicas that reduce.py measures: ``python -m tests.bench.reduce_end WAY RANK PORT ADDRESS...``, one per rank.
 
-WAY is "gloo", "hivemind" (with an interpreter that has it) or the name of a codec of ours. The process prints a line when others
-can connect to it, and another when it is connected. Then, for each line that it reads, it sums BUCKETS tensors with the other
-replicas and prints the largest relative error. They have REDUCE_ELEMENTS elements each, by default 1,048,576, and are filled
-before the line comes. Each way imports what it needs, as the interpreter that has hivemind may lack the rest.
+WAY is "gloo", "hivemind" or "hivemind-8bit" (with an interpreter that has it), or the name of a codec of ours. The process
+prints a line when others can connect to it, and another when it is connected. Then, for each line that it reads, it sums BUCKETS
+tensors with the other replicas and prints the largest relative error. They have REDUCE_ELEMENTS elements each, by default
+1,048,576, and are filled before the line comes. Each way imports what it needs, as the interpreter that has hivemind may lack the
+rest.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import torch
 
 BUCKETS, BUCKET_ELEMENTS = 8, int(os.environ.get("REDUCE_ELEMENTS", 1 << 20))
 DEVICE = "wan0"
+HIVEMIND_SECONDS = 300
+"""After that a replica ends: over slow lines a group may wait for ever."""
 
 Reduce = Callable[[list[torch.Tensor]], Awaitable[None]]
 
@@ -114,7 +117,7 @@ async def gloo(_: str, rank: int, port: int, addresses: list[str]) -> Reduce:
     return reduce
 
 
-async def hivemind(_: str, rank: int, port: int, addresses: list[str]) -> Reduce:
+async def hivemind(way: str, rank: int, port: int, addresses: list[str]) -> Reduce:
     """Measures only the all-reduce, once the group has formed. Averages are multiplied to sums."""
     library: Any = importlib.import_module("hivemind")
     stages: Any = importlib.import_module("hivemind.averaging.control").AveragingStage
@@ -133,16 +136,24 @@ async def hivemind(_: str, rank: int, port: int, addresses: list[str]) -> Reduce
         first = await asyncio.to_thread(kept.read_text)
         dht = library.DHT(initial_peers=first.splitlines(), **options)
     tensors_there = [torch.zeros(BUCKET_ELEMENTS) for _ in range(BUCKETS)]
+    codec: Any = importlib.import_module("hivemind.compression")
     averager = library.averaging.DecentralizedAverager(
-        tensors_there, dht, prefix="bench", target_group_size=len(addresses), min_group_size=len(addresses), start=True
+        tensors_there,
+        dht,
+        prefix="bench",
+        target_group_size=len(addresses),
+        min_group_size=len(addresses),
+        compression=codec.Uniform8BitQuantization() if way == "hivemind-8bit" else codec.NoCompression(),
+        start=True,
     )
     formed: list[Any] = []
 
     async def form() -> None:
         control = averager.step(wait=False, require_trigger=True, timeout=600)
-        while control.stage is not stages.AWAITING_TRIGGER:
-            assert not control.done(), control.result()
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(HIVEMIND_SECONDS):
+            while control.stage is not stages.AWAITING_TRIGGER:
+                assert not control.done(), control.result()
+                await asyncio.sleep(0.05)
         formed.append(control)
 
     await form()
@@ -153,7 +164,7 @@ async def hivemind(_: str, rank: int, port: int, addresses: list[str]) -> Reduce
                 mine.copy_(given)
         control = formed.pop()
         control.allow_allreduce()
-        await asyncio.to_thread(control.result)
+        await asyncio.to_thread(control.result, HIVEMIND_SECONDS)
         with averager.get_tensors() as there:
             for mine, given in zip(there, tensors, strict=True):
                 torch.mul(mine, len(addresses), out=given)
@@ -165,7 +176,7 @@ async def hivemind(_: str, rank: int, port: int, addresses: list[str]) -> Reduce
 async def main() -> None:
     torch.set_num_threads(1)
     way, rank, port, addresses = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
-    make = {"gloo": gloo, "hivemind": hivemind}.get(way, ours)
+    make = {"gloo": gloo, "hivemind": hivemind, "hivemind-8bit": hivemind}.get(way, ours)
     tracing: Any = nullcontext()
     if make is ours and (folder := os.environ.get("REDUCE_TRACE")):
         tracing = importlib.import_module("dtfm.node.host.trace").write_trace(

@@ -1,43 +1,78 @@
-"""How soon several homes have a loss, each way: ``python -m tests.bench.time_to_loss [--nodes 4] [--mbit 1] [--rounds 10 30]
-[--steps 210] [--seeds 3] [--json]``.
+"""How soon several nodes have a loss, each way: ``python -m tests.bench.time_to_loss [--nodes 4] [--lines 1/1 1/0.2 10/10
+worldwide] [--rounds 10 30 100] [--steps 200] [--seeds 2] [--hivemind PYTHON] [--deaths] [--picture FILE]
+[--keep FILE] [--json]``.
 
 A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds that a step's
-samples take, times the number of steps that it takes. The seconds are measured over an emulated network of home lines with slow
-devices (islands_run.py), the steps without a network (islands.py), in the mean over seeds. The learning rate is constant.
+samples take, times the number of steps that it takes. The seconds are measured over an emulated network with slow devices
+(islands_run.py), the steps without a network (islands.py), in the mean over seeds. The learning rate is constant. A line is that
+of a home, in Mbit/s down and up, or "worldwide": the paper's regions, with a hundredth of its bandwidths.
 
-Beside ours are two ways of torch's, in which each node holds the whole model. Their seconds are the computing of one node alone,
-divided by the nodes, and a measured all-reduce over Gloo in float32: after each step, as DistributedDataParallel has it, but not
-overlapped; or once in a round, as in torchft's DiLoCo, with its outer rate of 0.7 and momentum of 0.9.
+Beside ours are ways in which each node holds the whole model. Their seconds are the computing of one node alone, divided by the
+nodes, and a measured all-reduce: over Gloo in float32, after each step, as torch's DistributedDataParallel has it, but not
+overlapped; or once in a round, as in torchft's DiLoCo, with its outer rate of 0.7 and momentum of 0.9; or with hivemind's
+averager in 8 bits, once in a round (reduce.py says how to install it). Rounds longer than LONGEST steps are not measured over the
+network: their seconds follow from those of the next shorter ones, with as many islands.
+
+With --deaths one run is real from its beginning to that loss, on the first line, with rounds of DEATHS_IN steps: one node is
+killed in each round, and started again at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import itertools
+import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import read_run_file
+from dtfm.scheduler.model.cluster import Cluster as Network
 from dtfm.scheduler.model.rounds import Rounds
 from tests.bench import reduce
 from tests.bench.islands import Way, held_out, steps_to
-from tests.bench.islands_run import MICRO_BATCHES, homes, measure
+from tests.bench.islands_run import CONSTANT, MICRO_BATCHES, Measured, homes, measure, running
 from tests.bench.reduce_end import BUCKETS
 from tests.cluster.plain import CPU, whole_model
 from tests.cluster.runs import write_corpus
-from tests.wan.unequal import LEASE_SHARED, run_file
+from tests.scheduler.paper_networks import Network as Paper
+from tests.wan.networks import eight_nodes
+from tests.wan.unequal import FASTEST, LEASE_SHARED, run_file
 from tests.wan.wan import Wan, WanUnavailable
 
 AS_MANY_STEPS = 2
 """Each way gets at most this many times the steps of one node alone."""
+LONGEST = 30
+DEATHS_IN = 30
+WORLDWIDE = "worldwide"
+SLOWER = 100
+"""What the paper's bandwidths are divided by: as with homes of 1 Mbit/s for 100."""
+
+ATTEMPTS = 3
+LARGEST_ERROR = 0.1
+"""Of averages in 8 bits. Where hivemind fails, each peer keeps its own tensors."""
+
+COLOURS = {"one": "black", "without": "green", "rounds": "red", "Dist": "brown", "DiLoCo": "blue", "hivemind": "orange"}
+"""In the picture, by how a way's name begins."""
+DASHES = ("-", "--", ":")
+"""In the picture, by the length of rounds."""
+
+Losses = Mapping[Way, Sequence[Mapping[int, float]]]
+"""By way and seed, the held-out losses by step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +84,129 @@ class Timed:
     seconds: float
 
 
-def timed(nodes: int, mbit: float, lengths: Sequence[int], elements: int) -> list[Timed]:
-    """One node alone first. ``elements``: of the model."""
-    found = []
-    for count, length in ((1, 0), (nodes, 0), *((nodes, length) for length in lengths)):
-        with tempfile.TemporaryDirectory() as folder:
-            one = measure(homes(count, mbit), Rounds(length), Path(folder))
-        name = "one node alone" if count == 1 else f"{nodes} nodes, rounds = {length}"
-        way = Way(one.islands, length, "i4b64") if one.islands > 1 else Way()
-        found.append(Timed(f"{name}, {one.islands} islands" if one.islands > 1 else name, way, one.seconds))
-    os.environ["REDUCE_ELEMENTS"] = str(-(-elements // BUCKETS))
-    with Wan(homes(nodes, mbit)) as wan:
+def network(line: str, count: int) -> Network:
+    if line != WORLDWIDE:
+        down, up = map(float, line.split("/"))
+        return homes(count, down, up)
+    scaled, chosen = eight_nodes(Paper.WORLDWIDE), [*range(0, 8, 8 // count)][:count]
+    eight, index = scaled.cluster, np.ix_(chosen, chosen)
+    nodes = tuple(replace(eight.nodes[place], id=f"n{number}", flops=FASTEST) for number, place in enumerate(chosen))
+    return Network(nodes, eight.latency[index], eight.bandwidth[index] * scaled.divisor / SLOWER)
+
+
+def ours(name: str, of: Network, length: int) -> Measured:
+    with tempfile.TemporaryDirectory() as folder:
+        one = measure(of, Rounds(length), Path(folder))
+    print(f"{name}: {one}", file=sys.stderr, flush=True)
+    return one
+
+
+def our_way(one: Measured, length: int) -> Timed:
+    """Rounds of ``length``: the measured ones, or longer ones."""
+    name = f"rounds = {length}" if length else "without rounds"
+    if one.islands == 1:
+        return Timed(name, Way(), one.seconds)
+    return Timed(f"{name}, {one.islands} islands", Way(one.islands, length, "i4b64"), one.seconds)
+
+
+def timed(of: Network, alone: Timed, lengths: Sequence[int], hivemind: str) -> list[Timed]:
+    """After ``alone`` the others. ``hivemind``: an interpreter that has it; empty: it is left out."""
+    nodes = len(of.nodes)
+    found = [alone]
+    for length in (0, *lengths):
+        if length <= LONGEST:
+            one, measured = ours(f"rounds = {length}", of, length), length
+            found.append(our_way(one, length))
+        else:
+            seconds = one.seconds - one.exchange / measured + one.exchange / length
+            found.append(our_way(replace(one, seconds=seconds), length))
+    computing = alone.seconds / nodes
+    with Wan(of) as wan:
         exchange, _ = reduce.measure(wan, sys.executable, "gloo", 1, "")
-    computing = found[0].seconds / nodes
     found.append(Timed("DistributedDataParallel", Way(), computing + exchange))
     for length in lengths:
         way = Way(nodes, length, "off", 0.7, 0.9)
         found.append(Timed(f"DiLoCo every {length} steps", way, computing + exchange / length))
+    if hivemind and (exchange := averaging(of, hivemind)):
+        for length in lengths:
+            way = Way(nodes, length, "i8b256")
+            found.append(Timed(f"hivemind every {length} steps", way, computing + exchange / length))
     return found
 
 
-def rows_of(ways: Sequence[Timed], losses: Mapping[Way, Sequence[Mapping[int, float]]], steps: int) -> list[Row]:
+def read(file: Path | None) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
+    return known
+
+
+def write(file: Path | None, name: str, found: object) -> None:
+    if file:
+        file.write_text(json.dumps(read(file) | {name: found}, indent=1))
+
+
+def kept(file: Path | None, name: str, measured: Callable[[], list[Timed]]) -> list[Timed]:
+    """What was measured under this name before, in the JSON ``file``; else it is measured, and kept there."""
+    if name not in (before := read(file)):
+        before[name] = [asdict(each) for each in measured()]
+        write(file, name, before[name])
+    return [Timed(each["name"], Way(**each["way"]), each["seconds"]) for each in before[name]]
+
+
+def averaging(of: Network, hivemind: str) -> float:
+    """The seconds for which hivemind averages; 0 if it does not in several attempts."""
+    for _ in range(ATTEMPTS):
+        try:
+            with Wan(of) as wan:
+                seconds, error = reduce.measure(wan, hivemind, "hivemind-8bit", 1, "")
+        except RuntimeError as problem:
+            print(f"hivemind: {problem}", file=sys.stderr)
+        else:
+            assert error < LARGEST_ERROR, f"hivemind's averages are wrong: {error}"
+            return seconds
+    return 0.0
+
+
+def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, file: Path | None) -> Losses:
+    """Those in the JSON ``file`` are not computed again."""
+    before = read(file)
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        begun = {
+            way: [
+                pool.submit(held_out, way, run, seed, 0, -(-steps // way.every) * way.every, CPU)
+                for seed in range(1, seeds + 1)
+            ]
+            for way in ways
+            if str(way) not in before
+        }
+        for way, running_ones in begun.items():
+            found = [each.result() for each in running_ones]
+            write(file, str(way), found)
+            before[str(way)] = [{str(step): loss for step, loss in of.items()} for of in found]
+    return {way: [{int(step): loss for step, loss in of.items()} for of in before[str(way)]] for way in ways}
+
+
+def with_deaths(of: Network, rounds: Rounds, loss: float) -> tuple[float, int]:
+    """Trains until an evaluation shows ``loss``, and kills another node in each round. Returns the seconds that it took, but for
+    those until the first step, and the number of deaths."""
+    names, deaths = itertools.cycle(of.ids), 0
+    with tempfile.TemporaryDirectory() as folder, running(of, rounds, Path(folder), rounds.stride) as cluster:
+        began = cluster.wait_for("plan_adopted", timeout=300)["time"]
+        while True:
+            seen = len(cluster.events)
+            at = cluster.wait_for("step_committed", where=lambda e: not e["exchange"], after=seen, timeout=900)["step"]
+            name = next(names)
+            cluster.nodes[name].send(signal.SIGKILL)
+            deaths += 1
+            cluster.wait_for("node_left", where=lambda e, name=name: e["node"] == name, after=seen)  # type: ignore[misc]
+            cluster.add(name)
+            exchanged = cluster.wait_for("evaluated", where=lambda e, at=at: e["step"] >= at, after=seen, timeout=900)  # type: ignore[misc]
+            took = exchanged["time"] - began
+            print(f"step {exchanged['step']}, {took:.0f} s: {exchanged['loss']}", file=sys.stderr, flush=True)
+            if exchanged["loss"] <= loss:
+                return took, deaths
+
+
+def rows_of(ways: Sequence[Timed], losses: Losses, steps: int) -> list[Row]:
     target = [of_seed[steps] for of_seed in losses[Way()]]
     rows = list[Row]()
     alone = ways[0].seconds * steps
@@ -86,39 +223,80 @@ def rows_of(ways: Sequence[Timed], losses: Mapping[Way, Sequence[Mapping[int, fl
     return rows
 
 
+def draw(lines: Mapping[str, Sequence[Timed]], losses: Losses, steps: int, file: str) -> None:
+    """A panel for each line: the held-out loss over the time, up to twice the time of one node alone."""
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")  # pip install matplotlib
+
+    lengths = sorted({each.way.every for ways in lines.values() for each in ways} - {1})
+    figure, panels = pyplot.subplots(1, len(lines), figsize=(4.2 * len(lines), 3.6), sharey=True, squeeze=False)
+    for panel, (line, ways) in zip(panels[0], lines.items(), strict=True):
+        most = 1.2 * ways[0].seconds * steps
+        for each in ways:
+            by_step = {step: statistics.mean(of[step] for of in losses[each.way]) for step in losses[each.way][0]}
+            shown = {step * each.seconds: loss for step, loss in by_step.items() if step * each.seconds <= most}
+            colour = next(colour for begins, colour in COLOURS.items() if each.name.startswith(begins))
+            dashes = DASHES[lengths.index(each.way.every) % len(DASHES)] if each.way.every in lengths else "-"
+            panel.plot(*zip(*shown.items(), strict=True) if shown else ((), ()), dashes, color=colour, label=each.name)
+        panel.axhline(statistics.mean(of[steps] for of in losses[Way()]), color="grey", linewidth=0.5)
+        panel.set(title=line, xlabel="seconds", xlim=(0, most))
+        panel.legend(fontsize=6)
+    panels[0][0].set_ylabel("held-out loss")
+    figure.tight_layout()
+    figure.savefig(file)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--mbit", type=float, default=1.0, help="Mbit/s of each home's line, up and down")
-    parser.add_argument("--rounds", type=int, nargs="+", default=[10, 30], help="steps between two exchanges")
-    parser.add_argument("--steps", type=int, default=210, help="of one node alone; a multiple of each of --rounds")
-    parser.add_argument("--seeds", type=int, default=3, help="the number of runs of each way, for the loss")
+    parser.add_argument("--lines", nargs="+", default=["1/1", "1/0.2", "10/10", WORLDWIDE], help="Mbit/s down and up")
+    parser.add_argument("--rounds", type=int, nargs="+", default=[10, 30, 100], help="steps between two exchanges")
+    parser.add_argument("--steps", type=int, default=200, help="of one node alone")
+    parser.add_argument("--seeds", type=int, default=2, help="the number of runs of each way, for the loss")
+    parser.add_argument("--hivemind", default="", metavar="PYTHON", help="an interpreter that can import hivemind")
+    parser.add_argument("--deaths", action="store_true", help="also a real run, with a death in each round")
+    parser.add_argument("--picture", default="", metavar="FILE", help="draw the curves (needs matplotlib)")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="where what is found is kept, so that it is not again"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     options = parser.parse_args()
-    if wrong := [length for length in options.rounds if options.steps % length]:
-        parser.error(f"--steps {options.steps} is not a multiple of --rounds {wrong[0]}")
     with tempfile.TemporaryDirectory() as folder:
         write_corpus(Path(folder))
         text = run_file(MICRO_BATCHES, LEASE_SHARED).replace("corpus.txt", f"{folder}/corpus.txt")
         path = Path(folder, "run.toml")
-        text = text.replace("evaluation_samples = 1\n", 'evaluation_samples = 32\nschedule = "constant"\n')
-        path.write_text(text)
+        path.write_text(text.replace("evaluation_samples = 1\n", CONSTANT))
         run = read_run_file(path).message("bench")
         elements = sum(parameter.numel() for parameter in whole_model(run, load_data(run), ()).parameters())
+        os.environ["REDUCE_ELEMENTS"] = str(-(-elements // BUCKETS))
+        networks = {line: network(line, options.nodes) for line in options.lines}
         try:
-            ways = timed(options.nodes, options.mbit, options.rounds, elements)
+            (alone,) = kept(
+                options.keep,
+                "alone",
+                lambda: [
+                    Timed("one node alone", Way(), ours("one node alone", network(options.lines[0], 1), 0).seconds)
+                ],
+            )
+            lines = {
+                line: kept(options.keep, line, partial(timed, of, alone, options.rounds, options.hivemind))
+                for line, of in networks.items()
+            }
         except WanUnavailable as reason:
             print(f"No network can be emulated here: {reason}", file=sys.stderr)
             return 2
-        seeds, steps = range(1, options.seeds + 1), AS_MANY_STEPS * options.steps
-        with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
-            running = {
-                way: [pool.submit(held_out, way, path, seed, 0, steps, CPU) for seed in seeds]
-                for way in dict.fromkeys(each.way for each in ways)
-            }
-            losses = {way: [done.result() for done in found] for way, found in running.items()}
-    title = f"{options.nodes} homes with {options.mbit:g} Mbit/s, to the loss of one node after {options.steps} steps"
-    show(title, rows_of(ways, losses, options.steps), options.json)
+        trained = dict.fromkeys(each.way for ways in lines.values() for each in ways)
+        losses = losses_of(trained, path, options.seeds, AS_MANY_STEPS * options.steps, options.keep)
+    for line, ways in lines.items():
+        title = f"{options.nodes} nodes, lines {line}, to the loss of one node after {options.steps} steps"
+        show(title, rows_of(ways, losses, options.steps), options.json)
+    if options.picture:
+        draw(lines, losses, options.steps, options.picture)
+    if options.deaths:
+        loss = losses[Way()][0][options.steps]
+        took, deaths = with_deaths(networks[options.lines[0]], Rounds(DEATHS_IN), loss)
+        name = f"rounds = {DEATHS_IN}, {deaths} deaths: time to the loss"
+        row = Row(name, took, "s", "alone", took / (alone.seconds * options.steps))
+        show("For real", [row], options.json)
     return 0
 
 
