@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 define install
 mkdir -p $(VENV)/tmp; set -o pipefail; \
 echo "  installing $(2) ..."; \
-(while sleep 5; do echo "    ... $$(du -sm $(VENV) | cut -f 1) MB so far"; done) & watch=$$!; \
+(while sleep 5; do echo "    ... $$(du -sm $(VENV) 2> /dev/null | cut -f 1) MB so far"; done) & watch=$$!; \
 trap "kill $$watch" EXIT; \
 TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt $(1) 2>&1 \
   | awk '/(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { sub(".*/", "", $$(NF - 2)); print "    " $$(NF - 2), $$(NF - 1), $$NF; fflush() } \
@@ -36,8 +36,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) || { echo "Could not make a virtual environment. On Debian: apt-get install python3-venv"; exit 1; }
 	@$(call install,-e .,what a coordinator needs)
 	@echo "  compiling the scheduler and the kernels meanwhile (a minute or two) ..."
-	@{ $(BIN)/python -c "import dtfm.kernels.adamw" && $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null; } & compiling=$$!; \
-	$(call install,torch -e '.[dev]',PyTorch and what tests need); installed=$$?; wait $$compiling && exit $$installed
+	@$(BIN)/python -c "import dtfm.kernels.adamw" & kernels=$$!; $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null & scheduler=$$!; \
+	$(call install,torch -e '.[dev]',PyTorch and what tests need); installed=$$?; wait $$kernels && wait $$scheduler && exit $$installed
 	@rm -rf $(VENV)/tmp; touch $@
 	@echo "  done."
 
