@@ -61,10 +61,10 @@ def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_
     tmp_path: Path, holds: str
 ) -> None:
     """With ``state`` the nodes' disks are lost as well."""
-    text = f'{without_storage(steps=60, every=20)}holds = "{holds}"\n'
+    text = f'{without_storage(steps=30, every=10)}holds = "{holds}"\n'
     with Cluster(tmp_path, text, nodes="ab", invited=True) as cluster:
-        cluster.wait_for("checkpoint_written", where=lambda e: e["step"] == 20)
-        cluster.wait_for("step_committed", where=lambda e: e["step"] > 20 and e["step"] % 20 == 10)
+        cluster.wait_for("checkpoint_written", where=lambda e: e["step"] == 10)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] > 10 and e["step"] % 10 == 5)
         for node in cluster.nodes.values():  # nothing of the run is left in memory
             node.send(signal.SIGKILL)
         for node in cluster.nodes.values():
@@ -74,7 +74,7 @@ def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_
             empty = {"XDG_CACHE_HOME": str(tmp_path / f"new-{name}")}
             cluster.add(name, environment=empty if holds == "state" else None)
         rolled = cluster.wait_for("rolled_back", after=before)
-        assert rolled["step"] >= 20
+        assert rolled["step"] >= 10
         assert ("from the disks' snapshot" in rolled["reason"]) == (holds == "weights")
         assert cluster.finish() == 0
     alone = losses_alone(cluster.run_file)

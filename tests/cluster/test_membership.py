@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_after_three_attempts_and_says_
 
 
 def test_sigterm_hands_over_and_costs_the_others_no_step(tmp_path: Path) -> None:
-    text = run_file(model=GPT2, stages=[2], steps=40)
+    text = run_file(model=GPT2, stages=[2], steps=20)
     with Cluster(tmp_path, text, fresh=["leaves"]) as cluster:  # an interpreter that hashes strings unlike the others
         cluster.add("stays")
         leaves = cluster.add("leaves")

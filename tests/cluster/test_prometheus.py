@@ -49,10 +49,11 @@ def prometheus(folder: Path, target: str) -> Iterator[Callable[[str, Callable[[A
             try:
                 with urllib.request.urlopen(f"http://{at}/api/v1/{path}", timeout=10) as reply:
                     got = json.load(reply)["data"]
+                if wanted(got):
+                    return got
             except OSError:
-                continue  # it has not begun to listen
-            if wanted(got):
-                return got
+                pass  # it has not begun to listen
+            time.sleep(0.1)  # it tells nobody by itself
         raise AssertionError(f"{path}: {got}\n{(folder / 'prometheus.log').read_text()[-2000:]}")
 
     try:
