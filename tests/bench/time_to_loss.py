@@ -4,7 +4,7 @@ worldwide] [--rounds 10 30 100] [--steps 200] [--seeds 2] [--hivemind PYTHON] [-
 
 A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds that a step's
 samples take, times the number of steps that it takes. The seconds are measured over an emulated network with slow devices
-(islands_run.py), the steps without a network (islands.py), in the mean over seeds. The learning rate is constant. A line is that
+(homes.py), the steps without a network (islands.py), in the mean over seeds. The learning rate is constant. A line is that
 of a home, in Mbit/s down and up, or "worldwide": the paper's regions, with a hundredth of its bandwidths.
 
 Beside ours are ways in which each node holds the whole model. Their seconds are the computing of one node alone, divided by the
@@ -29,7 +29,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -44,8 +44,8 @@ from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.cluster import Cluster as Network
 from dtfm.scheduler.model.rounds import Rounds
 from tests.bench import reduce
+from tests.bench.homes import CONSTANT, MICRO_BATCHES, Measured, homes, measure, running
 from tests.bench.islands import Way, held_out, steps_to
-from tests.bench.islands_run import CONSTANT, MICRO_BATCHES, Measured, homes, measure, running
 from tests.bench.reduce_end import BUCKETS
 from tests.cluster.plain import CPU, whole_model
 from tests.cluster.runs import write_corpus
@@ -77,11 +77,12 @@ Losses = Mapping[Way, Sequence[Mapping[int, float]]]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """``seconds`` that a step's samples take, this way."""
+    """``seconds`` that a step's samples take, this way; ``predicted`` by the scheduler, if it was asked."""
 
     name: str
     way: Way
     seconds: float
+    predicted: float = 0.0
 
 
 def network(line: str, count: int) -> Network:
@@ -94,40 +95,40 @@ def network(line: str, count: int) -> Network:
     return Network(nodes, eight.latency[index], eight.bandwidth[index] * scaled.divisor / SLOWER)
 
 
-def ours(name: str, of: Network, length: int) -> Measured:
+def ours(of: Network, length: int) -> dict[str, Any]:
+    """What was `Measured`."""
     with tempfile.TemporaryDirectory() as folder:
-        one = measure(of, Rounds(length), Path(folder))
-    print(f"{name}: {one}", file=sys.stderr, flush=True)
-    return one
+        return asdict(measure(of, Rounds(length), Path(folder)))
 
 
 def our_way(one: Measured, length: int) -> Timed:
     """Rounds of ``length``: the measured ones, or longer ones."""
     name = f"rounds = {length}" if length else "without rounds"
     if one.islands == 1:
-        return Timed(name, Way(), one.seconds)
-    return Timed(f"{name}, {one.islands} islands", Way(one.islands, length, "i4b64"), one.seconds)
+        return Timed(name, Way(), one.seconds, one.predicted)
+    return Timed(f"{name}, {one.islands} islands", Way(one.islands, length, "i4b64"), one.seconds, one.predicted)
 
 
-def timed(of: Network, alone: Timed, lengths: Sequence[int], hivemind: str) -> list[Timed]:
+def timed(
+    line: str, of: Network, alone: Timed, lengths: Sequence[int], hivemind: str, keep: Path | None
+) -> list[Timed]:
     """After ``alone`` the others. ``hivemind``: an interpreter that has it; empty: it is left out."""
     nodes = len(of.nodes)
     found = [alone]
     for length in (0, *lengths):
         if length <= LONGEST:
-            one, measured = ours(f"rounds = {length}", of, length), length
+            one, measured = Measured(**kept(keep, f"{line}, rounds = {length}", partial(ours, of, length))), length
             found.append(our_way(one, length))
         else:
             seconds = one.seconds - one.exchange / measured + one.exchange / length
-            found.append(our_way(replace(one, seconds=seconds), length))
+            found.append(our_way(replace(one, seconds=seconds, predicted=0.0), length))
     computing = alone.seconds / nodes
-    with Wan(of) as wan:
-        exchange, _ = reduce.measure(wan, sys.executable, "gloo", 1, "")
+    exchange = kept(keep, f"{line}, Gloo", partial(reducing, of))
     found.append(Timed("DistributedDataParallel", Way(), computing + exchange))
     for length in lengths:
         way = Way(nodes, length, "off", 0.7, 0.9)
         found.append(Timed(f"DiLoCo every {length} steps", way, computing + exchange / length))
-    if hivemind and (exchange := averaging(of, hivemind)):
+    if hivemind and (exchange := kept(keep, f"{line}, hivemind", partial(averaging, of, hivemind))):
         for length in lengths:
             way = Way(nodes, length, "i8b256")
             found.append(Timed(f"hivemind every {length} steps", way, computing + exchange / length))
@@ -139,17 +140,21 @@ def read(file: Path | None) -> dict[str, Any]:
     return known
 
 
-def write(file: Path | None, name: str, found: object) -> None:
+def kept(file: Path | None, name: str, found: Callable[[], Any]) -> Any:
+    """What was found under this name before, in the JSON ``file``; else it is found now, and kept there."""
+    if name in (before := read(file)):
+        return before[name]
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    value = found()
     if file:
-        file.write_text(json.dumps(read(file) | {name: found}, indent=1))
+        file.write_text(json.dumps(read(file) | {name: value}, indent=1))
+    return value
 
 
-def kept(file: Path | None, name: str, measured: Callable[[], list[Timed]]) -> list[Timed]:
-    """What was measured under this name before, in the JSON ``file``; else it is measured, and kept there."""
-    if name not in (before := read(file)):
-        before[name] = [asdict(each) for each in measured()]
-        write(file, name, before[name])
-    return [Timed(each["name"], Way(**each["way"]), each["seconds"]) for each in before[name]]
+def reducing(of: Network) -> float:
+    """The seconds in which Gloo sums."""
+    with Wan(of) as wan:
+        return reduce.measure(wan, sys.executable, "gloo", 1, "")[0]
 
 
 def averaging(of: Network, hivemind: str) -> float:
@@ -166,23 +171,20 @@ def averaging(of: Network, hivemind: str) -> float:
     return 0.0
 
 
-def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, file: Path | None) -> Losses:
-    """Those in the JSON ``file`` are not computed again."""
-    before = read(file)
+def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, keep: Path | None) -> Losses:
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
-        begun = {
-            way: [
-                pool.submit(held_out, way, run, seed, 0, -(-steps // way.every) * way.every, CPU)
-                for seed in range(1, seeds + 1)
-            ]
-            for way in ways
-            if str(way) not in before
-        }
-        for way, running_ones in begun.items():
-            found = [each.result() for each in running_ones]
-            write(file, str(way), found)
-            before[str(way)] = [{str(step): loss for step, loss in of.items()} for of in found]
-    return {way: [{int(step): loss for step, loss in of.items()} for of in before[str(way)]] for way in ways}
+
+        def begun(way: Way, seed: int) -> Future[dict[int, float]]:
+            return pool.submit(held_out, way, run, seed, 0, -(-steps // way.every) * way.every, CPU)
+
+        numbers, known = range(1, seeds + 1), read(keep)
+        losing = {way: [begun(way, seed) for seed in numbers] for way in ways if str(way) not in known}
+
+        def results(way: Way) -> list[dict[str, float]]:
+            return [{str(step): loss for step, loss in of.result().items()} for of in losing[way]]
+
+        found = {way: kept(keep, str(way), partial(results, way)) for way in ways}
+    return {way: [{int(step): loss for step, loss in of.items()} for of in its] for way, its in found.items()}
 
 
 def with_deaths(of: Network, rounds: Rounds, loss: float) -> tuple[float, int]:
@@ -211,7 +213,8 @@ def rows_of(ways: Sequence[Timed], losses: Losses, steps: int) -> list[Row]:
     rows = list[Row]()
     alone = ways[0].seconds * steps
     for each in ways:
-        rows.append(Row(f"{each.name}: a step's samples", each.seconds, "s"))
+        of_plan = (f"{each.predicted:.3g} s predicted", each.seconds / each.predicted) if each.predicted else ()
+        rows.append(Row(f"{each.name}: a step's samples", each.seconds, "s", *of_plan))
         pairs = list(zip(losses[each.way], target, strict=True))
         if all(min(of_seed.values()) <= loss for of_seed, loss in pairs):
             needed = statistics.mean(steps_to(loss, of_seed) for of_seed, loss in pairs)
@@ -270,15 +273,11 @@ def main() -> int:
         os.environ["REDUCE_ELEMENTS"] = str(-(-elements // BUCKETS))
         networks = {line: network(line, options.nodes) for line in options.lines}
         try:
-            (alone,) = kept(
-                options.keep,
-                "alone",
-                lambda: [
-                    Timed("one node alone", Way(), ours("one node alone", network(options.lines[0], 1), 0).seconds)
-                ],
-            )
+            first = network(options.lines[0], 1)
+            one = Measured(**kept(options.keep, "one node alone", partial(ours, first, 0)))
+            alone = Timed("one node alone", Way(), one.seconds, one.predicted)
             lines = {
-                line: kept(options.keep, line, partial(timed, of, alone, options.rounds, options.hivemind))
+                line: timed(line, of, alone, options.rounds, options.hivemind, options.keep)
                 for line, of in networks.items()
             }
         except WanUnavailable as reason:
