@@ -513,14 +513,16 @@ class PlanReady(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., codecs: _Optional[_Iterable[_Union[LinkCodec, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
 
 class BucketState(_message.Message):
-    __slots__ = ("bucket", "digest", "donors")
+    __slots__ = ("bucket", "digest", "donors", "shared")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     bucket: int
     digest: bytes
     donors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, bucket: _Optional[int] = ..., digest: _Optional[bytes] = ..., donors: _Optional[_Iterable[str]] = ...) -> None: ...
+    shared: bytes
+    def __init__(self, bucket: _Optional[int] = ..., digest: _Optional[bytes] = ..., donors: _Optional[_Iterable[str]] = ..., shared: _Optional[bytes] = ...) -> None: ...
 
 class LinkCodec(_message.Message):
     __slots__ = ("destination", "tensors", "codec")

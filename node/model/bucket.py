@@ -120,9 +120,10 @@ class Bucket:
     def state(self) -> tuple[torch.Tensor, ...]:
         return self.parameters, self.exp_avg, self.exp_avg_sq, *self.outer
 
-    def digest(self) -> bytes:
-        """BLAKE3 of the BLAKE3 of each tensor of the state, which are taken where it lies."""
-        return blake3(b"".join(map(digest, self.state))).digest()
+    def digests(self) -> tuple[bytes, bytes]:
+        """BLAKE3 of the BLAKE3 of each tensor of the state, which are taken where it lies; and the same without the moments."""
+        each = [*map(digest, self.state)]
+        return blake3(b"".join(each)).digest(), blake3(b"".join((each[0], *each[STATE_TENSORS:]))).digest()
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """``flat`` ([spec.size]) cut into the bucket's parameters by name, sharing its memory."""

@@ -20,7 +20,7 @@ class StateDigests:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "digest")
         self._step = -1
-        self._known = WeakKeyDictionary[Bucket, Future[bytes]]()
+        self._known = WeakKeyDictionary[Bucket, Future[tuple[bytes, bytes]]]()
 
     def begin(self, step: int, buckets: Iterable[Bucket]) -> None:
         """Begins to take the digests of the buckets as they are now, after ``step``. Those that are taken already are not taken
@@ -34,19 +34,17 @@ class StateDigests:
 
     def of(self, buckets: Iterable[Bucket]) -> list[BucketState]:
         """As PlanReady has them, once they are taken, which has begun."""
-        return [
-            BucketState(bucket=bucket.spec.index, digest=self._known[bucket].result(), donors=bucket.donors)
-            for bucket in buckets
-        ]
+        known = ((each, self._known[each].result()) for each in buckets)
+        return [BucketState(bucket=b.spec.index, digest=d[0], shared=d[1], donors=b.donors) for b, d in known]
 
     def of_stage(self, buckets: Mapping[int, Bucket]) -> bytes:
         """BLAKE3 (32 bytes) of the digests of a stage's buckets in ascending order, once they are taken, which has begun."""
-        return blake3(b"".join(self._known[bucket].result() for bucket in buckets.values())).digest()
+        return blake3(b"".join(self._known[bucket].result()[0] for bucket in buckets.values())).digest()
 
     def close(self) -> None:
         self._thread.shutdown()
 
 
-def _digest(bucket: Bucket, changed: Beside) -> bytes:
+def _digest(bucket: Bucket, changed: Beside) -> tuple[bytes, bytes]:
     with changed():
-        return bucket.digest()
+        return bucket.digests()

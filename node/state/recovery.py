@@ -159,7 +159,7 @@ def check_agreed(buckets: Iterable[Bucket], snapshot: SnapshotSource) -> None:
     agreed = {state.bucket: state.digest for state in snapshot.states}
     for bucket in buckets:
         index = bucket.spec.index
-        if index in agreed and bucket.digest() != agreed[index]:
+        if index in agreed and bucket.digests()[0] != agreed[index]:
             where = f"checkpoint {snapshot.folder}" if snapshot.folder else "the snapshot on the disks"
             raise SnapshotDamaged(f"{where}: bucket {index} is whole, but not the state that its trainers agreed on")
 

@@ -470,7 +470,7 @@ class Trainer:
         if commit.pause:
             self._paused = self.at
         else:
-            self._train(generation, by_bucket=commit.snapshot)
+            self._train(generation, by_bucket=commit.snapshot or generation.placement.rounds.exchanges(commit.step))
 
     def _apply(self, generation: Generation, commit: wire.Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again

@@ -41,8 +41,7 @@ class Workload:
 
     A node that holds a layer keeps its weights, gradients and optimizer state. ``copy_bytes_per_parameter_byte`` is the size of a
     second copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters. What a run
-    with rounds keeps besides, ``outer_bytes_per_parameter_byte``, is in the host's memory wherever the state is: see
-    `with_rounds`.
+    with rounds keeps besides, ``outer_bytes_per_parameter_byte``, is always in the host's memory: see `with_rounds`.
 
     ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
     gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what

@@ -15,6 +15,7 @@ import pytest
 from tests.attacks.twisted import FROM, PEERS
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.runs import GPT2, losses_alone, run_file
+from tests.cluster.test_islands import text
 
 LIAR = "liar"
 STEPS = 6
@@ -259,3 +260,27 @@ def test_who_never_votes_while_its_heartbeats_come_is_left_out(tmp_path: Path) -
     with attacked(tmp_path, "votes_for_nothing", (*PEERS, LIAR), lease=0.5) as cluster:
         cluster.wait_for("node_quarantined", timeout=200)
         the_others_finish(cluster, "STALLED")
+
+
+@pytest.mark.timeout(240)
+def test_an_island_that_comes_out_of_an_exchange_with_another_state_is_found_and_the_others_finish(
+    tmp_path: Path,
+) -> None:
+    """Between two exchanges nobody could tell: each island has weights of its own."""
+    names = ("a1", "b1", LIAR)
+    with Cluster(
+        tmp_path,
+        text(8, nodes=names),
+        coordinator="tests.cluster.drawn",
+        place=partial(twisted, "drifts"),
+        nodes=names,
+        invited=True,
+        liars=True,
+    ) as cluster:
+        assert cluster.finish() == 0
+    assert [(e["node"], e["charge"]) for e in cluster.of("node_quarantined")] == [(LIAR, "DIGEST")]
+    mismatch = cluster.of("digest_mismatch")[0]
+    assert (mismatch["step"], set(mismatch["digests"])) == (5, set(names))
+    assert [e["step"] for e in cluster.of("step_committed")][-1] == 8
+    (found,) = cluster.check().findings
+    assert "held different state at step 5" in found.sentence

@@ -25,6 +25,7 @@ import torch
 from dtfm.coordinator.core.audits import COMPARED
 from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node import cli
+from dtfm.node.model import optimizer
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
@@ -51,6 +52,7 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import KeptRequest
+from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.streams import NODE_METADATA, method
 
 Twist = Callable[[NodeMessage], Iterable[NodeMessage]]
@@ -462,6 +464,19 @@ FRIENDS = ("poisoner", "accomplice")
 
 
 @contextmanager
+def drifting() -> Iterator[None]:
+    """Its momentum of exchanges comes to be another than that of other islands, as by a fault of its memory."""
+    step = optimizer.outer_step
+
+    def drifted(train: Run.Train, bucket: Bucket, change: torch.Tensor) -> None:
+        step(train, bucket, change)
+        bucket.outer[1].view(torch.uint8)[0] ^= 1
+
+    with mock.patch("dtfm.node.training.generation.outer_step", drifted):
+        yield
+
+
+@contextmanager
 def covering() -> Iterator[None]:
     """Inside, this process finds all work of its friends right, and audits others as it should. (Nobody tells it who has found a
     friend wrong, so it cannot take revenge.)"""
@@ -499,6 +514,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "renames": renaming,
     "forges": forging,
     "covers": covering,
+    "drifts": drifting,
 }
 """By name, the context in which a node runs that lies to its peers. Several are given as one, with plus signs in between."""
 

@@ -67,8 +67,9 @@ def reached(*nodes: str, way: str = "", problem: str = "") -> wire.NodeMessage:
 
 
 def vote(plan: plan_pb2.Plan, node: str, step: int, micro_batch: int = 2) -> wire.StepReady:
-    """The vote for ``step``; on the last stage, with the loss of the node's micro-batches."""
-    loads = {name: load for last in plan.stages[-1:] for name, load in zip(last.replicas, last.loads, strict=True)}
+    """The vote for ``step``; on the last stage of an island, with the loss of the node's micro-batches."""
+    ends = {stage.island: stage for stage in plan.stages}.values()
+    loads = {name: load for last in ends for name, load in zip(last.replicas, last.loads, strict=True)}
     samples = micro_batch * loads.get(node, 0)
     return wire.StepReady(
         generation=plan.generation,

@@ -120,7 +120,7 @@ def test_an_update_has_the_same_bits_wherever_the_state_is(home: str) -> None:
         there.gradients.copy_(gradients)
         adamw(train, step, 1e-3, 2.5, here, gradients)
         adamw(train, step, 1e-3, 2.5, there, there.gradients)
-        assert here.digest() == there.digest()
+        assert here.digests()[0] == there.digests()[0]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ View = TypeVar("View")
 def contradiction(state: State, phase: Stepping) -> Setback | None:
     """What is wrong with the votes of a step for which all have voted; None: nothing."""
     ledger, plan = state.ledger, state.ledger.training.in_force
-    if (found := stage_differs(ledger, {node: vote.state_digest for node, vote in phase.votes.items()})) is not None:
+    digests = {node: vote.state_digest for node, vote in phase.votes.items()}
+    if found := stage_differs(ledger, digests) or _weights_differ(ledger, phase):
         return found
     if phase.passed and (found := _of_hops(plan, phase)) is not None:
         return found  # it says whose fault it is that norms differ
@@ -51,6 +52,19 @@ def stage_differs(ledger: Ledger, digests: Mapping[str, bytes]) -> Setback | Non
     for index, stage in enumerate(ledger.training.in_force.stages):
         said = {node: digests[node].hex() for node in stage.replicas if node in digests}
         if (found := state_differs(ledger, said, index, f"stage {index}")) is not None:
+            return found
+    return None
+
+
+def _weights_differ(ledger: Ledger, phase: Stepping) -> Setback | None:
+    """The same of a bucket's weights, and of what else all islands have after an exchange, as far as votes name buckets."""
+    said: dict[int, dict[str, str]] = {}
+    for node, vote in phase.votes.items():
+        for each in vote.states:
+            said.setdefault(each.bucket, {})[node] = each.shared.hex()
+    for bucket, digests in sorted(said.items()):
+        stage = ledger.training.in_force.stage_of(min(digests)) or 0
+        if found := state_differs(ledger, digests, stage, f"bucket {bucket}"):
             return found
     return None
 

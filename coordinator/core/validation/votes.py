@@ -80,6 +80,7 @@ def check_states(
     for state in states:
         require(state.bucket < buckets, "states.bucket", state.bucket, f"below {buckets}")
         check_digest(state.digest, "states.digest")
+        check_digest(state.shared or bytes(DIGEST_BYTES), "states.shared")
         donors = sorted(set(state.donors[:MOST_DONORS]).intersection(givers(state.bucket)))
         told[state.bucket] = StateTold(state.digest.hex(), tuple(donors))
     missing = sorted(set(due) - told.keys())

@@ -33,21 +33,21 @@ def test_each_bucket_is_named_with_its_digest_and_who_gave_it(digests: StateDige
     digests.begin(3, [mine, given])
     told = digests.of([mine, given])
     assert [(state.bucket, state.digest, tuple(state.donors)) for state in told] == [
-        (0, mine.digest(), ()),
-        (1, given.digest(), ("a", "b")),
+        (0, mine.digests()[0], ()),
+        (1, given.digests()[0], ("a", "b")),
     ]
-    assert digests.of_stage({0: mine, 1: given}) == blake3(mine.digest() + given.digest()).digest()
+    assert digests.of_stage({0: mine, 1: given}) == blake3(mine.digests()[0] + given.digests()[0]).digest()
 
 
 def test_a_digest_is_taken_once_a_step(digests: StateDigests, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Bucket] = []
-    digest = Bucket.digest
+    digests_of = Bucket.digests
 
-    def counted(self: Bucket) -> bytes:
+    def counted(self: Bucket) -> tuple[bytes, bytes]:
         taken.append(self)
-        return digest(self)
+        return digests_of(self)
 
-    monkeypatch.setattr(Bucket, "digest", counted)
+    monkeypatch.setattr(Bucket, "digests", counted)
     mine, other = bucket(0), bucket(0, 2.0)
     digests.begin(3, [mine])
     before = digests.of_stage({0: mine})

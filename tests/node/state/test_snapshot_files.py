@@ -121,7 +121,7 @@ def test_any_stage_reads_what_other_stages_wrote(scheme: str, tmp_path: Path) ->
     back = build_stage(model, 0, count, CPU, torch.float64)
     for bucket in back.buckets.values():
         read(folder, bucket)
-    assert all(back.buckets[index].digest() == bucket.digest() for index, bucket in whole.buckets.items())
+    assert all(back.buckets[index].digests()[0] == bucket.digests()[0] for index, bucket in whole.buckets.items())
     fs, path = fsspec.core.url_to_fs(folder)
     names = sorted(name.rpartition("/")[2] for name in fs.ls(path, detail=False))
     contents = [fs.cat_file(f"{path}/{name}") for name in names[:-1]]
@@ -242,7 +242,7 @@ def test_another_manifest_than_the_coordinator_names_is_refused_whatever_it_says
     named = blake3((mine / "manifest.json").read_bytes()).digest()
     target = Bucket(model.buckets[1], CPU, torch.float64)
     read_bucket(str(mine), target, named)
-    assert target.digest() == stages[0].buckets[1].digest()
+    assert target.digests()[0] == stages[0].buckets[1].digests()[0]
     for file in theirs.iterdir():
         (mine / file.name).write_bytes(file.read_bytes())
     read(mine, target)
@@ -257,10 +257,10 @@ def test_a_whole_file_with_other_state_than_was_agreed_on_is_refused(tmp_path: P
     write_checkpoint(str(tmp_path / "checkpoint"), [written])
     target = Bucket(model.buckets[1], CPU, torch.float64)
     read(tmp_path / "checkpoint", target)
-    check_agreed([target], SnapshotSource(states=[BucketState(bucket=1, digest=target.digest())]))
-    check_agreed([target], SnapshotSource(states=[BucketState(bucket=0, digest=agreed.digest())]))
+    check_agreed([target], SnapshotSource(states=[BucketState(bucket=1, digest=target.digests()[0])]))
+    check_agreed([target], SnapshotSource(states=[BucketState(bucket=0, digest=agreed.digests()[0])]))
     with pytest.raises(SnapshotDamaged, match="bucket 1 is whole, but not the state"):
-        check_agreed([target], SnapshotSource(states=[BucketState(bucket=1, digest=agreed.digest())]))
+        check_agreed([target], SnapshotSource(states=[BucketState(bucket=1, digest=agreed.digests()[0])]))
 
 
 @pytest.mark.parametrize(("config", "dtype"), [({"hidden_size": 16}, torch.float64), ({}, torch.float32)])

@@ -133,7 +133,7 @@ async def test_with_the_weights_come_the_digests_of_the_moments_so_that_both_mak
     for bucket, live in buckets().items():
         parameters, first, second = (blake3(tensor.numpy().tobytes()).digest() for tensor in live.state)
         assert sent[bucket].moments == first + second
-        assert blake3(parameters + sent[bucket].moments).digest() == live.digest()
+        assert blake3(parameters + sent[bucket].moments).digest() == live.digests()[0]
 
 
 SMALL = (
@@ -179,7 +179,7 @@ def test_files_arrive_whole_whatever_the_pieces_in_which_they_are_read_and_sent(
         if weights:
             parameters = bucket.parameters.numpy().tobytes()
             assert content == file_header(bucket.spec, dtype, weights=True) + parameters
-            assert blake3(blake3(parameters).digest() + part.moments).digest() == bucket.digest()
+            assert blake3(blake3(parameters).digest() + part.moments).digest() == bucket.digests()[0]
         else:
             assert content == content_of(bucket)
         assert (part.size_bytes, part.digest) == (len(content), blake3(content).digest())

@@ -67,7 +67,7 @@ def first_stage_swapped() -> Plan:
 
 def digests(nodes: InProcess) -> list[list[bytes]]:
     stages = [generation.stage for generation in nodes.generations.values()]
-    return [[bucket.digest() for bucket in stage.buckets.values()] for stage in stages]
+    return [[bucket.digests()[0] for bucket in stage.buckets.values()] for stage in stages]
 
 
 CONVNET = """

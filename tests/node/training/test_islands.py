@@ -88,6 +88,7 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
                     first, *others = (of[index] for of in buckets if index in of)
                     assert all(torch.equal(first.parameters, other.parameters) for other in others)
                     assert all(torch.equal(first.outer[1], other.outer[1]) for other in others)
+                    assert {other.digests()[1] for other in others} <= {first.digests()[1]}
 
 
 def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

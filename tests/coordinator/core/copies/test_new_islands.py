@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from tests.coordinator.answers import links
-from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
+from tests.coordinator.islands import exchange, islands
+from tests.coordinator.script import LAYERS, LEASE, World
 from tests.coordinator.standbys import caught_up, report
-
-ROUNDS = 2
-
-
-def first_and_others(nodes: Iterable[str]) -> Plan:
-    """Two nodes are two stages of one island. Each of the others is an island of its own, with one micro-batch."""
-    first, second, *others = sorted(nodes)
-    alone = [
-        from_routes(0, [Stage((0, LAYERS), (node,), (), island=number)], [((node,), 1)])
-        for number, node in enumerate(others, 1)
-    ]
-    return joined([two_stages([first, second], 4 - len(alone)), *alone], 0)
-
-
-def islands(*nodes: str, **changes: dict[str, Any]) -> World:
-    """A world in which these nodes compute step 1 of a run with rounds. What standbys report is the test's."""
-    rounds = {"rounds": ROUNDS, "steps": 12, "evaluate_every": 0}
-    cluster = {"nodes": len(nodes), "stages": "auto"}
-    world = World(fresh_state(train=rounds, cluster=cluster, **changes), first_and_others)
-    world.join(*nodes)
-    world.settle()
-    world.automatic_standbys = False
-    return world
 
 
 def with_a_newcomer() -> World:
@@ -57,14 +31,6 @@ def measured(world: World, node: str, bandwidth: float) -> None:
     world.hear(node, report)
     world.now += TOGETHER_LEASES * LEASE
     world.feed(TimePassed())
-
-
-def exchange(world: World) -> None:
-    """The steps until the next exchange, and that one's votes."""
-    while world.state.ledger.training.step % (ROUNDS + 1) != ROUNDS:
-        world.step()
-    for node in world.plan_in_force.nodes:
-        world.vote(node, samples=0, loss_sum=0.0)
 
 
 def pass_patience(world: World) -> None:

@@ -10,6 +10,7 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.accused import LIE, goes_on_without, of_strangers, verdicts
 from tests.coordinator.answers import DIGEST
+from tests.coordinator.islands import exchange, islands
 from tests.coordinator.script import LONG, World, refusal_of, training, two_stages
 
 
@@ -47,6 +48,23 @@ def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined(
     assert world.events(ev.NodeQuarantined)[-1].against == ("a", "c"), "one of them may have sent it another result"
     assert world.events(ev.RolledBack) == []
     goes_on_without(world, "b")
+
+
+@pytest.mark.parametrize("shared", [LIE, b""])
+def test_the_island_that_has_another_state_after_an_exchange_than_two_others_is_quarantined(shared: bytes) -> None:
+    world = islands("a", "b", "c", "d")  # a and b are one
+    exchange(world)
+    for node in "abcd":
+        named = [
+            wire.BucketState(bucket=layer, digest=DIGEST, shared=shared if (node, layer) == ("d", 1) else DIGEST)
+            for stage in world.plan_in_force.stages
+            if node in stage.replicas
+            for layer in range(*stage.layers)
+        ]
+        world.vote(node, states=named)
+    mismatch = world.events(ev.DigestMismatch)[-1]
+    assert (mismatch.step, set(mismatch.digests)) == (4, set("acd"))
+    assert verdicts(world) == [("d", Charge.DIGEST, True)]
 
 
 def test_two_strangers_who_agree_do_not_throw_out_a_third_but_are_kept_apart_from_it() -> None:
