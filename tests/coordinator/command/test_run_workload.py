@@ -15,6 +15,8 @@ from dtfm.node.command.workload_file import describe
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.workload import parse_workload
 from tests.coordinator.command.typed import Typed
+from tests.scheduler.clusters import even_workload
+from tests.scheduler.dumps import dump_workload
 
 GPUS = "plan", "--gpus", "L4", "--links", "1Gbit/s,20ms"
 
@@ -94,8 +96,7 @@ def test_the_way_out_is_the_node_that_counts(tmp_path: Path, typed: Typed) -> No
 
 
 def test_a_workload_of_another_batch_is_refused(tmp_path: Path, typed: Typed) -> None:
-    asked = run_file(train={"global_batch": 64})
-    (tmp_path / "w.json").write_text(describe(asked.with_precision(bf16=False)))
+    (tmp_path / "w.json").write_text(dump_workload(even_workload(micro_batches=16)))
     (tmp_path / "run.toml").write_text("")
     files = "--run", str(tmp_path / "run.toml"), "--workload", str(tmp_path / "w.json")
     assert "w.json has 16 micro-batches, but " in typed(*GPUS, *files, code=2)
