@@ -14,14 +14,13 @@ averager in 8 bits, once in a round (reduce.py says how to install it). Rounds l
 network: their seconds follow from those of the next shorter ones, with as many islands.
 
 With --deaths one run is real from its beginning to that loss, on the first line, with rounds of DEATHS_IN steps: one node is
-killed in each round, and started again at once.
+killed in the middle of each round, and started again at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import json
 import os
 import signal
@@ -47,6 +46,7 @@ from tests.bench import reduce
 from tests.bench.homes import CONSTANT, MICRO_BATCHES, Measured, homes, measure, running
 from tests.bench.islands import Way, held_out, steps_to
 from tests.bench.reduce_end import BUCKETS
+from tests.cluster.launch import Event
 from tests.cluster.plain import CPU, whole_model
 from tests.cluster.runs import write_corpus
 from tests.scheduler.paper_networks import Network as Paper
@@ -188,24 +188,30 @@ def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, keep: Path
 
 
 def with_deaths(of: Network, rounds: Rounds, loss: float) -> tuple[float, int]:
-    """Trains until an evaluation shows ``loss``, and kills another node in each round. Returns the seconds that it took, but for
-    those until the first step, and the number of deaths."""
-    names, deaths = itertools.cycle(of.ids), 0
+    """Trains until an evaluation shows ``loss``, and kills another node in the middle of each round. Returns the seconds that it
+    took since the first plan, and the number of deaths."""
     with tempfile.TemporaryDirectory() as folder, running(of, rounds, Path(folder), rounds.stride) as cluster:
         began = cluster.wait_for("plan_adopted", timeout=300)["time"]
+        deaths = 0
         while True:
-            seen = len(cluster.events)
-            at = cluster.wait_for("step_committed", where=lambda e: not e["exchange"], after=seen, timeout=900)["step"]
-            name = next(names)
+            seen, name, deaths = len(cluster.events), of.ids[deaths % len(of.ids)], deaths + 1
+            cluster.wait_for("step_committed", where=partial(is_midway, rounds), after=seen, timeout=900)
             cluster.nodes[name].send(signal.SIGKILL)
-            deaths += 1
-            cluster.wait_for("node_left", where=lambda e, name=name: e["node"] == name, after=seen)  # type: ignore[misc]
+            cluster.wait_for("node_left", where=partial(is_of, name), after=seen)
             cluster.add(name)
-            exchanged = cluster.wait_for("evaluated", where=lambda e, at=at: e["step"] >= at, after=seen, timeout=900)  # type: ignore[misc]
-            took = exchanged["time"] - began
-            print(f"step {exchanged['step']}, {took:.0f} s: {exchanged['loss']}", file=sys.stderr, flush=True)
-            if exchanged["loss"] <= loss:
+            evaluated = cluster.wait_for("evaluated", after=seen, timeout=900)
+            took = evaluated["time"] - began
+            print(f"step {evaluated['step']}, {took:.0f} s: {evaluated['loss']}", file=sys.stderr, flush=True)
+            if evaluated["loss"] <= loss:
                 return took, deaths
+
+
+def is_midway(rounds: Rounds, committed: Event) -> bool:
+    return bool(committed["step"] % rounds.stride == rounds.stride // 2)
+
+
+def is_of(node: str, event: Event) -> bool:
+    return bool(event["node"] == node)
 
 
 def rows_of(ways: Sequence[Timed], losses: Losses, steps: int) -> list[Row]:
