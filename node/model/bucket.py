@@ -121,7 +121,7 @@ class Bucket:
         return self.parameters, self.exp_avg, self.exp_avg_sq, *self.outer
 
     def digests(self) -> tuple[bytes, bytes]:
-        """BLAKE3 of the BLAKE3 of each tensor of the state, which are taken where it lies; and the same without the moments."""
+        """Of the whole state, and of all but its moments: BLAKE3 of the BLAKE3 of each tensor, which is taken where it lies."""
         each = [*map(digest, self.state)]
         return blake3(b"".join(each)).digest(), blake3(b"".join((each[0], *each[STATE_TENSORS:]))).digest()
 

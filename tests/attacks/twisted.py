@@ -465,7 +465,7 @@ FRIENDS = ("poisoner", "accomplice")
 
 @contextmanager
 def drifting() -> Iterator[None]:
-    """Its momentum of exchanges comes to be another than that of other islands, as by a fault of its memory."""
+    """Flips a bit of its momentum of exchanges, as faulty memory would."""
     step = optimizer.outer_step
 
     def drifted(train: Run.Train, bucket: Bucket, change: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from dtfm.coordinator.core.refusal import name_some
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.agreement import stage_differs
+from dtfm.coordinator.core.trust.agreement import islands_differ, stage_differs
 from dtfm.coordinator.core.validation.votes import check_digest, check_states
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import OVERDUE
@@ -48,7 +48,7 @@ def end_pause(transition: Transition) -> None:
     if transition.state.stopped or not isinstance(phase, Pausing) or phase.awaiting:
         return
     step, digests = ledger.training.step, {node: said.state_digest for node, said in phase.applied.items()}
-    if (found := stage_differs(ledger, digests)) is not None:
+    if found := stage_differs(ledger, digests) or islands_differ(ledger, phase.applied):
         transition.find(found)
         return
     by_stage(transition, phase.applied)

@@ -16,6 +16,7 @@ from dtfm.coordinator.log.events import DigestMismatch
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Pair, pair_of
 from dtfm.coordinator.log.steps import SETTLED
+from dtfm.protos.control_pb2 import Applied, StepReady
 from dtfm.scheduler.model.plan import Plan
 
 NORM_TOLERANCE = 1e-4
@@ -34,7 +35,7 @@ def contradiction(state: State, phase: Stepping) -> Setback | None:
     """What is wrong with the votes of a step for which all have voted; None: nothing."""
     ledger, plan = state.ledger, state.ledger.training.in_force
     digests = {node: vote.state_digest for node, vote in phase.votes.items()}
-    if found := stage_differs(ledger, digests) or _weights_differ(ledger, phase):
+    if found := stage_differs(ledger, digests) or islands_differ(ledger, phase.votes):
         return found
     if phase.passed and (found := _of_hops(plan, phase)) is not None:
         return found  # it says whose fault it is that norms differ
@@ -56,15 +57,14 @@ def stage_differs(ledger: Ledger, digests: Mapping[str, bytes]) -> Setback | Non
     return None
 
 
-def _weights_differ(ledger: Ledger, phase: Stepping) -> Setback | None:
-    """The same of a bucket's weights, and of what else all islands have after an exchange, as far as votes name buckets."""
-    said: dict[int, dict[str, str]] = {}
-    for node, vote in phase.votes.items():
-        for each in vote.states:
-            said.setdefault(each.bucket, {})[node] = each.shared.hex()
-    for bucket, digests in sorted(said.items()):
-        stage = ledger.training.in_force.stage_of(min(digests)) or 0
-        if found := state_differs(ledger, digests, stage, f"bucket {bucket}"):
+def islands_differ(ledger: Ledger, said: Mapping[str, StepReady | Applied]) -> Setback | None:
+    """Nodes that train a layer, on whatever island, say different digests of what islands share after an exchange; None: none
+    do. Who has ``said`` nothing of it differs from those who have. Parameters that are tied between layers are not compared."""
+    shared = {(node, each.bucket): each.shared.hex() for node, message in said.items() for each in message.states}
+    for layer in range(len(ledger.holders) if shared else 0):
+        stages = [stage for stage in ledger.training.in_force.stages if layer in range(*stage.layers)]
+        digests = {node: shared.get((node, layer), "") for stage in stages for node in stage.replicas if node in said}
+        if found := state_differs(ledger, digests, ledger.training.in_force.stages.index(stages[0]), f"layer {layer}"):
             return found
     return None
 

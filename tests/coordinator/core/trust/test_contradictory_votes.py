@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from dtfm.coordinator.core.trust.disputes import kept_apart
@@ -50,20 +52,51 @@ def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined(
     goes_on_without(world, "b")
 
 
+def shared_by(world: World, node: str, layers: Iterable[int] = (), shared: bytes = DIGEST) -> list[wire.BucketState]:
+    """What the node says of its stage's layers, and of these ``layers`` that it has this digest of what islands share."""
+    own = [layer for stage in world.plan_in_force.stages if node in stage.replicas for layer in range(*stage.layers)]
+    lies = dict.fromkeys(layers, shared)
+    return [wire.BucketState(bucket=n, digest=DIGEST, shared=lies.get(n, DIGEST)) for n in sorted({*own, *lies})]
+
+
 @pytest.mark.parametrize("shared", [LIE, b""])
 def test_the_island_that_has_another_state_after_an_exchange_than_two_others_is_quarantined(shared: bytes) -> None:
     world = islands("a", "b", "c", "d")  # a and b are one
     exchange(world)
     for node in "abcd":
-        named = [
-            wire.BucketState(bucket=layer, digest=DIGEST, shared=shared if (node, layer) == ("d", 1) else DIGEST)
-            for stage in world.plan_in_force.stages
-            if node in stage.replicas
-            for layer in range(*stage.layers)
-        ]
-        world.vote(node, states=named)
+        world.vote(node, states=shared_by(world, node, [1] if node == "d" else [], shared))
     mismatch = world.events(ev.DigestMismatch)[-1]
     assert (mismatch.step, set(mismatch.digests)) == (4, set("acd"))
+    assert verdicts(world) == [("d", Charge.DIGEST, True)]
+
+
+def test_who_says_nothing_of_what_islands_share_where_others_do_has_another_state() -> None:
+    world = islands("a", "b", "c", "d")
+    exchange(world)
+    for node in "abcd":
+        world.vote(node, states=shared_by(world, node) if node != "d" else [])
+    assert verdicts(world) == [("d", Charge.DIGEST, True)]
+
+
+def test_what_somebody_says_of_layers_that_it_does_not_train_does_not_count() -> None:
+    world = training("a", "b", "c", **LONG)  # c alone has the last stage
+    world.step()
+    last = range(*world.plan_in_force.stages[-1].layers)
+    for node in "abc":
+        world.vote(node, states=shared_by(world, node, last if node in "ab" else [], LIE))
+    assert world.state.ledger.training.step == 2
+    assert verdicts(world) == []
+
+
+def test_islands_are_compared_after_the_last_exchange_too() -> None:
+    world = islands("a", "b", "c", "d", checkpoint={"every": 0})
+    while world.state.ledger.training.step < 12:
+        exchange(world)
+    world.evaluate()
+    world.save()
+    for node in "abcd":
+        states = shared_by(world, node, [1] if node == "d" else [], LIE)
+        world.hear(node, applied=wire.Applied(generation=1, step=12, state_digest=DIGEST, states=states))
     assert verdicts(world) == [("d", Charge.DIGEST, True)]
 
 
