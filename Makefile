@@ -15,7 +15,7 @@ define install
 mkdir -p $(VENV)/tmp; set -o pipefail; \
 echo "  installing $(2) ..."; \
 (while sleep 5; do echo "    ... $$(du -sm $(VENV) 2> /dev/null | cut -f 1) MB so far"; done) & watch=$$!; \
-trap "kill $$watch" EXIT; \
+trap 'kill $$(jobs -p) 2> /dev/null' EXIT; \
 TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt $(1) 2>&1 \
   | awk '/(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { sub(".*/", "", $$(NF - 2)); print "    " $$(NF - 2), $$(NF - 1), $$NF; fflush() } \
          /^Installing collected/ { print "    unpacking", NF - 3, "packages"; fflush() } \
@@ -35,9 +35,9 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes, mostly PyTorch) ..."
 	@$(PYTHON) -m venv $(VENV) || { echo "Could not make a virtual environment. On Debian: apt-get install python3-venv"; exit 1; }
 	@$(call install,-e .,what a coordinator needs)
-	@echo "  compiling the scheduler and the kernels meanwhile (a minute or two) ..."
+	@echo "  compiling the scheduler and the kernels beside what follows (a minute or two) ..."
 	@$(BIN)/python -c "import dtfm.kernels.adamw" & kernels=$$!; $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null & scheduler=$$!; \
-	$(call install,torch -e '.[dev]',PyTorch and what tests need); installed=$$?; wait $$kernels && wait $$scheduler && exit $$installed
+	{ $(call install,-e '.[dev]',PyTorch and what tests need); } && wait $$kernels && wait $$scheduler
 	@rm -rf $(VENV)/tmp; touch $@
 	@echo "  done."
 
