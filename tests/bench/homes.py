@@ -26,7 +26,7 @@ MICRO_BATCHES = 32
 DISTANCE = 0.010
 """Seconds from a home to the middle of the network."""
 COUNTED = 4
-"""Steps, or 2 rounds."""
+"""Steps; with rounds, two rounds."""
 CONSTANT = 'evaluation_samples = 32\nschedule = "constant"\n'
 
 
@@ -42,7 +42,7 @@ class Measured:
 
 
 def homes(count: int, down: float, up: float) -> Network:
-    """Nodes in different homes. All links of a home share its line, which carries so many Mbit/s."""
+    """Nodes in different homes. All links of a home share its line: ``down`` and ``up`` Mbit/s."""
     away = 1 - np.eye(count)
     nodes = tuple(Node(f"n{number}", FASTEST, 1e9, "", up * MBIT, down * MBIT) for number in range(count))
     return Network(nodes, 2 * DISTANCE * away, min(down, up) * MBIT * away)
@@ -55,8 +55,8 @@ def are_ready(count: int) -> Callable[[Event], bool]:
 @contextmanager
 def running(network: Network, rounds: Rounds, folder: Path, evaluate_every: int = 0) -> Iterator[Cluster]:
     """All nodes of the network train, with slow devices."""
-    slowest = network.bandwidth[network.bandwidth > 0].min(initial=MBIT) / MBIT
-    text = run_file(MICRO_BATCHES, LEASE_SHARED / min(1.0, slowest)).replace('compression = "off"\n', "")
+    slowest = network.bandwidth[network.bandwidth > 0].min(initial=MBIT) / MBIT  # Mbit/s, at most 1
+    text = run_file(MICRO_BATCHES, LEASE_SHARED / slowest).replace('compression = "off"\n', "")
     text = f"seed = 1\n{text}".replace("nodes = 8", f"nodes = {len(network.nodes)}")
     text = text.replace("steps = 100000", f"steps = {100000 * rounds.stride}\nrounds = {rounds.length}")
     text = text.replace(
@@ -79,7 +79,7 @@ def measure(network: Network, rounds: Rounds, folder: Path) -> Measured:
             "step_committed", where=lambda e: e["step"] == last, timeout=PATIENCE_SECONDS * (1 + last / 100)
         )
         committed = [e for e in cluster.of("step_committed") if last - counted < e["step"] <= last]
-        took, exchanges = ([e["seconds"] for e in committed if e["exchange"] >= only] for only in (False, True))
+        took, exchanges = [e["seconds"] for e in committed], [e["seconds"] for e in committed if e["exchange"]]
         adopted, *_ = plans = [e for e in reversed(cluster.of("plan_adopted")) if e["predicted_seconds"]]
         trained = rounds.trained(counted) / counted
         stages = adopted["plan"]["stages"]

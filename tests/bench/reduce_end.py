@@ -26,7 +26,7 @@ import torch
 BUCKETS, BUCKET_ELEMENTS = 8, int(os.environ.get("REDUCE_ELEMENTS", 1 << 20))
 DEVICE = "wan0"
 HIVEMIND_SECONDS = 300
-"""After that a replica ends: over slow lines a group may wait for ever."""
+"""A replica gives up after this time: over slow lines a group may never form."""
 
 Reduce = Callable[[list[torch.Tensor]], Awaitable[None]]
 

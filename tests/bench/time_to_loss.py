@@ -4,8 +4,9 @@ worldwide] [--rounds 10 30 100] [--steps 200] [--seeds 2] [--hivemind PYTHON] [-
 
 A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds that a step's
 samples take, times the number of steps that it takes. The seconds are measured over an emulated network with slow devices
-(homes.py), the steps without a network (islands.py), in the mean over seeds. The learning rate is constant. A line is that
-of a home, in Mbit/s down and up, or "worldwide": the paper's regions, with a hundredth of its bandwidths.
+(homes.py), the steps without a network (islands.py), in the mean over seeds, with a learning rate that falls like a cosine
+over twice --steps. A line is that of a home, in Mbit/s down and up, or "worldwide": the paper's regions, with a hundredth of
+its bandwidths.
 
 Beside ours are ways in which each node holds the whole model. Their seconds are the computing of one node alone, divided by the
 nodes, and a measured all-reduce: over Gloo in float32, after each step, as torch's DistributedDataParallel has it, but not
@@ -58,9 +59,10 @@ AS_MANY_STEPS = 2
 """Each way gets at most this many times the steps of one node alone."""
 LONGEST = 30
 DEATHS_IN = 30
+MOST_DEATHS = 20
 WORLDWIDE = "worldwide"
 SLOWER = 100
-"""What the paper's bandwidths are divided by: as with homes of 1 Mbit/s for 100."""
+"""What the paper's bandwidths are divided by, as homes of 1 Mbit/s stand for homes of 100."""
 
 ATTEMPTS = 3
 LARGEST_ERROR = 0.1
@@ -96,13 +98,13 @@ def network(line: str, count: int) -> Network:
 
 
 def ours(of: Network, length: int) -> dict[str, Any]:
-    """What was `Measured`."""
+    """What `measure` found, as JSON can hold it."""
     with tempfile.TemporaryDirectory() as folder:
         return asdict(measure(of, Rounds(length), Path(folder)))
 
 
 def our_way(one: Measured, length: int) -> Timed:
-    """Rounds of ``length``: the measured ones, or longer ones."""
+    """With rounds of this ``length``."""
     name = f"rounds = {length}" if length else "without rounds"
     if one.islands == 1:
         return Timed(name, Way(), one.seconds, one.predicted)
@@ -114,14 +116,15 @@ def timed(
 ) -> list[Timed]:
     """After ``alone`` the others. ``hivemind``: an interpreter that has it; empty: it is left out."""
     nodes = len(of.nodes)
-    found = [alone]
+    found, measured = [alone], 0
     for length in (0, *lengths):
-        if length <= LONGEST:
+        if length <= LONGEST or not measured:
             one, measured = Measured(**kept(keep, f"{line}, rounds = {length}", partial(ours, of, length))), length
             found.append(our_way(one, length))
         else:
             seconds = one.seconds - one.exchange / measured + one.exchange / length
-            found.append(our_way(replace(one, seconds=seconds, predicted=0.0), length))
+            derived = our_way(replace(one, seconds=seconds, predicted=0.0), length)
+            found.append(replace(derived, name=f"{derived.name}, derived"))
     computing = alone.seconds / nodes
     exchange = kept(keep, f"{line}, Gloo", partial(reducing, of))
     found.append(Timed("DistributedDataParallel", Way(), computing + exchange))
@@ -158,7 +161,7 @@ def reducing(of: Network) -> float:
 
 
 def averaging(of: Network, hivemind: str) -> float:
-    """The seconds for which hivemind averages; 0 if it does not in several attempts."""
+    """The seconds for which hivemind averages; 0 if all ATTEMPTS fail."""
     for _ in range(ATTEMPTS):
         try:
             with Wan(of) as wan:
@@ -166,8 +169,9 @@ def averaging(of: Network, hivemind: str) -> float:
         except RuntimeError as problem:
             print(f"hivemind: {problem}", file=sys.stderr)
         else:
-            assert error < LARGEST_ERROR, f"hivemind's averages are wrong: {error}"
-            return seconds
+            if error < LARGEST_ERROR:
+                return seconds
+            print(f"hivemind: its averages are wrong by {error}", file=sys.stderr)
     return 0.0
 
 
@@ -188,8 +192,8 @@ def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, keep: Path
 
 
 def with_deaths(of: Network, rounds: Rounds, loss: float) -> tuple[float, int]:
-    """Trains until an evaluation shows ``loss``, and kills another node in the middle of each round. Returns the seconds that it
-    took since the first plan, and the number of deaths."""
+    """Trains until an evaluation shows ``loss``, or MOST_DEATHS, and kills another node in the middle of each round. Returns the
+    seconds that it took since the first plan, and the number of deaths."""
     with tempfile.TemporaryDirectory() as folder, running(of, rounds, Path(folder), rounds.stride) as cluster:
         began = cluster.wait_for("plan_adopted", timeout=300)["time"]
         deaths = 0
@@ -202,7 +206,7 @@ def with_deaths(of: Network, rounds: Rounds, loss: float) -> tuple[float, int]:
             evaluated = cluster.wait_for("evaluated", after=seen, timeout=900)
             took = evaluated["time"] - began
             print(f"step {evaluated['step']}, {took:.0f} s: {evaluated['loss']}", file=sys.stderr, flush=True)
-            if evaluated["loss"] <= loss:
+            if evaluated["loss"] <= loss or deaths == MOST_DEATHS:
                 return took, deaths
 
 
@@ -233,7 +237,7 @@ def rows_of(ways: Sequence[Timed], losses: Losses, steps: int) -> list[Row]:
 
 
 def draw(lines: Mapping[str, Sequence[Timed]], losses: Losses, steps: int, file: str) -> None:
-    """A panel for each line: the held-out loss over the time, up to twice the time of one node alone."""
+    """A panel for each line: the held-out loss over the time, up to 1.2 times the time of one node alone."""
     pyplot: Any = importlib.import_module("matplotlib.pyplot")  # pip install matplotlib
 
     lengths = sorted({each.way.every for ways in lines.values() for each in ways} - {1})
@@ -264,11 +268,12 @@ def main() -> int:
     parser.add_argument("--hivemind", default="", metavar="PYTHON", help="an interpreter that can import hivemind")
     parser.add_argument("--deaths", action="store_true", help="also a real run, with a death in each round")
     parser.add_argument("--picture", default="", metavar="FILE", help="draw the curves (needs matplotlib)")
-    parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="where what is found is kept, so that it is not again"
-    )
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep results here, and reuse them")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     options = parser.parse_args()
+    options.rounds.sort()
+    if WORLDWIDE in options.lines and options.nodes > 8:
+        parser.error(f"--nodes {options.nodes}: at most 8 with {WORLDWIDE}")
     with tempfile.TemporaryDirectory() as folder:
         write_corpus(Path(folder))
         text = run_file(MICRO_BATCHES, LEASE_SHARED).replace("corpus.txt", f"{folder}/corpus.txt")

@@ -39,8 +39,7 @@ def test_the_demo_ends_with_what_the_model_learnt_and_commands_that_work(tmp_pat
     assert len(tokenizer) == 1024
     commands = [line.strip() for line in heard[heard.index("Try next:") :] if line.startswith("    ")]
     assert len(commands) == 4
-    assert "generate_text" in commands[0], "the demo has just run it"
-    for command in commands[1:3]:
+    for command in commands[:3]:
         done = subprocess.run(
             command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
         )
