@@ -82,11 +82,11 @@ def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
 
 
 def steps_to(loss: float, losses: Mapping[int, float]) -> float:
-    """After how many steps a run with these ``losses``, by step, had this one: its last step, if never."""
+    """After how many steps a run with these ``losses``, by step, had this one: the first, if it had at once; the last, if never."""
     for (before, high), (after, low) in itertools.pairwise(losses.items()):
         if high >= loss >= low:
             return before + (after - before) * (high - loss) / (high - low or 1)
-    return 0.0 if loss > max(losses.values()) else float(max(losses))
+    return float(min(losses) if loss > max(losses.values()) else max(losses))
 
 
 def outer(text: str) -> tuple[str, float, float]:
