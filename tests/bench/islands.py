@@ -82,7 +82,7 @@ def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
 
 
 def steps_to(loss: float, losses: Mapping[int, float]) -> float:
-    """After how many steps a run with these ``losses``, by step, had this one: the first, if it had at once; the last, if never."""
+    """After how many steps a run with these ``losses``, by step, had this one. The first, if at once; the last, if never."""
     for (before, high), (after, low) in itertools.pairwise(losses.items()):
         if high >= loss >= low:
             return before + (after - before) * (high - loss) / (high - low or 1)
