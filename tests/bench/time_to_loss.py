@@ -205,7 +205,8 @@ def with_deaths(of: Network, rounds: Rounds, loss: float) -> tuple[float, int]:
             cluster.add(name)
             evaluated = cluster.wait_for("evaluated", after=seen, timeout=900)
             took = evaluated["time"] - began
-            print(f"step {evaluated['step']}, {took:.0f} s: {evaluated['loss']}", file=sys.stderr, flush=True)
+            back = [event["reason"] for event in cluster.events[seen:] if event["event"] == "rolled_back"]
+            print(f"step {evaluated['step']}, {took:.0f} s: {evaluated['loss']}, {back}", file=sys.stderr, flush=True)
             if evaluated["loss"] <= loss or deaths == MOST_DEATHS:
                 return took, deaths
 
