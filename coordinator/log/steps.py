@@ -122,7 +122,7 @@ class StepAborted:
 
 @dataclass(frozen=True, slots=True)
 class DigestMismatch:
-    """The replicas of a stage hold different state before ``step``. They suspect each other: Suspected."""
+    """Nodes hold different state of what a stage trains before ``step``: its replicas, or islands. They suspect each other."""
 
     step: int
     generation: int
@@ -134,7 +134,7 @@ class DigestMismatch:
         return ledger
 
     def narrate(self) -> str:
-        return f"step {self.step}: the replicas of stage {self.stage} hold different state: {self.digests}"
+        return f"step {self.step}: nodes hold different state of what stage {self.stage} trains: {self.digests}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class Checking:
                     self._find(at, f"generation {event.generation} follows {self._generation}")
                 self._generation = event.generation
             case ev.DigestMismatch():
-                self._find(at, f"replicas of stage {event.stage} held different state at step {event.step}")
+                self._find(at, f"nodes held different state of what stage {event.stage} trains at step {event.step}")
             case ev.RunFinished() | ev.RunFailed():
                 self._over = True
 
