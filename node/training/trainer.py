@@ -278,19 +278,19 @@ class Trainer:
         except ValueError as error:
             self._cannot_adopt(plan_failed(number, error))
             return
-        is_open = self._loaded.run.trust.mode == Run.Trust.OPEN
         placement = placement_of(
             plan,
             self._equipment.node,
             held_out,
             buckets,
-            twice=is_open,
+            twice=self._loaded.run.trust.mode == Run.Trust.OPEN,
             rounds=Rounds(train.rounds),
             began=assignment.island_began,
             step=assignment.step,
         )
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
-        if inventory.is_incomplete:  # otherwise its standby copies are for another stage, and it keeps them
+        begins = placement is not None and placement.is_new  # with rounds copies are for a new island: without weights
+        if inventory.is_incomplete and (begins or not train.rounds):  # otherwise they are for others, and it keeps them
             inventory = replace(inventory, copied=self._take_copies(assignment))
             self._store.replace(HeldState(assignment.step, {**inventory.held, **inventory.copied}))
         if lost := inventory.lost:

@@ -14,7 +14,7 @@ from dtfm.coordinator.log.events import StepCommitted
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.store.store import Store
 from dtfm.protos.run_file.run_file import read_run_file
-from tests.cluster.faults import COORDINATOR, SIGKILL, Fault, Phase, fail
+from tests.cluster.faults import COORDINATOR, HOLD, SIGKILL, Fault, Phase, fail
 from tests.cluster.launch import Cluster
 from tests.cluster.plain import losses_of_islands
 from tests.cluster.runs import GPT2, run_file
@@ -199,3 +199,19 @@ def test_islands_whose_machines_have_all_started_anew_go_on_from_a_snapshot(tmp_
         assert cluster.finish() == 0
         assert cluster.of("rolled_back")[0]["step"] in (8, 16, 24)
         assert_exact_islands(cluster, rolled_back=1)
+
+
+@pytest.mark.timeout(240)
+def test_a_copy_for_a_new_island_is_no_state_for_one_that_goes_on_from_a_snapshot(tmp_path: Path) -> None:
+    """Such a copy has no weights and no moments: an island begins with the weights of its anchor."""
+    hold = fail("a1").at(step=7, phase=Phase.FORWARD).by(HOLD)
+    run = text(12, checkpoint_every=ROUNDS + 1, nodes=("a1",))
+    with Cluster(tmp_path, run, coordinator="tests.cluster.drawn", nodes=["a1"], faults=[hold]) as cluster:
+        cluster.wait_for("checkpoint_written", where=lambda event: event["step"] == ROUNDS + 1)
+        cluster.add("b1").wait_for_error("are copied as of step")
+        cluster.nodes["a1"].send(signal.SIGKILL)
+        assert cluster.finish() == 0
+    (back,) = cluster.of("rolled_back")
+    assert (back["from_step"], back["step"]) == (6, 4)
+    losses = [event["loss"] for event in cluster.of("step_committed")]
+    assert losses[4:6] == pytest.approx(losses[6:8], rel=1e-9)
