@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 define install
 mkdir -p $(VENV)/tmp; set -o pipefail; \
 echo "  installing $(2) ..."; \
-(while sleep 5; do echo "    ... $$(du -sm $(VENV) 2> /dev/null | cut -f 1) MB so far"; done) & watch=$$!; \
+(while sleep 5; do echo "    ... $$(du -sm $(VENV) 2> /dev/null | cut -f 1) MB so far"; done) & \
 trap 'kill $$(jobs -p) 2> /dev/null' EXIT; \
 TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt $(1) 2>&1 \
   | awk '/(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { sub(".*/", "", $$(NF - 2)); print "    " $$(NF - 2), $$(NF - 1), $$NF; fflush() } \

@@ -53,7 +53,7 @@ def prometheus(folder: Path, target: str) -> Iterator[Callable[[str, Callable[[A
                     return got
             except OSError:
                 pass  # it has not begun to listen
-            time.sleep(0.1)  # it tells nobody by itself
+            time.sleep(0.1)  # Prometheus can only be asked: without this, a core does nothing else
         raise AssertionError(f"{path}: {got}\n{(folder / 'prometheus.log').read_text()[-2000:]}")
 
     try:
