@@ -1,5 +1,6 @@
 """Whether all who hold a bucket hold the same, before a plan begins: those who trained it, and those who got it from them, from
-standbys or from a snapshot. So what a donor hands out is checked before anybody trains on it."""
+standbys or from a snapshot, of whose state the log has the digests. So what a donor hands out is checked before anybody trains
+on it."""
 
 from __future__ import annotations
 
@@ -39,10 +40,13 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
     """Who holds another state than others; None: nobody does, and training can begin."""
     ledger, step = transition.state.ledger, transition.state.ledger.training.step
     wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, who holds it
+    snapshot = () if ledger.state_is_held else ledger.copies.agreed.get(step, ())
     for (_, bucket), views in sorted(_by_bucket(ledger, phase).items()):
-        if len({said.digest for said in views.values()}) == 1:
-            continue
         held = {node: said.digest for node, said in views.items() if _holds(ledger, node, bucket, said)}
+        if snapshot and snapshot[bucket]:
+            held = {"the snapshot": snapshot[bucket]}
+        if len({*held.values(), *(said.digest for said in views.values())}) == 1:
+            continue
         digests = held or {node: said.digest for node, said in views.items()}
         stage = next((i for i, s in enumerate(ledger.training.in_force.stages) if bucket in range(*s.layers)), 0)
         if (found := state_differs(ledger, digests, stage, f"bucket {bucket}", went_on=bool(held))) is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from blake3 import blake3
 
+from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training
@@ -147,3 +148,28 @@ def test_going_back_forgets_what_was_agreed_of_later_steps() -> None:
     world.join("d")
     assert world.state.ledger.training.step == 0
     assert world.state.ledger.copies.agreed == {}
+
+
+ZEROS = STATE | dict.fromkeys(range(4), bytes(32))
+
+
+@pytest.mark.parametrize("wrong", [{"a": ZEROS, "b": ZEROS}, {"b": STATE | {2: bytes(32)}}])
+def test_nobody_trains_on_another_state_than_the_snapshot_has(wrong: Mapping[str, Mapping[int, bytes]]) -> None:
+    world = with_a_checkpoint_of_step_2()
+    world.save()
+    vote(world, a=told(FIRST), c=told(LAST))
+    world.lose("c")
+    generation = world.state.ledger.training.generation
+    of_stage = {node: range(*world.plan_in_force.stages[stage].layers) for stage, node in enumerate("ab")}
+
+    def begin(state: Mapping[str, Mapping[int, bytes]]) -> None:
+        for node, buckets in of_stage.items():
+            world.plan_ready(node, states=told(tuple(buckets), state.get(node, STATE)))
+
+    begin(wrong)
+    assert world.state.ledger.training.generation == generation + 1, "the plan comes again"
+    setbacks = [event.reason for event in world.events(ev.Suspected)]
+    assert [reason.partition(" than ")[2] for reason in setbacks] == ["the snapshot"] * len(wrong)
+    begin({})
+    assert isinstance(world.state.phase, Stepping)
+    assert world.state.phase.step == 3
