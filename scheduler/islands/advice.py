@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dtfm.scheduler.islands.layout import QUICK, lay_out, tokens_needed
+from dtfm.scheduler.islands.layout import QUICK, Known, lay_out, tokens_needed
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.rounds import Rounds
@@ -44,10 +44,12 @@ def advice(
 
     ``workload``: with what a run with rounds keeps and sends. ``stopped`` as in `schedule`.
     """
-    best = None
+    best, known = None, Known()
     for rounds in among:
         with suppress(Infeasible):
-            found = lay_out(cluster, workload, rounds=rounds, seed=seed, evaluations=QUICK, stopped=stopped)
+            found = lay_out(
+                cluster, workload, rounds=rounds, seed=seed, evaluations=QUICK, stopped=stopped, known=known
+            )
             islands, predicted = len(found.plan.islands), found.predicted
             each = predicted.iteration_seconds + predicted.exchange_seconds / rounds.length
             speedup = without / each / tokens_needed(islands, workload, rounds)

@@ -39,13 +39,16 @@ SPARSELY, RISE_SPARSELY = 1.16, 0.22
 which that changes with these: 0.91 times every 10 (docs/measurements.md)."""
 
 MARGIN = 0.03
-"""Fraction of its seconds per step by which a layout must beat the incumbent."""
+"""Fraction of its seconds per step by which a layout must beat the incumbent, and several islands one, as estimates are rough."""
 
 LOOKING_FRACTION = 0.5
 """The fraction of the time in which partitions are looked at. The rest is for the plans of the islands of the best."""
 
 QUICK = 60
 """The number of plans that are tried for an island of a partition that may not be taken."""
+
+Known = dict[tuple[tuple[int, ...], int, int | None], Plan | None]
+"""By the numbers of its nodes, its micro-batches and how many plans were tried, the best plan of an island; None: none fits."""
 
 
 def lay_out(
@@ -62,15 +65,17 @@ def lay_out(
     time_used: TimeUsed | None = None,
     threads: int = 1,
     stopped: Callable[[], bool] = lambda: False,
+    known: Known | None = None,
 ) -> Decision:
     """The layout with the fewest seconds per step, with the exchange's share of a round, times what more islands cost in tokens.
 
     Islands get shares of a step's micro-batches in proportion to their speed. ``evaluations`` bounds the plans that are tried for
     each island that is drawn. ``numbers``: by node, the number of the island whose state it has. A layout that replaces the
     ``incumbent`` must win back within ``horizon`` seconds what it takes to give nodes their state, for which all wait.
-    ``time_used`` and what follows it as in `schedule`. Raises Infeasible when no plan fits.
+    ``time_used`` to ``stopped`` as in `schedule`. ``known``: plans that were tried for other rounds, with all else the same; it
+    gets those that are tried now. Raises Infeasible when no plan fits.
     """
-    search = _Search(cluster, workload, rounds, seed, time_used, threads, stopped)
+    search = _Search(cluster, workload, rounds, seed, time_used, threads, stopped, {} if known is None else known)
     best: tuple[float, Partition, list[int]] | None = None
     for partition in partitions(cluster, lambda nodes: search.speed(nodes) > 0):
         while partition and (best is None or not search.has_looked):
@@ -141,9 +146,9 @@ def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
 
 
 def _with_share(island: Plan, share: int) -> Plan:
-    """The same stages with this number of micro-batches, along the same chains by turns."""
+    """The same stages with this number of micro-batches, along the same chains in the same proportions."""
     ways = chains(island)
-    routes = Counter(ways[number % len(ways)] for number in range(share))
+    routes = Counter(ways[number * len(ways) // share] for number in range(share))
     return from_routes(island.generation, island.stages, list(routes.items()))
 
 
@@ -159,24 +164,25 @@ class _Search:
         time_used: TimeUsed | None,
         threads: int,
         stopped: Callable[[], bool],
+        known: Known,
     ) -> None:
         self._cluster, self._workload, self._rounds = cluster, workload, rounds
         self._seed, self._time_used, self._threads, self._stopped = seed, time_used, threads, stopped
-        self._plans: dict[tuple[tuple[int, ...], int, int | None], Plan | None] = {}
-        self.tried = 0
+        self._plans, self.tried = known, 0
 
     @property
     def has_looked(self) -> bool:
         return self._stopped() or (self._time_used is not None and self._time_used() > LOOKING_FRACTION)
 
     def look_at(self, partition: Partition) -> tuple[float, Partition, list[int]] | None:
-        """The price by QUICK plans, and the islands' shares of a step's micro-batches, in proportion to their speed; None: an
-        island cannot train, or there are fewer micro-batches than islands."""
+        """The price by QUICK plans, for one island less the MARGIN, and the islands' shares of a step's micro-batches, in
+        proportion to their speed; None: an island cannot train, or there are fewer micro-batches than islands."""
         speeds, whole = [self.speed(nodes) for nodes in partition], self._workload.micro_batches
         if all(speeds) and len(partition) <= whole:
             shares = _dealt(whole, speeds)
             with suppress(Infeasible):
-                return self.price(self.plans(partition, shares, QUICK)), partition, shares
+                price = self.price(self.plans(partition, shares, QUICK))
+                return price * (1 - MARGIN if len(partition) == 1 else 1), partition, shares
         return None
 
     def speed(self, nodes: tuple[int, ...]) -> float:

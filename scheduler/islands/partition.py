@@ -1,8 +1,8 @@
-"""Partitions of the nodes that are worth looking at: by bandwidth, from all nodes together to each by itself."""
+"""Partitions of the nodes that are worth looking at: by bandwidth, from all nodes together to each by itself, and by number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -
     """Partitions into islands that can hold the model alone, as ``can_train`` says; the one of all nodes comes first.
 
     For each of several bandwidths, nodes belong together that reach each other over links as fast as that, in both directions. A
-    part that cannot hold the model joins the one to which it has the fastest links, the smallest part first.
+    part that cannot hold the model joins the one to which it has the fastest links, the smallest part first. In the same way
+    these parts join until there are half as many, a quarter, and so on.
     """
     count = len(cluster.nodes)
     both = np.minimum(cluster.bandwidth, cluster.bandwidth.T)
@@ -31,21 +32,29 @@ def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -
     for least in (*np.unique(picked), np.inf):
         _, label = connected_components(both >= least, directed=False)
         parts = [tuple(np.flatnonzero(label == part).tolist()) for part in range(label.max() + 1)]
-        found.setdefault(_able(parts, both, can_train))
+        found.setdefault(_joined(parts, both, can_train, count))
+    for partition in list(found):
+        most = len(partition)
+        while (most := most // 2) > 1:
+            found.setdefault(_joined(partition, both, can_train, most))
     return list(found)
 
 
-def _able(
-    parts: list[tuple[int, ...]], bandwidth: NDArray[np.float64], can_train: Callable[[tuple[int, ...]], bool]
+def _joined(
+    parts: Iterable[tuple[int, ...]],
+    bandwidth: NDArray[np.float64],
+    can_train: Callable[[tuple[int, ...]], bool],
+    most: int,
 ) -> Partition:
+    """``parts``, joined until each can train and there are at most so many."""
     left = sorted(parts, key=lambda part: (len(part), part))
     able: list[tuple[int, ...]] = []
     while left:
         part = left.pop(0)
-        if can_train(part) or not (left or able):
+        others = (*left, *able)
+        if not others or (can_train(part) and len(others) < most):
             able.append(part)
             continue
-        others = (*left, *able)
         near = max(others, key=lambda other: (float(bandwidth[np.ix_(part, other)].max()), -len(other), other))
         (left if near in left else able).remove(near)
         left = sorted([*left, tuple(sorted((*part, *near)))], key=lambda each: (len(each), each))

@@ -132,6 +132,19 @@ def test_of_64_nodes_in_ten_cities_each_island_is_a_citys() -> None:
     assert all(len({city[node] for node in island}) == 1 for island in found)
 
 
+def test_islands_may_be_halves_of_cities() -> None:
+    lines, rounds = cities([4] * 4, 1000 * MEGABIT, 100 * MEGABIT), Rounds(100)
+    workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
+    found = islands(lay_out(lines, workload, rounds=rounds, evaluations=QUICK).plan)
+    assert [len(island) for island in found] == [2] * 8
+    assert all(len({int(node[1:]) // 4 for node in island}) == 1 for island in found)
+
+
+def test_equal_nodes_are_looked_at_together_alone_and_in_groups_of_equal_size() -> None:
+    looked_at = partitions(uniform_cluster(8), lambda nodes: True)
+    assert sorted(tuple(map(len, partition)) for partition in looked_at) == [(1,) * 8, (2,) * 4, (4,) * 2, (8,)]
+
+
 def test_a_part_that_cannot_hold_the_model_joins_the_nearest() -> None:
     cluster = cities([2, 1, 2], 1e9, 1e6)
     bandwidth = cluster.bandwidth.copy()
