@@ -103,9 +103,6 @@ class CoordinatorDisk(fsspec.AbstractFileSystem):  # type: ignore[misc]
     protocol = COORDINATOR
     cachable = False
 
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Nothing: a folder is there with its first file."""
-
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         found = _answer("Look", wire.LookRequest(path=self._strip_protocol(path))).entries
         entries = [
@@ -156,9 +153,6 @@ class File(AbstractBufferedFile):  # type: ignore[misc]
         if final:
             _answer("Put", wire.PutRequest(path=self.path, upload=self._upload, offset=size, last=True))
         return True
-
-    def discard(self) -> None:
-        """Leaves what was written unfinished: the coordinator deletes it."""
 
 
 fsspec.register_implementation(COORDINATOR, CoordinatorDisk, clobber=True)

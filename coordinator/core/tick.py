@@ -19,7 +19,7 @@ from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
 from dtfm.coordinator.core.step import beginning, commits, evaluation, pause, telling, votes
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust import auditing, earning
+from dtfm.coordinator.core.trust import auditing
 from dtfm.protos import control_pb2 as wire
 
 MOST_PASSES = 1000
@@ -33,7 +33,7 @@ def tick(state: State, event: t.Input, now: float) -> tuple[State, t.Ready]:
     act.carry_out(transition)
     _apply_rules(transition, event)
     quarantine.tell_peers(transition)
-    earning.tell(transition)
+    auditing.tell_standings(transition)
     telling.tell_changes(transition)
     return transition.state, t.Ready(tuple(transition.entries), tuple(transition.commands))
 

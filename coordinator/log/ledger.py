@@ -13,7 +13,7 @@ from dtfm.coordinator.log.access import Access
 from dtfm.coordinator.log.copies import Copies
 from dtfm.coordinator.log.members import Member, recounted
 from dtfm.coordinator.log.reach import Reach
-from dtfm.coordinator.log.run import Described, Listens, Outcome, RunPaused
+from dtfm.coordinator.log.run import Described, Listens, RunFailed, RunFinished, RunPaused
 from dtfm.coordinator.log.steps import Evaluated
 from dtfm.coordinator.log.training import Training
 from dtfm.coordinator.log.trust import NodeQuarantined, Trust
@@ -45,7 +45,7 @@ class Ledger:
     """The last held-out loss."""
     hold: RunPaused | None = None
     """Who has paused the run, or stops it; None: steps follow each other."""
-    outcome: Outcome | None = None
+    outcome: RunFinished | RunFailed | None = None
     """None: the run is not over."""
     members: Mapping[str, Member] = field(default_factory=dict)
     former: tuple[str, ...] = ()

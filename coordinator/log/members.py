@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.wording import Remark
 from dtfm.protos.identity.access import Role
 
 if TYPE_CHECKING:
@@ -83,16 +84,13 @@ class NodeJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRefused:
+class NodeRefused(Remark):
     """``refusal`` is the name of the wire's RefusalReason, ``reason`` the sentence that the node was sent."""
 
     node: str
     refusal: str
     reason: str
     event: Literal["node_refused"] = "node_refused"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        return ledger
 
     def narrate(self) -> str:
         return f"{self.node or 'a node'} was refused: {self.refusal}: {self.reason}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from dtfm.coordinator.log.wording import MOST_NAMED
+from dtfm.coordinator.log.wording import name_first
 from dtfm.protos import MEASURED_TOGETHER
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ class LinksMeasured:
         if self.reason:
             return f"{self.node}: {self.reason}"
         broken = [f"{link.source} to {link.destination} ({link.problem})" for link in self.links if link.problem]
-        more = f", and {len(broken) - MOST_NAMED} more" if len(broken) > MOST_NAMED else ""
-        unusable = f"; unusable: {', '.join(broken[:MOST_NAMED])}{more}" if broken else ""
+        unusable = f"; unusable: {name_first(broken)}" if broken else ""
         return f"{len(self.links)} link{'s' if len(self.links) != 1 else ''} of {self.node} measured{unusable}"
 
 
@@ -167,10 +166,9 @@ class WaysChosen:
         return replace(ledger, reach=replace(reach.with_links(links), ways=ways))
 
     def narrate(self) -> str:
-        said = [f"{way.source} reaches {way.destination} by {way.name}" for way in self.ways[:MOST_NAMED]]
-        more = f", and {len(self.ways) - MOST_NAMED} more" if len(self.ways) > MOST_NAMED else ""
+        said = [f"{way.source} reaches {way.destination} by {way.name}" for way in self.ways]
         why = next((f": {way.reason}" for way in self.ways if way.reason), "")
-        return f"{', '.join(said)}{more}{why}"
+        return f"{name_first(said)}{why}"
 
 
 def _carried(together: float | None, apart: list[Link], before: Carried | None) -> Carried | None:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from blake3 import blake3
 
+from dtfm.coordinator.log.wording import Remark
 from dtfm.protos.bucket_layout import LAYOUT_BYTES
 from dtfm.scheduler.model.workload import Workload
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the run ended."""
-
-    completed: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +151,11 @@ class DataConfirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Remark):
     """Nothing trains, for this reason."""
 
     reason: str
     event: Literal["waiting"] = "waiting"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        return ledger
 
     def narrate(self) -> str:
         return f"waiting: {self.reason}"
@@ -239,12 +229,13 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
+    completed: ClassVar = True
     step: int
     reason: str
     event: Literal["run_finished"] = "run_finished"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, outcome=Outcome(True, self.reason))
+        return replace(ledger, outcome=self)
 
     def narrate(self) -> str:
         return f"run finished: {self.reason}"
@@ -252,12 +243,13 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True)
 class RunFailed:
+    completed: ClassVar = False
     step: int
     reason: str
     event: Literal["run_failed"] = "run_failed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, outcome=Outcome(False, self.reason))
+        return replace(ledger, outcome=self)
 
     def narrate(self) -> str:
         return f"run failed: {self.reason}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from dtfm.coordinator.log.wording import MOST_NAMED
+from dtfm.coordinator.log.wording import MOST_NAMED, Remark
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
@@ -78,7 +78,7 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientsClipped:
+class GradientsClipped(Remark):
     """In an open run, replicas found the gradients of others too large in ``step``, and clipped them before they added them up.
     ``times[one][other]``: the largest piece of the ``other``'s gradients that ``one`` clipped, in multiples of the bound, at most
     1e9."""
@@ -87,9 +87,6 @@ class GradientsClipped:
     generation: int
     times: dict[str, dict[str, float]]
     event: Literal["gradients_clipped"] = "gradients_clipped"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        return ledger
 
     def narrate(self) -> str:
         told = [item for whose in self.times.values() for item in whose.items()]
@@ -121,7 +118,7 @@ class StepAborted:
 
 
 @dataclass(frozen=True, slots=True)
-class DigestMismatch:
+class DigestMismatch(Remark):
     """Nodes hold different state of what a stage trains before ``step``: its replicas, or islands. They suspect each other."""
 
     step: int
@@ -129,9 +126,6 @@ class DigestMismatch:
     stage: int
     digests: dict[str, str]
     event: Literal["digest_mismatch"] = "digest_mismatch"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        return ledger
 
     def narrate(self) -> str:
         return f"step {self.step}: nodes hold different state of what stage {self.stage} trains: {self.digests}"

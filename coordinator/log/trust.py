@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from blake3 import blake3
 
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.wording import name_nodes
+from dtfm.coordinator.log.wording import Remark, name_first
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
@@ -134,8 +134,8 @@ class Suspected:
         return replace(ledger, trust=replace(trust, suspicions=held))
 
     def narrate(self) -> str:
-        whom = " or ".join(self.nodes) if len(self.nodes) <= 2 else f"one of {name_nodes(self.nodes)}"
-        said = f", says {name_nodes(self.by)}" if self.by and set(self.by) != set(self.nodes) else ""
+        whom = " or ".join(self.nodes) if len(self.nodes) <= 2 else f"one of {name_first(self.nodes)}"
+        said = f", says {name_first(self.by)}" if self.by and set(self.by) != set(self.nodes) else ""
         apart = "; plans keep the two apart" if self.charge.is_contradiction and len(self.nodes) == 2 else ""
         return f"step {self.step}: {whom} is suspected{said}: {self.charge}: {self.reason}{apart}"
 
@@ -175,7 +175,7 @@ MOST_ABSENT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class StandingChanged:
+class StandingChanged(Remark):
     """What audits have made of a member: "new" or "proven" (log/standing.py), and why. It follows from their events; this one
     tells people."""
 
@@ -183,9 +183,6 @@ class StandingChanged:
     standing: str
     reason: str
     event: Literal["standing_changed"] = "standing_changed"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        return ledger
 
     def narrate(self) -> str:
         return f"{self.node} is {self.standing}: {self.reason}"

@@ -1,4 +1,4 @@
-"""Words for people that several sentences share."""
+"""What several events share: words for people, and that they only tell."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.plan import Plan
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.ledger import Ledger
 
 MOST_NAMED = 8
 """Largest number of nodes that one sentence names."""
@@ -24,6 +28,15 @@ _IPV6 = re.compile(
 
 AS_GOOD = 1.005
 """Up to this gap nothing that counts can be gained."""
+
+
+class Remark:
+    """An event that tells something, and changes nothing in the ledger."""
+
+    __slots__ = ()
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger
 
 
 def counted(number: int, noun: str) -> str:
@@ -78,7 +91,7 @@ def describe_plan(plan: Plan) -> str:
     routes: a -> c 12 micro-batches, b -> d 4, and 3 more"."""
     if len(islands := plan.islands) > 1:
         alone = [island.nodes[0] for island in islands if len(island.nodes) == 1]
-        told = [f"all layers on each of {name_nodes(alone)}"] if alone else []
+        told = [f"all layers on each of {name_first(alone)}"] if alone else []
         told += [_describe_stages(island) for island in islands if len(island.nodes) > 1]
         return f"{len(islands)} islands: {'; '.join(told)}{_describe_keeping(plan)}"
     routes = f"; heaviest routes: {describe_routes(plan)}" if len(plan.stages) > 1 else ""
@@ -86,7 +99,7 @@ def describe_plan(plan: Plan) -> str:
 
 
 def _describe_stages(plan: Plan) -> str:
-    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {name_nodes(s.replicas)}" for s in plan.stages)
+    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {name_first(s.replicas)}" for s in plan.stages)
     return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}"
 
 
@@ -95,28 +108,29 @@ def _describe_keeping(plan: Plan) -> str:
     ways = [(node, way) for stage in plan.stages for node, way in zip(stage.replicas, stage.keeping, strict=False)]
     again = [node for node, way in ways if way.checkpointing is Checkpointing.LAYER]
     hosted = [node for node, way in ways if way.optimizer_state is OptimizerState.HOST]
-    return (f"; layers are computed again on {name_nodes(again)}" if again else "") + (
-        f"; optimizer state is in the host's memory of {name_nodes(hosted)}" if hosted else ""
+    return (f"; layers are computed again on {name_first(again)}" if again else "") + (
+        f"; optimizer state is in the host's memory of {name_first(hosted)}" if hosted else ""
     )
 
 
 def describe_routes(plan: Plan) -> str:
     """The chains of nodes that most micro-batches travel, like "a -> c 12 micro-batches, b -> d 4, and 3 more"."""
     if all(len(stage.replicas) == 1 for stage in plan.stages):
-        heaviest, in_all = [(tuple(stage.replicas[0] for stage in plan.stages), sum(plan.stages[0].loads))], 1
+        routes = Counter({tuple(stage.replicas[0] for stage in plan.stages): sum(plan.stages[0].loads)})
     else:
-        from dtfm.scheduler.model.chains import heaviest_routes  # NumPy, which most readers of a log do without
+        from dtfm.scheduler.model.chains import chains  # NumPy, which most readers of a log do without
 
-        heaviest, in_all = heaviest_routes(plan, MOST_ROUTES)
+        routes = Counter(chains(plan))
+    heaviest = routes.most_common(MOST_ROUTES)
     shown = [f"{' -> '.join(chain)} {count}" for chain, count in heaviest]
     shown[0] += f" micro-batch{'es' if heaviest[0][1] > 1 else ''}"
-    return ", ".join(shown) + (f", and {in_all - len(shown)} more" if in_all > len(shown) else "")
+    return ", ".join(shown) + (f", and {len(routes) - len(shown)} more" if len(routes) > len(shown) else "")
 
 
-def name_nodes(nodes: Sequence[str]) -> str:
+def name_first(names: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
-    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
-    return ", ".join(nodes[:MOST_NAMED]) + more
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def without_addresses(text: str) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from dtfm.compiled_code import compile_apart
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
-from dtfm.coordinator.log.wording import describe_seconds, name_nodes
+from dtfm.coordinator.log.wording import describe_seconds, name_first
 from dtfm.scheduler.islands import layout
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice
 from dtfm.scheduler.model.decision import Infeasible
@@ -105,4 +105,4 @@ def carried_on(wanted: PlanWanted) -> PlanChosen | None:
     if plan is None:
         return None
     gone = sorted(set(wanted.incumbent.nodes) - set(plan.nodes))
-    return PlanChosen(plan, f"the same stages without {name_nodes(gone)}" if gone else "the same plan as before")
+    return PlanChosen(plan, f"the same stages without {name_first(gone)}" if gone else "the same plan as before")

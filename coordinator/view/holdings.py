@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from dtfm.coordinator.log.wording import name_nodes, seconds_in_words
+from dtfm.coordinator.log.wording import name_first, seconds_in_words
 from dtfm.scheduler.cost.limits import Limit, limits
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.islands.layout import problem_of
@@ -112,7 +112,7 @@ def describe_holdings(problem: Problem, decision: Decision, tokens: int | None, 
             (
                 str(one.stage),
                 f"{one.layers[0]}-{one.layers[1] - 1}",
-                name_nodes([each.node for each in same]),
+                name_first([each.node for each in same]),
                 _of(max(each.held.device_bytes for each in same), one.available),
                 host,
                 _CHECKPOINTING[one.held.keeping.checkpointing],

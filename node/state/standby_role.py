@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
@@ -45,8 +45,11 @@ class StandbyRole:
                 tell(StandbyProgress())  # everything wanted is trained here
                 return
             try:
+                dtype = run_dtype(loaded.run)
                 # In a thread, because so much memory takes a while to allocate.
-                copied = await asyncio.to_thread(_empty_buckets, loaded, donors)
+                copied = await asyncio.to_thread(
+                    lambda: [(Bucket(s, HOST, dtype), peers) for s, peers in donors.items()]
+                )
                 self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
@@ -71,12 +74,6 @@ class StandbyRole:
         copies, self._copies = self._copies, None
         if copies is not None:
             await copies.close()
-
-
-def _empty_buckets(
-    loaded: LoadedRun, donors: Mapping[BucketSpec, Sequence[Peer]]
-) -> list[tuple[Bucket, Sequence[Peer]]]:
-    return [(Bucket(spec, HOST, run_dtype(loaded.run)), peers) for spec, peers in donors.items()]
 
 
 def donors_of(wanted: Standby, buckets: Iterable[BucketSpec], node: str) -> dict[BucketSpec, list[Peer]]:

@@ -133,12 +133,6 @@ def _other_chain(training: Sequence[tuple[str, ...]], number: int) -> tuple[str,
     return min(others, key=lambda chain: len({*chain} & {*mine}))
 
 
-def heaviest_routes(plan: Plan, most: int) -> tuple[list[tuple[tuple[str, ...], int]], int]:
-    """The ``most`` chains with the most micro-batches, and how many chains there are in all."""
-    counted = Counter(chains(plan))
-    return counted.most_common(most), len(counted)
-
-
 def settled(plan: Plan) -> Plan:
     """The same loads and links without takeovers, for a look ahead: micro-batches get new numbers."""
     if not plan.takeovers:

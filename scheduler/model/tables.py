@@ -5,13 +5,11 @@ They are few, and made of records, because Numba counts the references to every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from dtfm.scheduler.model.cluster import Relay
 from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, LADDER, in_flight
 from dtfm.scheduler.model.problem import Floats, Ints, Problem, Records
 from dtfm.scheduler.model.request import MOST_STAGES
@@ -79,9 +77,9 @@ def tables(problem: Problem) -> Tables:
     toward[np.arange(len(speed)), :, np.arange(len(speed))] = 0.0
     return Tables(
         node=_records(
-            flops=_padded(problem.flops, relays),
-            memory=_padded(problem.memory, relays),
-            host_memory=_padded(problem.host_memory, relays),
+            flops=np.pad(problem.flops, (0, len(relays))),
+            memory=np.pad(problem.memory, (0, len(relays))),
+            host_memory=np.pad(problem.host_memory, (0, len(relays))),
             per_up=per_up,
             per_down=per_down,
             proven=np.pad(problem.proven.astype(np.int64), (0, len(relays))),
@@ -137,11 +135,6 @@ def _working(workload: Workload) -> Floats:
         longer[:-reach] = np.maximum(last[:-reach], last[reach:])
         working.append(longer)
     return np.stack(working)
-
-
-def _padded(values: Floats, relays: Sequence[Relay]) -> Floats:
-    """With a 0 for each relay."""
-    return np.pad(values, (0, len(relays)))
 
 
 def _records(**fields: Floats | Ints) -> Records:

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 
 from dtfm.scheduler.model.problem import Floats, Groups
-from dtfm.scheduler.model.sketch import Position, Sketch, copy, cuts_of, empty_position, empty_sketch, groups_of
+from dtfm.scheduler.model.sketch import Position, Sketch, copy, cuts_of, empty_sketch, groups_of
 from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.walk import ESTIMATE, SIMULATION, walk
@@ -64,7 +64,9 @@ def anneal(
     again and again with the steps so far and the least price. ``exactness`` is that of walk.walk. ``threads`` is the number of
     walks at the same time; it does not change where they lead.
     """
-    walkers = [Walker(_copied(start), _copied(start), empty_sketch(t)) for start in starts]
+    walkers = [
+        Walker(Position(*map(np.copy, start)), Position(*map(np.copy, start)), empty_sketch(t)) for start in starts
+    ]
     steps, taken, spent, before, sweep = LEAST_STEPS, 0, 0.0, used(0), 0
     with ThreadPoolExecutor(threads) as pool:
         while spent < 1:
@@ -101,9 +103,3 @@ def _select(walkers: list[Walker]) -> None:
     for good, bad in zip(order[:number], reversed(order[len(order) - number :]), strict=True):
         copy(good.here, bad.here)
         bad.prices[0] = good.prices[0]
-
-
-def _copied(position: Position) -> Position:
-    made = empty_position(len(position.place))
-    copy(position, made)
-    return made

@@ -7,7 +7,7 @@ from typing import Any
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Pausing
 from dtfm.coordinator.core.state import PlanChosen, State
-from dtfm.coordinator.core.trust.earning import tell
+from dtfm.coordinator.core.trust.auditing import tell_standings
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.script import World, fresh_state, two_stages
@@ -40,7 +40,7 @@ def audited(world: World, node: str, *clean: bool) -> list[ev.StandingChanged]:
     step = world.state.ledger.training.step + 1
     for each in clean:
         transition.emit(ev.WorkAudited(step, world.state.ledger.training.generation, node, "another", 4, each, {}))
-    tell(transition)
+    tell_standings(transition)
     world.state, world.log = transition.state, [*world.log, *transition.entries]
     return [event for event in transition.entries if isinstance(event, ev.StandingChanged)]
 

@@ -13,14 +13,16 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, disks
 from dtfm.coordinator.core.copies.availability import donors_at_work, on_disk, parameter_bytes
-from dtfm.coordinator.core.copies.files import settle_files
 from dtfm.coordinator.core.copies.standby import rests_on_one_machine
+from dtfm.coordinator.core.findings import Doubt, Doubted, contradicting
 from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Session, SnapshotTally, State
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.agreement import dissent
 from dtfm.coordinator.core.validation.files import check_own_layers, check_parts
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 
@@ -177,7 +179,7 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
         if not _may_become_whole(transition.state, tally):
             _give_up(transition, tally, tally.problem or "who was to write some of it has left")
         return
-    tally = settle_files(transition, tally)
+    tally = _settle_files(transition, tally)
     if (holders := _all_on_disk(transition.state, tally)) is None:
         _give_up(transition, tally, tally.problem or "some of it is on no disk")
         return
@@ -206,6 +208,32 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
     _set(transition, tally)
     if not fetching:
         _end_with_what_there_is(transition, tally)
+
+
+def _settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally:
+    """All have written; replicas of the same state write the same file. Of a bucket of which they wrote different ones that of
+    most parties counts, if it is more than half of them. The others are on no disk."""
+    party, doubts = transition.state.ledger.party, list[Doubt]()
+    parts, right = dict(tally.parts), dict[str, set[int]]()  # by node, the buckets of which its file counts
+    for bucket, files in sorted(tally.written.items()):
+        if pairs := dissent(transition.state.ledger, files):
+            reason = f"their files of bucket {bucket} in the snapshot of step {tally.step} differ"
+            doubts += contradicting(Charge.SNAPSHOT, pairs, reason)
+        by_file = {file: {party(node) for node, its in files.items() if its == file} for file in files.values()}
+        most = max(by_file, key=lambda file: len(by_file[file]), default=None)
+        if most is not None and 2 * len(by_file[most]) > len(set(map(party, files))):
+            parts[bucket] = most
+            for node in (node for node, file in files.items() if file == most):
+                right.setdefault(node, set()).add(bucket)
+    for node, buckets in right.items():
+        if (session := transition.state.members.sessions.get(node)) is not None:
+            on_disk = {**session.on_disk, tally.step: session.on_disk.get(tally.step, frozenset()) | buckets}
+            transition.set_session(replace(session, on_disk=on_disk))
+    tally = replace(tally, parts=parts, written={})
+    transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
+    if doubts:
+        transition.find(Doubted(tuple(doubts)))
+    return tally
 
 
 def _may_become_whole(state: State, tally: SnapshotTally) -> bool:

@@ -16,7 +16,7 @@ from dtfm.coordinator.core.trust.tolerance import tolerance
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.reach import Pair, pair_of
-from dtfm.coordinator.log.wording import name_nodes
+from dtfm.coordinator.log.wording import name_first
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import held_out_chains
 from dtfm.scheduler.model.plan import Plan
@@ -90,7 +90,7 @@ def _announce(transition: Transition, evaluation: Evaluation) -> None:
         reason = f"after step {step} they report different losses of the same held-out samples"
         transition.find(Doubted(contradicting(Charge.EVALUATION, sorted(pairs), reason)))
     if disputed:
-        nodes = name_nodes(sorted(disputed))
+        nodes = name_first(sorted(disputed))
         transition.log(
             f"{count - len(agreed)} of {count} held-out micro-batches do not count: one of {nodes} is at fault"
         )

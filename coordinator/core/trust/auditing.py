@@ -17,8 +17,9 @@ from dtfm.coordinator.core.trust.draw import chance, draw
 from dtfm.coordinator.core.trust.judgement import View, judged, referees, views_of
 from dtfm.coordinator.core.trust.order import needed, order_for
 from dtfm.coordinator.core.trust.passed import read_passed
+from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.standing import Standing, standing_of
+from dtfm.coordinator.log.standing import Standing, earned, standing_of
 from dtfm.protos import control_pb2 as wire
 
 MOST_TRIES = 20
@@ -178,3 +179,17 @@ def _set_audit(transition: Transition, phase: Stepping, before: Audit, after: Au
     phase = replace(phase, audits=tuple(each for each in audits if each is not None))
     transition.set_phase(phase)
     return phase
+
+
+def tell_standings(transition: Transition) -> None:
+    """At the end of a tick: of whom audits have changed the standing. Quarantines and trials have events of their own."""
+    before, ledger = transition.before.ledger, transition.state.ledger
+    if ledger.trust.audits is before.trust.audits:
+        return
+    for node in sorted(ledger.members):
+        who = ledger.party(node)
+        if ledger.trust.audits.get(who) is before.trust.audits.get(who) or ledger.quarantine_of(node) is not None:
+            continue
+        now = earned(ledger, node)
+        if now.standing is not standing_of(before, node):
+            transition.emit(ev.StandingChanged(node, now.standing.word, now.reason))

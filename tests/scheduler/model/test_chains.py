@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from dtfm.scheduler.model.chains import (
     chains,
     dealt,
-    heaviest_routes,
     held_out_chains,
     micro_batches_of,
     places,
@@ -131,10 +130,6 @@ def test_held_out_micro_batches_are_spread_over_the_nodes_as_those_of_a_step() -
     assert Counter(first for first, _ in held_out_chains(PLAN, 4)) == {"a": 2, "b": 2}
     assert held_out_chains(PLAN, 20) == (*chains(PLAN), *chains(PLAN), *chains(PLAN)[:4])
     assert held_out_chains(PLAN, 0) == ()
-
-
-def test_the_heaviest_routes_come_first() -> None:
-    assert heaviest_routes(PLAN, 1) == ([(("a", "c"), 4)], 3)
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

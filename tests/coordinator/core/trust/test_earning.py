@@ -1,4 +1,4 @@
-"""The log says when a member has earned another standing, and the views show it: `core/trust/earning.py`."""
+"""The log says when a member has earned another standing, and the views show it: `core/trust/auditing.py`."""
 
 from __future__ import annotations
 
