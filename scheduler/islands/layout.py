@@ -39,7 +39,8 @@ SPARSELY, RISE_SPARSELY = 1.16, 0.22
 which that changes with these: 0.91 times every 10 (docs/measurements.md)."""
 
 MARGIN = 0.03
-"""Fraction of its seconds per step by which a layout must beat the incumbent, and several islands one, as estimates are rough."""
+"""Fraction of its seconds per step by which a layout must beat the incumbent, one island, and those that there are: estimates
+are rough, and islands that are drawn anew lose what they have."""
 
 LOOKING_FRACTION = 0.5
 """The fraction of the time in which partitions are looked at. The rest is for the plans of the islands of the best."""
@@ -77,16 +78,20 @@ def lay_out(
     """
     search = _Search(cluster, workload, rounds, seed, time_used, threads, stopped, {} if known is None else known)
     best: tuple[float, Partition, list[int]] | None = None
-    for partition in partitions(cluster, lambda nodes: search.speed(nodes) > 0):
+    numbers = numbers or {}
+    known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
+    standing = tuple(sorted(filter(None, known_by)))
+    for partition in (standing, *partitions(cluster, lambda nodes: search.speed(nodes) > 0)):
         while partition and (best is None or not search.has_looked):
-            if (found := search.look_at(partition)) is not None and (best is None or found < best):
+            margin = MARGIN if len(partition) == 1 or partition == standing else 0.0
+            if (found := search.look_at(partition, margin)) is not None and (best is None or found < best):
                 best = found
             # Fewer islands need fewer tokens: the fastest half may come sooner to the same loss.
             partition = tuple(sorted(sorted(partition, key=search.speed, reverse=True)[: len(partition) // 2]))
     if best is None:
         return schedule(cluster, workload, seed=seed, generation=generation)  # says what is missing
     _, partition, shares = best
-    plan = joined(_renumbered(search.plans(partition, shares, evaluations), numbers or {}), generation)
+    plan = joined(_renumbered(search.plans(partition, shares, evaluations), numbers), generation)
     plan = replace(plan, idle=tuple(name for name in cluster.ids if name not in set(plan.nodes)))
     validate(plan, cluster.ids, workload)
     seconds = search.price(plan.islands)
@@ -126,8 +131,8 @@ def tokens_needed(islands: int, workload: Workload, rounds: Rounds) -> float:
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
     """``plan`` without its nodes that are not in the cluster; None: no island can go on.
 
-    An island that has lost a stage is given up until the next exchange, as only its own nodes have its state. Then the others
-    share its micro-batches, in proportion to their own; otherwise nobody's change.
+    An island that has lost a stage is given up until the next exchange, as only its own nodes have its state; so is one that
+    cannot reach another. Then the others share its micro-batches, in proportion to their own; otherwise nobody's change.
     """
     nobody = (frozenset[str](),) * len(workload.layers)
     left = []
@@ -138,6 +143,12 @@ def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
             left.append(rest)
     if not left:
         return None
+    while (apart := exchange_seconds(cluster, workload, joined(left, 0))) == math.inf:
+        fewest_first = sorted(left, key=lambda island: len(chains(island)))
+        without = [[island for island in left if island is not each] for each in fewest_first]
+        left = next(
+            (rest for rest in without if exchange_seconds(cluster, workload, joined(rest, 0)) < apart), without[0]
+        )
     if len(left) < len(plan.islands):
         shares = _dealt(workload.micro_batches, [len(chains(island)) for island in left])
         left = [_with_share(island, share) for island, share in zip(left, shares, strict=True)]
@@ -174,15 +185,15 @@ class _Search:
     def has_looked(self) -> bool:
         return self._stopped() or (self._time_used is not None and self._time_used() > LOOKING_FRACTION)
 
-    def look_at(self, partition: Partition) -> tuple[float, Partition, list[int]] | None:
-        """The price by QUICK plans, for one island less the MARGIN, and the islands' shares of a step's micro-batches, in
-        proportion to their speed; None: an island cannot train, or there are fewer micro-batches than islands."""
+    def look_at(self, partition: Partition, margin: float) -> tuple[float, Partition, list[int]] | None:
+        """The price by QUICK plans, less ``margin``, and the islands' shares of a step's micro-batches, in proportion to their
+        speed; None: an island cannot train, or there are fewer micro-batches than islands."""
         speeds, whole = [self.speed(nodes) for nodes in partition], self._workload.micro_batches
         if all(speeds) and len(partition) <= whole:
             shares = _dealt(whole, speeds)
             with suppress(Infeasible):
                 price = self.price(self.plans(partition, shares, QUICK))
-                return price * (1 - MARGIN if len(partition) == 1 else 1), partition, shares
+                return price * (1 - margin), partition, shares
         return None
 
     def speed(self, nodes: tuple[int, ...]) -> float:
