@@ -6,6 +6,7 @@ a step's samples, with the exchange's share of a round; the first step or round 
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dtfm.scheduler.model.cluster import Cluster as Network, Node
-from dtfm.scheduler.model.rounds import Rounds
+from dtfm.scheduler.model.rounds import MEASURED, Rounds
 from tests.cluster.launch import Cluster, Event
 from tests.wan.cluster import wan_cluster
 from tests.wan.unequal import FASTEST, LEASE_SHARED, MBIT, PATIENCE_SECONDS, run_file
@@ -33,12 +34,13 @@ CONSTANT = 'evaluation_samples = 32\nschedule = "constant"\n'
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Seconds for a step's samples, as measured and as predicted, and the number of islands. ``exchange``: the seconds that this
-    many islands take for one."""
+    many islands take for one; ``length``: of rounds."""
 
     seconds: float
     predicted: float
     islands: int
     exchange: float = 0.0
+    length: int = 0
 
 
 def homes(count: int, down: float, up: float) -> Network:
@@ -53,12 +55,14 @@ def are_ready(count: int) -> Callable[[Event], bool]:
 
 
 @contextmanager
-def running(network: Network, rounds: Rounds, folder: Path, evaluate_every: int = 0) -> Iterator[Cluster]:
-    """All nodes of the network train, with slow devices."""
+def running(network: Network, rounds: Rounds | None, folder: Path, evaluate_every: int = 0) -> Iterator[Cluster]:
+    """All nodes of the network train, with slow devices. ``rounds``: None: the run decides them."""
     slowest = network.bandwidth[network.bandwidth > 0].min(initial=MBIT) / MBIT  # Mbit/s, at most 1
     text = run_file(MICRO_BATCHES, LEASE_SHARED / slowest).replace('compression = "off"\n', "")
     text = f"seed = 1\n{text}".replace("nodes = 8", f"nodes = {len(network.nodes)}")
-    text = text.replace("steps = 100000", f"steps = {100000 * rounds.stride}\nrounds = {rounds.length}")
+    steps = 100 * (rounds.stride if rounds else math.prod(Rounds(length).stride for length in MEASURED))
+    length = rounds.length if rounds else '"auto"'
+    text = text.replace("steps = 100000", f"steps = {steps}\nrounds = {length}")
     text = text.replace(
         "evaluate_every = 0\nevaluation_samples = 1\n", f"evaluate_every = {evaluate_every}\n{CONSTANT}"
     )
@@ -71,9 +75,12 @@ def running(network: Network, rounds: Rounds, folder: Path, evaluate_every: int 
         yield cluster
 
 
-def measure(network: Network, rounds: Rounds, folder: Path) -> Measured:
-    counted = 2 * rounds.stride if rounds.length else COUNTED
+def measure(network: Network, rounds: Rounds | None, folder: Path) -> Measured:
     with running(network, rounds, folder) as cluster:
+        if rounds is None:
+            cluster.wait_for("plan_started", timeout=PATIENCE_SECONDS)
+            rounds = Rounds(*(int(e["value"]) for e in cluster.of("run_changed") if e["key"] == "train.rounds"))
+        counted = 2 * rounds.stride if rounds.length else COUNTED
         last = rounds.stride + counted
         cluster.wait_for(
             "step_committed", where=lambda e: e["step"] == last, timeout=PATIENCE_SECONDS * (1 + last / 100)
@@ -87,4 +94,4 @@ def measure(network: Network, rounds: Rounds, folder: Path) -> Measured:
         predicted = adopted["predicted_seconds"] + (float(told[1]) / rounds.length if told else 0.0)
         print(f"{adopted['reason']} {took}, plan {len(plans)}", file=sys.stderr, flush=True)
         islands, exchange = len({stage.get("island", 0) for stage in stages}), sum(exchanges) / max(len(exchanges), 1)
-        return Measured(sum(took) / len(took) / trained, predicted, islands, exchange)
+        return Measured(sum(took) / len(took) / trained, predicted, islands, exchange, rounds.length)

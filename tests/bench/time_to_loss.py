@@ -5,8 +5,8 @@ worldwide] [--rounds 10 30 100] [--steps 200] [--seeds 2] [--hivemind PYTHON] [-
 A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds that a step's
 samples take, times the number of steps that it takes. The seconds are measured over an emulated network with slow devices
 (homes.py), the steps without a network (islands.py), in the mean over seeds, with a learning rate that falls like a cosine
-over twice --steps. A line is that of a home, in Mbit/s down and up, or "worldwide": the paper's regions, with a hundredth of
-its bandwidths.
+over twice --steps. With "auto" the run itself chooses rounds, or none. A line is that of a home, in Mbit/s down and up, or
+"worldwide": the paper's regions, with a hundredth of its bandwidths.
 
 Beside ours are ways in which each node holds the whole model. Their seconds are the computing of one node alone, divided by the
 nodes, and a measured all-reduce: over Gloo in float32, after each step, as torch's DistributedDataParallel has it, but not
@@ -68,7 +68,15 @@ ATTEMPTS = 3
 LARGEST_ERROR = 0.1
 """Of averages in 8 bits. Where hivemind fails, each peer keeps its own tensors."""
 
-COLOURS = {"one": "black", "without": "green", "rounds": "red", "Dist": "brown", "DiLoCo": "blue", "hivemind": "orange"}
+COLOURS = {
+    "one": "black",
+    "without": "green",
+    "rounds": "red",
+    '"auto"': "purple",
+    "Dist": "brown",
+    "DiLoCo": "blue",
+    "hivemind": "orange",
+}
 """In the picture, by how a way's name begins."""
 DASHES = ("-", "--", ":")
 """In the picture, by the length of rounds."""
@@ -97,10 +105,10 @@ def network(line: str, count: int) -> Network:
     return Network(nodes, eight.latency[index], eight.bandwidth[index] * scaled.divisor / SLOWER)
 
 
-def ours(of: Network, length: int) -> dict[str, Any]:
+def ours(of: Network, rounds: Rounds | None) -> dict[str, Any]:
     """What `measure` found, as JSON can hold it."""
     with tempfile.TemporaryDirectory() as folder:
-        return asdict(measure(of, Rounds(length), Path(folder)))
+        return asdict(measure(of, rounds, Path(folder)))
 
 
 def our_way(one: Measured, length: int) -> Timed:
@@ -119,12 +127,18 @@ def timed(
     found, measured = [alone], 0
     for length in (0, *lengths):
         if length <= LONGEST or not measured:
-            one, measured = Measured(**kept(keep, f"{line}, rounds = {length}", partial(ours, of, length))), length
+            one, measured = (
+                Measured(**kept(keep, f"{line}, rounds = {length}", partial(ours, of, Rounds(length)))),
+                length,
+            )
             found.append(our_way(one, length))
         else:
             seconds = one.seconds - one.exchange / measured + one.exchange / length
             derived = our_way(replace(one, seconds=seconds, predicted=0.0), length)
             found.append(replace(derived, name=f"{derived.name}, derived"))
+    chosen = Measured(**kept(keep, f"{line}, rounds chosen", partial(ours, of, None)))
+    by_itself = our_way(chosen, chosen.length)
+    found.append(replace(by_itself, name=f'"auto": {by_itself.name}'))
     computing = alone.seconds / nodes
     exchange = kept(keep, f"{line}, Gloo", partial(reducing, of))
     found.append(Timed("DistributedDataParallel", Way(), computing + exchange))
@@ -286,7 +300,7 @@ def main() -> int:
         networks = {line: network(line, options.nodes) for line in options.lines}
         try:
             first = network(options.lines[0], 1)
-            one = Measured(**kept(options.keep, "one node alone", partial(ours, first, 0)))
+            one = Measured(**kept(options.keep, "one node alone", partial(ours, first, Rounds())))
             alone = Timed("one node alone", Way(), one.seconds, one.predicted)
             lines = {
                 line: timed(line, of, alone, options.rounds, options.hivemind, options.keep)
