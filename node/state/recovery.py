@@ -109,8 +109,10 @@ def acquire_stage(
         ConnectionError, OSError: a source is out of reach.
     """
     run, usable = loaded.run, inventory.usable
-    if placement.is_new:  # others may still need the moments from here
+    if placement.is_new:  # others may still need what is here; parameters differ between exchanges alone
         usable = {index: copy.copy(bucket) for index, bucket in usable.items()}
+        for bucket in usable.values() if not placement.rounds.at_rest(assignment.step) else ():
+            bucket.parameters = bucket.parameters.clone()
     donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in loaded.model.layers]
     stage = build_stage(
         loaded.model,

@@ -381,10 +381,9 @@ class Trainer:
         log.info("compression: %s", generation.codecs)
         deliver_to(generation.receiver)
         self._generation, self._earlier = generation, None
-        # Until the generation begins, this node still donates what it held before.
-        before, now = self._store.held.buckets, generation.stage.buckets
-        given = {**now, **before} if placement.is_new else {**before, **now}
-        self._store.replace(HeldState(assignment.step, given))
+        # Until the generation begins, this node still donates what it held before, and still has it if it never does.
+        before = self._store.held.buckets if self._store.held.step == assignment.step else {}
+        self._store.replace(HeldState(assignment.step, {**generation.stage.buckets, **before}))
         progress, codecs = generation.progress.report(placement), generation.codecs.report
         ready = wire.PlanReady(generation=generation.number, progress=progress, codecs=codecs)
         self._is_ready(ready, assignment.step, {**inventory.expected, **generation.stage.buckets}.values())
