@@ -63,7 +63,7 @@ def export(
     step = export_checkpoint(folder, target, ledger, in_bf16=dtype is Dtype.BF16)
     if ledger is None:
         typer.echo(f"{folder} was not checked against a log: who wrote it is believed; give --store", err=True)
-    elif not all(ledger.copies.agreed.get(step, ("",))):
+    elif not all(ledger.copies.digests(step) or ("",)):
         typer.echo(f"The log does not have the digests of all state in {folder}: who wrote it is believed", err=True)
     if json_lines:
         print(json.dumps({"checkpoint": folder, "step": step, "folder": str(target)}))

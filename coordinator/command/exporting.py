@@ -140,7 +140,7 @@ def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger)
             f"{folder}/manifest.json is not the one that the log names (its BLAKE3 is {digest} instead of {logged.manifest}): "
             "somebody has replaced it. Use an older checkpoint, and look at who may write there"
         )
-    return ledger.copies.agreed.get(manifest.step, ())
+    return ledger.copies.digests(manifest.step)
 
 
 def _shards(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from dtfm.coordinator.log.wording import MOST_NAMED
+from dtfm.coordinator.log.wording import MOST_NAMED, Remark
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
@@ -63,24 +63,14 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A whole one. ``manifest``: the BLAKE3 (hex) of its manifest; empty: not known. ``weights``: it lacks the optimizer's
-    state."""
-
-    folder: str
-    manifest: str = ""
-    weights: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Copies:
     """Whole snapshots of the run's state."""
 
-    checkpoints: Mapping[int, Checkpoint] = field(default_factory=dict)
-    """By step, those that the run keeps, the oldest first."""
-    agreed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By step, the digests of the state in its snapshots (see StateAgreed): of those that are kept, and of the MOST_AGREED last
-    steps, of which there may soon be one."""
+    checkpoints: Mapping[int, CheckpointWritten] = field(default_factory=dict)
+    """By step, the whole ones that the run keeps, the oldest first."""
+    agreed: Mapping[int, StateAgreed] = field(default_factory=dict)
+    """By step, what is known of the state in its snapshots: of those that are kept, and of the MOST_AGREED last steps, of which
+    there may soon be one."""
     on_disks: Mapping[int, SnapshotWritten] = field(default_factory=dict)
     """By step, the whole snapshots on the nodes' disks: the last one, and the last one that is spread over machines."""
 
@@ -99,16 +89,26 @@ class Copies:
         on_disks = step in self.on_disks and self.on_disks[step].spread
         return step in self.checkpoints and (on_disks or not self.checkpoints[step].weights)
 
-    def with_agreed(self, agreed: Mapping[int, tuple[str, ...]]) -> Copies:
-        """With those of these digests that are still remembered."""
+    def digests(self, step: int) -> tuple[str, ...]:
+        """Of the state after ``step``, as in StateAgreed; none: they are not known."""
+        return self.agreed[step].digests if step in self.agreed else ()
+
+    def with_agreed(self, agreed: Mapping[int, StateAgreed]) -> Copies:
+        """With those of these that are still remembered."""
         kept = {*sorted(agreed)[-MOST_AGREED:], *self.checkpoints, *self.on_disks}
         return replace(self, agreed={step: agreed[step] for step in sorted(kept & agreed.keys())})
+
+    def without_others(self, step: int, island: int) -> Copies:
+        """What is known of the state after ``step`` does not count if another island is to write the snapshot of it."""
+        written = step in self.checkpoints or step in self.on_disks
+        kept = {at: each for at, each in self.agreed.items() if at != step or written or each.island == island}
+        return replace(self, agreed=kept)
 
     def back_to(self, step: int) -> Copies:
         """Without what belongs to later steps."""
         return Copies(
             checkpoints={at: each for at, each in self.checkpoints.items() if at <= step},
-            agreed={at: digests for at, digests in self.agreed.items() if at <= step},
+            agreed={at: each for at, each in self.agreed.items() if at <= step},
             on_disks={at: each for at, each in self.on_disks.items() if at <= step},
         )
 
@@ -124,8 +124,8 @@ class CheckpointWritten:
     event: Literal["checkpoint_written"] = "checkpoint_written"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        copies, checkpoint = ledger.copies, Checkpoint(self.folder, self.manifest, self.weights)
-        kept = sorted({**copies.checkpoints, self.step: checkpoint}.items())[-ledger.keeps_checkpoints :]
+        copies = ledger.copies
+        kept = sorted({**copies.checkpoints, self.step: self}.items())[-ledger.keeps_checkpoints :]
         return replace(ledger, copies=replace(copies, checkpoints=dict(kept)).with_agreed(copies.agreed))
 
     def narrate(self) -> str:
@@ -133,20 +133,17 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFailed:
+class CheckpointFailed(Remark):
     step: int
     reason: str
     event: Literal["checkpoint_failed"] = "checkpoint_failed"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        return ledger
 
     def narrate(self) -> str:
         return f"no checkpoint of step {self.step}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class DiskShort:
+class DiskShort(Remark):
     """The disk of ``nodes`` (one, or several of a machine; empty: the coordinator's) has ``free`` bytes, and may come to need
     ``needed``."""
 
@@ -154,9 +151,6 @@ class DiskShort:
     free: int
     needed: int
     event: Literal["disk_short"] = "disk_short"
-
-    def apply(self, ledger: Ledger) -> Ledger:
-        return ledger
 
     def narrate(self) -> str:
         whose = f"the disk of {self.nodes}" if self.nodes else "the coordinator's disk"
@@ -194,14 +188,16 @@ class StandbyPromoted:
 @dataclass(frozen=True, slots=True)
 class StateAgreed:
     """All who trained the state after ``step``, of which there is a snapshot or may soon be one, agree on its digests (hex, by
-    bucket; empty where it is not known)."""
+    bucket; empty where it is not known). It is that of this ``island``, which ``began`` with moments of zero after that step."""
 
     step: int
     digests: tuple[str, ...]
+    island: int = 0
+    began: int = 0
     event: Literal["state_agreed"] = "state_agreed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        agreed = {**ledger.copies.agreed, self.step: self.digests}
+        agreed = {**ledger.copies.agreed, self.step: self}
         return replace(ledger, copies=ledger.copies.with_agreed(agreed))
 
     def narrate(self) -> str:

@@ -63,7 +63,7 @@ class Training:
     islands: Mapping[str, int] = field(default_factory=dict)
     """By node, the number of the island whose state it holds. Empty: all hold that of island 0."""
     began: Mapping[int, int] = field(default_factory=dict)
-    """By island of the plan, the step after which it began with moments of zero; left out: it began with the run."""
+    """By island, the step after which it began with moments of zero; left out: it began with the run."""
 
     @property
     def in_force(self) -> Plan:
@@ -89,7 +89,9 @@ class Training:
 
     def back_to(self, step: int) -> Training:
         """Nobody holds the state as of ``step`` in memory, and no work done until now counts."""
-        return replace(self, plan=None, held=(), islands={}, last=None, counts_from=self.generation + 1, step=step)
+        return replace(
+            self, plan=None, held=(), islands={}, began={}, last=None, counts_from=self.generation + 1, step=step
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,10 @@ class PlanAdopted:
 
     def _began(self, ledger: Ledger) -> Mapping[int, int]:
         """An island that was whole goes on, and the first one with a snapshot, where no state is held."""
-        numbers = {stage.island: None for stage in self.plan.stages}
-        old = ledger.whole_islands or (self.plan.stages[0].island,)
-        began = {n: ledger.training.began.get(n, 0) if n in old else self.step for n in numbers}
+        known, first = ledger.copies.agreed.get(self.step), self.plan.stages[0].island
+        going_on = {number: ledger.training.began.get(number, 0) for number in ledger.whole_islands}
+        began = {stage.island: self.step for stage in self.plan.stages}
+        began |= going_on or {first: known.began if known is not None else 0}
         return {number: step for number, step in began.items() if step}
 
     def narrate(self) -> str:
@@ -187,8 +190,10 @@ class PlanStarted:
         )
         several = any(stage.island for stage in plan.stages)
         islands = {node: stage.island for stage in plan.stages for node in stage.replicas} if several else {}
-        training = replace(ledger.training, held=held, islands=islands, codecs=self.codecs)
-        return replace(ledger, training=training, trust=replace(ledger.trust, damaged_by=()))
+        began = {stage.island: step for stage in plan.stages if (step := ledger.training.began.get(stage.island))}
+        training = replace(ledger.training, held=held, islands=islands, began=began, codecs=self.codecs)
+        copies = ledger.copies.without_others(training.step, plan.stages[0].island)
+        return replace(ledger, training=training, copies=copies, trust=replace(ledger.trust, damaged_by=()))
 
     def narrate(self) -> str:
         under = codecs_in_use(self.codecs)

@@ -98,7 +98,7 @@ def carried_on(wanted: PlanWanted) -> PlanChosen | None:
     if wanted.carry_on is None or wanted.incumbent is None:
         return None
     cluster = wanted.carry_on.cluster()
-    if len(wanted.incumbent.islands) > 1:
+    if wanted.rounds.length:
         plan = layout.carried_on(wanted.incumbent, cluster, wanted.workload)
     else:
         plan = rerouted(wanted.incumbent, Problem(cluster, wanted.workload), wanted.carry_on.holders)

@@ -319,7 +319,7 @@ class Server:
                 command.step,
                 command.files,
                 described.layout_of,
-                ledger.copies.agreed.get(command.step, ()),
+                ledger.copies.digests(command.step),
             )
         except CheckpointError as error:
             problem, bucket = str(error), error.bucket

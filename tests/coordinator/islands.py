@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import count
 from typing import Any
 
+from dtfm.coordinator.core.state import State
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from tests.coordinator.script import LAYERS, World, fresh_state, two_stages
 
@@ -23,9 +25,39 @@ def first_and_others(nodes: Iterable[str]) -> Plan:
 
 def islands(*nodes: str, **changes: dict[str, Any]) -> World:
     """A world in which these nodes compute step 1 of a run with rounds. What standbys report is the test's."""
+    return _begun(World(_fresh(nodes, changes), first_and_others), nodes)
+
+
+def each_alone(*nodes: str, **changes: dict[str, Any]) -> World:
+    """The same, where each node is an island of its own."""
+    return _begun(EachAlone(_fresh(nodes, changes)), nodes)
+
+
+class EachAlone(World):
+    """Each node is an island, with the number that it had."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state, self._each_alone)
+
+    def _each_alone(self, nodes: Iterable[str]) -> Plan:
+        known = self.state.ledger.training.islands
+        free = (number for number in count() if number not in known.values())
+        numbered = sorted((known[node] if node in known else next(free), node) for node in sorted(nodes))
+        shares = [4 - len(numbered) + 1, *[1] * (len(numbered) - 1)]
+        alone = [
+            from_routes(0, [Stage((0, LAYERS), (node,), (), island=number)], [((node,), share)])
+            for (number, node), share in zip(numbered, shares, strict=True)
+        ]
+        return joined(alone, 0)
+
+
+def _fresh(nodes: Collection[str], changes: dict[str, Any]) -> State:
     rounds = {"rounds": ROUNDS, "steps": 12, "evaluate_every": 0}
     cluster = {"nodes": len(nodes), "stages": "auto"}
-    world = World(fresh_state(train=rounds, cluster=cluster, **changes), first_and_others)
+    return fresh_state(**{"train": rounds, "cluster": cluster, **changes})
+
+
+def _begun(world: World, nodes: Collection[str]) -> World:
     world.join(*nodes)
     world.settle()
     world.automatic_standbys = False

@@ -40,11 +40,12 @@ def by_stage(transition: Transition, said: Mapping[str, wire.StepReady | wire.Ap
 
 
 def by_bucket(transition: Transition, digests: Mapping[int, str]) -> None:
-    """All who hold the buckets agree on these digests (hex) of their state after the last committed step."""
-    state = transition.state
+    """All who hold the buckets in the plan's first island agree on these digests (hex) of their state after the last commit."""
+    state, training = transition.state, transition.state.ledger.training
     if is_wanted(state) and digests:
         whole = tuple(digests.get(bucket, "") for bucket in range(state.ledger.description.buckets))
-        transition.emit(ev.StateAgreed(state.ledger.training.step, whole))
+        island = training.in_force.stages[0].island
+        transition.emit(ev.StateAgreed(training.step, whole, island, training.began.get(island, 0)))
 
 
 def is_wanted(state: State) -> bool:

@@ -73,17 +73,21 @@ class Availability:
 
 
 def availability(state: State) -> Availability:
-    """The table as of now."""
+    """The table as of now. Its memory is that of the first island that is whole, or would be with the nodes that may return."""
     ledger, islands = state.ledger, state.ledger.training.islands
-    island = ledger.whole_island
-    memory = [
-        [
-            copy
-            for node, process in processes
-            if islands.get(node, 0) == island and (copy := _replica(state, node, process)) is not None
+
+    def replicas(island: int) -> list[list[Copy]]:
+        return [
+            [
+                copy
+                for node, process in processes
+                if islands.get(node, 0) == island and (copy := _replica(state, node, process)) is not None
+            ]
+            for processes in ledger.training.held
         ]
-        for processes in ledger.training.held
-    ]
+
+    tables = [replicas(island) for island in ledger.whole_islands or sorted({*islands.values()}) or [0]]
+    memory = next(filter(all, tables), tables[0])
     for node in ledger.ready if memory and not state.rounds.length else ():  # without moments, where there are rounds
         standby = state.members.sessions[node].standby
         if (
@@ -167,9 +171,9 @@ def parameter_bytes(state: State, layers: Layers) -> float:
 
 
 def _replica(state: State, node: str, process: str) -> Copy | None:
-    """None: the process is gone for good, since another one has joined as this node."""
+    """None: the process is gone for good, since it has ended, or another one has joined as this node."""
     session, member = state.members.sessions.get(node), state.ledger.members.get(node)
-    if member is not None and member.incarnation != process:
+    if node in state.members.ended if member is None else member.incarnation != process:
         return None
     here = session is not None and session.admission is Admission.READY
     return Copy(node, state.ledger.training.step, here)

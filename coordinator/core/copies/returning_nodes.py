@@ -11,15 +11,19 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES
 def worth_waiting(state: State, phase: Gathering, now: float) -> str:
     """Says for whom training waits and how long, as a sentence. It is empty if nothing would be lost, if nobody may return, or if
     training has waited long enough: as long as redoing the lost steps would take, and at most GRACE_LEASES unless the run would
-    start over. After a restart of the coordinator it waits at least GRACE_LEASES, as its nodes come back then."""
-    table = availability(state)
+    start over. After a restart of the coordinator it waits at least GRACE_LEASES, as its nodes come back then: those of other
+    islands, too, which have weights and moments of their own."""
+    table, training, grace = availability(state), state.ledger.training, GRACE_LEASES * state.lease
     absent = {copy.node for bucket in (*table.memory, *table.disks) for copy in bucket if not copy.here}
     returning = absent.difference(state.members.ended)
     with_them, without = table.resume_point(returning), table.resume_point()
     if with_them.step <= without.step:
-        return ""
-    waiting, grace = now if phase.waiting is None else phase.waiting, GRACE_LEASES * state.lease
-    patience = (with_them.step - without.step) * (state.ledger.training.step_seconds or 0.0)
+        others = sorted({who[0] for layer in training.held for who in layer}.difference(state.ledger.ready))
+        if not training.islands or not others or state.planner.has_planned or now >= phase.since + grace:
+            return ""
+        return f"up to {grace:.3g} seconds for {', '.join(others)} to return with what their islands have learnt"
+    waiting = now if phase.waiting is None else phase.waiting
+    patience = (with_them.step - without.step) * (training.step_seconds or 0.0)
     if without.step:
         patience = min(patience, grace)
     nodes, until = table.needed(with_them, returning), waiting + patience

@@ -38,12 +38,13 @@ def told(state: State, phase: Switching, node: str, states: Collection[wire.Buck
 
 def difference(transition: Transition, phase: Switching) -> Setback | None:
     """Who holds another state than others; None: nobody does, and training can begin."""
-    ledger, step = transition.state.ledger, transition.state.ledger.training.step
+    ledger, training = transition.state.ledger, transition.state.ledger.training
+    step, main = training.step, training.in_force.stages[0].island
     wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, who holds it
-    snapshot = () if ledger.state_is_held else ledger.copies.agreed.get(step, ())
-    for (_, bucket), views in sorted(_by_bucket(ledger, phase).items()):
+    snapshot = () if ledger.state_is_held else ledger.copies.digests(step)
+    for (island, bucket), views in sorted(_by_bucket(ledger, phase).items()):
         held = {node: said.digest for node, said in views.items() if _holds(ledger, node, bucket, said)}
-        if snapshot and snapshot[bucket]:
+        if snapshot and snapshot[bucket] and training.began.get(island) != step:
             held = {"the snapshot": snapshot[bucket]}
         if len({*held.values(), *(said.digest for said in views.values())}) == 1:
             continue
@@ -57,9 +58,9 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
                 wrong[node] = bucket, said.donors, sorted(held)
     if wrong:
         return _had_another(step, wrong)
-    main = ledger.training.in_force.stages[0].island
-    told = _by_bucket(ledger, phase).items()
-    by_bucket(transition, {n: next(iter(views.values())).digest for (island, n), views in told if island == main})
+    if main == min(training.islands.values(), default=main):  # snapshots of this step are of the first island until now
+        told = _by_bucket(ledger, phase).items()
+        by_bucket(transition, {n: next(iter(views.values())).digest for (island, n), views in told if island == main})
     return None
 
 

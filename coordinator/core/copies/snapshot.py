@@ -351,5 +351,5 @@ def _without(tally: SnapshotTally, node: str) -> SnapshotTally:
 
 def _states(ledger: Ledger) -> list[wire.BucketState]:
     """What is known of the state after the last committed step."""
-    agreed = enumerate(ledger.copies.agreed.get(ledger.training.step, ()))
+    agreed = enumerate(ledger.copies.digests(ledger.training.step))
     return [wire.BucketState(bucket=bucket, digest=bytes.fromhex(digest)) for bucket, digest in agreed if digest]

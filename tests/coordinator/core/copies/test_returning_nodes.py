@@ -8,7 +8,6 @@ from typing import Any
 from dtfm.coordinator.core.phases import Gathering, Switching
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.copies import Checkpoint
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.ledgers import altered
@@ -98,7 +97,9 @@ def test_the_wait_for_a_return_is_no_longer_than_training_the_lost_steps_again()
 
 def test_unless_all_would_be_lost_the_wait_for_a_return_ends_after_some_leases() -> None:
     world = trained("a", "b", steps=100)
-    saved = altered(world.state.ledger, checkpoints={1: Checkpoint("memory://checkpoints/step-00000001")})
+    saved = altered(
+        world.state.ledger, checkpoints={1: ev.CheckpointWritten(1, "memory://checkpoints/step-00000001", "")}
+    )
     world.state = replace(world.state, ledger=saved)
     world.lose("a")
     world.wait(GRACE_LEASES * LEASE - 1, beating="b")
