@@ -382,8 +382,7 @@ class Trainer:
         deliver_to(generation.receiver)
         self._generation, self._earlier = generation, None
         # Until the generation begins, this node still donates what it held before, and still has it if it never does.
-        before = self._store.held.buckets if self._store.held.step == assignment.step else {}
-        self._store.replace(HeldState(assignment.step, {**generation.stage.buckets, **before}))
+        self._store.replace(HeldState(assignment.step, {**generation.stage.buckets, **self._store.held.buckets}))
         progress, codecs = generation.progress.report(placement), generation.codecs.report
         ready = wire.PlanReady(generation=generation.number, progress=progress, codecs=codecs)
         self._is_ready(ready, assignment.step, {**inventory.expected, **generation.stage.buckets}.values())

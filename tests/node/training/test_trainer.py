@@ -455,3 +455,32 @@ async def test_state_made_by_another_commit_of_the_same_step_does_not_count(node
         assert report.plan_ready.generation == 5
     else:
         assert list(report.plan_failed.lost) == list(range(LAYERS))
+
+
+async def test_until_a_plan_begins_a_node_has_what_it_held_though_it_got_another_state_for_the_plan(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it is to train with another island: its own may still be carried on."""
+    plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    node.adopt(plan)
+    assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.begin(Begin(generation=1, step=1))
+    assert (await node.reports.get()).step_ready.step == 1
+    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, pause=True))
+    assert (await node.reports.get()).applied.step == 1
+    mine = dict(node.equipment.store.held.buckets)
+    for check in ("check_checkpoint", "read_bucket"):  # the other state is zeros
+        monkeypatch.setattr(f"dtfm.node.state.recovery.{check}", lambda *_: None)
+    others = Assignment(
+        plan=plan_message(replace(plan, generation=2)),
+        step=1,
+        donors=[Assignment.Donors()] * LAYERS,
+        snapshot=SnapshotSource(folder="memory://another"),
+        last_commit=Commit(generation=1, step=1, gradient_norm=1.0),
+    )
+    node.trainer.adopt(others, lambda _: None)
+    assert (await node.reports.get()).plan_ready.generation == 2
+    assert node.equipment.store.held.buckets == mine
+    node.trainer.begin(Begin(generation=2, step=2))
+    assert (await node.reports.get()).step_ready.step == 2
+    assert not any(bucket in mine.values() for bucket in node.equipment.store.held.buckets.values())

@@ -221,6 +221,38 @@ def test_what_is_left_of_the_islands_computes_every_micro_batch_once(gone: set[i
         assert all(one == other for one, other in zip(before, now, strict=True) if {*one} <= {*left.ids})
 
 
+@pytest.mark.parametrize(
+    ("apart", "given_up"), [([(1, 2)], {"n2"}), ([(0, 2), (2, 4)], {"n2"}), ([(0, 3)], {"n3", "n4"})]
+)
+def test_of_islands_that_cannot_reach_each_other_the_one_that_does_least_is_given_up(
+    apart: list[tuple[int, int]], given_up: set[str]
+) -> None:
+    bandwidth = CITIES.bandwidth.copy()
+    for one, other in apart:
+        bandwidth[one, other] = 0.0
+    after = carried_on(PLAN, replace(CITIES, bandwidth=bandwidth), WORKLOAD)
+    assert after is not None
+    assert {*after.idle} == given_up
+    check(after, 4, 24)
+
+
+def test_what_cannot_reach_any_other_leaves_one_island() -> None:
+    apart = np.isclose(CITIES.bandwidth, LARGE.bandwidth.min())
+    after = carried_on(PLAN, replace(CITIES, bandwidth=np.where(apart, 0.0, CITIES.bandwidth)), WORKLOAD)
+    assert after is not None
+    assert len(after.islands) == 1
+
+
+def test_islands_that_there_are_stay_unless_others_are_much_faster() -> None:
+    """After a coordinator's restart there is no plan to compare with."""
+    pairs = {f"n{n}": n % 4 for n in range(8)}
+    cluster = cities([8], 1250e6, 1250e6)
+    workload = replace(llama("1.1B", 512), sent_per_exchanged_byte=SPARSE)
+    for known, count in (({}, 1), ({f"n{n}": n // 4 for n in range(8)}, 2), (pairs, 1)):
+        found = lay_out(cluster, workload, rounds=ROUNDS, numbers=known, evaluations=QUICK)
+        assert len(found.plan.islands) == count
+
+
 def numbers(plan: Plan) -> dict[str, int]:
     return {node: stage.island for stage in plan.stages for node in stage.replicas}
 
