@@ -42,9 +42,9 @@ class Training:
     step: int = 0
     """The last committed one."""
     last: StepCommitted | None = None
+    """The last commit; None after going back."""
     timed: StepCommitted | None = None
     """The last one of which the log has each node's times."""
-    """The last commit; None after going back."""
     step_seconds: float | None = None
     """The time of the last step that began and ended under one plan."""
     predicted: float | None = None

@@ -188,7 +188,14 @@ class Entry:
                     f"would be lost; take another name, like dtfm-node join --id NAME",
                 )
             keep(opened.access)
-        request = _request(opened.access, invitation, self._roles)
+        request = EnrolRequest(
+            protocol_version=PROTOCOL_VERSION,
+            invitation=invitation.id if invitation is not None else "",
+            secret=invitation.secret if invitation is not None else b"",
+            name=opened.access.name,
+            public_key=public_key(opened.access.key),
+            roles=[role.value for role in self._roles],
+        )
         reply = await _call(opened, "Coordinator", "Enrol", request, timeout)
         try:
             role = Role(reply.role)
@@ -245,17 +252,6 @@ def _is_file(path: Path) -> bool:
 
 def _enrolled(roles: Sequence[Role], pin: bytes | None = None, name: str = "") -> list[Access]:
     return [access for access in kept(roles, pin, name) if access.enrolled]
-
-
-def _request(access: Access, invitation: Invitation | None, roles: Sequence[Role]) -> EnrolRequest:
-    return EnrolRequest(
-        protocol_version=PROTOCOL_VERSION,
-        invitation=invitation.id if invitation is not None else "",
-        secret=invitation.secret if invitation is not None else b"",
-        name=access.name,
-        public_key=public_key(access.key),
-        roles=[role.value for role in roles],
-    )
 
 
 async def _invite(opened: Opened, name: str, timeout: float) -> Invitation:

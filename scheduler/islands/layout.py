@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, takewhile
 
 import numpy as np
 
@@ -77,20 +78,18 @@ def lay_out(
     gets those that are tried now. Raises Infeasible when no plan fits.
     """
     search = _Search(cluster, workload, rounds, seed, time_used, threads, stopped, {} if known is None else known)
-    best: tuple[float, Partition, list[int]] | None = None
     numbers = numbers or {}
     known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
     standing = tuple(sorted(filter(None, known_by)))
-    for partition in (standing, *partitions(cluster, lambda nodes: search.speed(nodes) > 0)):
-        while partition and (best is None or not search.has_looked):
-            margin = MARGIN if len(partition) == 1 or partition == standing else 0.0
-            if (found := search.look_at(partition, margin)) is not None and (best is None or found < best):
-                best = found
+    candidates = chain([standing], partitions(cluster, lambda nodes: search.speed(nodes) > 0))
+    for partition in takewhile(lambda _: not search.has_looked, candidates):
+        while partition and not search.has_looked:
+            search.look_at(partition, MARGIN if len(partition) == 1 or partition == standing else 0.0)
             # Fewer islands need fewer tokens: the fastest half may come sooner to the same loss.
             partition = tuple(sorted(sorted(partition, key=search.speed, reverse=True)[: len(partition) // 2]))
-    if best is None:
+    if search.best is None:
         return schedule(cluster, workload, seed=seed, generation=generation)  # says what is missing
-    _, partition, shares = best
+    _, partition, shares = search.best
     plan = joined(_renumbered(search.plans(partition, shares, evaluations), numbers), generation)
     plan = replace(plan, idle=tuple(name for name in cluster.ids if name not in set(plan.nodes)))
     validate(plan, cluster.ids, workload)
@@ -100,10 +99,8 @@ def lay_out(
         reason, sentence = Reason.NODE_LOST, "The plan used a node that has left."
         if set(incumbent.nodes) <= set(cluster.ids):
             before = search.price(incumbent.islands)
-            reason, sentence = (
-                Reason.FASTER,
-                f"Another layout takes {seconds:.3g} s per step instead of {before:.3g} s.",
-            )
+            reason = Reason.FASTER
+            sentence = f"Another layout takes {seconds:.3g} s per step instead of {before:.3g} s."
             waiting = _state_seconds(plan, incumbent, cluster, workload)
             if 1 - seconds / before - waiting / horizon <= MARGIN:
                 idle = tuple(name for name in cluster.ids if name not in set(incumbent.nodes))
@@ -179,27 +176,31 @@ class _Search:
     ) -> None:
         self._cluster, self._workload, self._rounds = cluster, workload, rounds
         self._seed, self._time_used, self._threads, self._stopped = seed, time_used, threads, stopped
-        self._plans, self.tried = known, 0
+        self._plans, self._speeds, self.tried = known, dict[tuple[int, ...], float](), 0
+        self.best: tuple[float, Partition, list[int]] | None = None
+        """Of the partitions that were looked at: its price, and the islands' shares of a step's micro-batches."""
 
     @property
     def has_looked(self) -> bool:
-        return self._stopped() or (self._time_used is not None and self._time_used() > LOOKING_FRACTION)
+        is_time = self._time_used is not None and self._time_used() > LOOKING_FRACTION
+        return self.best is not None and (is_time or self._stopped())
 
-    def look_at(self, partition: Partition, margin: float) -> tuple[float, Partition, list[int]] | None:
-        """The price by QUICK plans, less ``margin``, and the islands' shares of a step's micro-batches, in proportion to their
-        speed; None: an island cannot train, or there are fewer micro-batches than islands."""
+    def look_at(self, partition: Partition, margin: float) -> None:
+        """Prices it by QUICK plans, less ``margin``, with shares in proportion to the islands' speed, unless an island cannot
+        train, or there are fewer micro-batches than islands."""
         speeds, whole = [self.speed(nodes) for nodes in partition], self._workload.micro_batches
         if all(speeds) and len(partition) <= whole:
             shares = _dealt(whole, speeds)
             with suppress(Infeasible):
-                price = self.price(self.plans(partition, shares, QUICK))
-                return price * (1 - margin), partition, shares
-        return None
+                found = self.price(self.plans(partition, shares, QUICK)) * (1 - margin), partition, shares
+                self.best = min(self.best or found, found)
 
     def speed(self, nodes: tuple[int, ...]) -> float:
         """Of an island with all micro-batches of a step, in steps per second; 0: it cannot train them."""
-        plan = self._planned(nodes, self._workload.micro_batches, QUICK)
-        return 1 / self._seconds(plan) if plan is not None else 0.0
+        if nodes not in self._speeds:
+            plan = self._planned(nodes, self._workload.micro_batches, QUICK)
+            self._speeds[nodes] = 1 / self._seconds(plan) if plan is not None else 0.0
+        return self._speeds[nodes]
 
     def plans(self, partition: Partition, shares: Sequence[int], evaluations: int | None) -> list[Plan]:
         """The islands' plans. Unless they are to be QUICK, they share the time that is left."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,8 @@ MOST_THRESHOLDS = 8
 """The number of bandwidths that are looked at."""
 
 
-def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -> list[Partition]:
-    """Partitions into islands that can hold the model alone, as ``can_train`` says; the one of all nodes comes first.
+def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -> Iterator[Partition]:
+    """Different partitions into islands that can hold the model alone, as ``can_train`` says; the one of all nodes comes first.
 
     For each of several bandwidths, nodes belong together that reach each other over links as fast as that, in both directions. A
     part that cannot hold the model joins the one to which it has the fastest links, the smallest part first. In the same way
@@ -29,15 +29,19 @@ def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -
     speeds = np.unique(both[~np.eye(count, dtype=bool)])
     picked = np.quantile(speeds, np.linspace(0, 1, MOST_THRESHOLDS), method="nearest") if len(speeds) else speeds
     found: dict[Partition, None] = {(tuple(range(count)),): None}
+    yield from found
     for least in (*np.unique(picked), np.inf):
         _, label = connected_components(both >= least, directed=False)
         parts = [tuple(np.flatnonzero(label == part).tolist()) for part in range(label.max() + 1)]
-        found.setdefault(_joined(parts, both, can_train, count))
+        if (partition := _joined(parts, both, can_train, count)) not in found:
+            found[partition] = None
+            yield partition
     for partition in list(found):
         most = len(partition)
         while (most := most // 2) > 1:
-            found.setdefault(_joined(partition, both, can_train, most))
-    return list(found)
+            if (fewer := _joined(partition, both, can_train, most)) not in found:
+                found[fewer] = None
+                yield fewer
 
 
 def _joined(

@@ -149,7 +149,7 @@ def test_a_part_that_cannot_hold_the_model_joins_the_nearest() -> None:
     cluster = cities([2, 1, 2], 1e9, 1e6)
     bandwidth = cluster.bandwidth.copy()
     bandwidth[2, 3:] = bandwidth[3:, 2] = 2e6
-    found = partitions(replace(cluster, bandwidth=bandwidth), lambda nodes: len(nodes) >= 2)
+    found = [*partitions(replace(cluster, bandwidth=bandwidth), lambda nodes: len(nodes) >= 2)]
     assert found[0] == ((0, 1, 2, 3, 4),)
     assert ((0, 1), (2, 3, 4)) in found
     assert all(len(part) >= 2 for partition in found for part in partition)
