@@ -49,10 +49,6 @@ def read_candidate(text: str) -> tuple[Address, int]:
     return address, port
 
 
-def write_candidate(address: Address, port: int) -> str:
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
-
-
 def way_to(address: Address) -> str:
     """What a direct way to this address is called: "loopback", "lan" or "public"."""
     if address.is_loopback:

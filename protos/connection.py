@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv6Address
+
 import grpc
 import grpc.aio
 
@@ -126,3 +128,14 @@ def read_address(text: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise ValueError(f"{shown} is not an address: the port must be a number from 0 to 65535")
     return host, int(port)
+
+
+def address_of(host: str | IPv4Address | IPv6Address, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+def with_port(text: str, port: int) -> str:
+    """HOST:PORT of a ``text`` that may lack the port, and around an IPv6 address the brackets. It is not checked."""
+    bare = text if text.startswith("[") or text.count(":") < 2 else f"[{text}]"
+    return bare if ":" in bare.rpartition("]")[2] else f"{bare}:{port}"

@@ -34,7 +34,8 @@ CALL_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0
 """How long a coordinator may be away before a file is given up."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAUTHENTICATED)
+_AWAY = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED", "CANCELLED"}
+"""Answers of a coordinator that is not there. CANCELLED: the line leads elsewhere now."""
 
 
 class Line:
@@ -86,10 +87,8 @@ def _answer(method: str, request: Any, begun: Future[Any] | None = None) -> Any:
                 raise FileNotFoundError(sentence) from None
             if code is grpc.StatusCode.PERMISSION_DENIED:
                 raise PermissionError(sentence) from None
-            if code not in _AWAY or time.monotonic() > until:
+            if code.name not in _AWAY or time.monotonic() > until:
                 raise OSError(sentence) from None
-        except grpc.FutureCancelledError:  # the line leads elsewhere now
-            begun, sentence = None, "the way to the coordinator has changed"
         if LINE.closing.is_set():
             raise OSError(f"{sentence}; this node is stopping, and does not wait for it")
         log.warning("%s; trying again in %.1f s", sentence, pause)

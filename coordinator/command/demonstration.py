@@ -113,7 +113,7 @@ def demo_run_file(
         cluster.setdefault("stages", [-(-nodes // 2), nodes // 2] if nodes > 1 else [1])
     if steps is not None:
         train["steps"] = steps
-    checkpoint = {"uri": (folder / "checkpoints").resolve().as_uri(), **table.get("checkpoint", {})}
+    checkpoint = {"uri": f"file://{(folder / 'checkpoints').resolve()}", **table.get("checkpoint", {})}
     return parse_run({**table, "cluster": cluster, "train": train, "checkpoint": checkpoint}, source)
 
 

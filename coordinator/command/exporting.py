@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -96,22 +95,23 @@ def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None, *
     check_target(target)
     manifest, digest = manifest_and_digest(folder)
     states = _agreed_states(folder, manifest, digest, ledger) if ledger is not None else ()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        filesystem, path = fsspec.url_to_fs(folder)
-        _copy_model_files(filesystem, path, partial)
-        if in_bf16:
-            config = json.loads((partial / CONFIG).read_text())
-            (partial / CONFIG).write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2))
-        layout_of = ledger.described.layout_of if ledger is not None and ledger.described is not None else lambda _: ""
-        _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial, in_bf16=in_bf16)
-        os.chmod(partial, 0o755)
-        partial.replace(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.name}-", dir=target.parent, ignore_cleanup_errors=True
+        ) as name:
+            partial, (filesystem, path) = Path(name), fsspec.url_to_fs(folder)
+            _copy_model_files(filesystem, path, partial)
+            if in_bf16:
+                config = json.loads((partial / CONFIG).read_text())
+                (partial / CONFIG).write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2))
+            described = ledger.described if ledger is not None else None
+            layout_of = described.layout_of if described is not None else lambda _: ""
+            _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial, in_bf16=in_bf16)
+            os.chmod(partial, 0o755)
+            partial.replace(target)
     except OSError as error:
         raise CheckpointError(f"cannot export {folder} to {target}: {error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return manifest.step
 
 

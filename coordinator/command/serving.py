@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunResumed, RunStarted, RunStopped
-from dtfm.coordinator.service.addresses import EVERYWHERE, joined, public_addresses
+from dtfm.coordinator.service.addresses import EVERYWHERE, public_addresses
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
@@ -25,7 +25,7 @@ from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.web.app import make_app, make_metrics_app
 from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served, url_elsewhere
 from dtfm.protos import DEFAULT_ADDRESS
-from dtfm.protos.connection import read_address
+from dtfm.protos.connection import address_of, read_address
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
 from dtfm.protos.identity.private_files import read_private, write_private
@@ -134,7 +134,7 @@ async def _serve(
         hosts = [read_address(each)[0] for each in server.addresses] if advertised else []
         elsewhere = url_elsewhere(page, options.page_url, hosts)
         server.page = elsewhere or link_to(page)
-    listens = Listens(joined(host, port), tuple(advertised))
+    listens = Listens(address_of(host, port), tuple(advertised))
     events += [listens] if listens != known else []
     # Before the first call can come, so that a node on this machine finds the key that it looks for.
     events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
@@ -218,7 +218,7 @@ def _tell_end(record: Record) -> None:
 def _tell(server: Server, host: str, port: int, invitation: str, file: Path | None, over: str) -> None:
     run, leads_to = server.state.run, where_it_leads(server.addresses)
     line = pasted_line(invitation, Role.NODE, run)
-    print(f"Run {run.name!r}, listening on {joined(host, port)}.")
+    print(f"Run {run.name!r}, listening on {address_of(host, port)}.")
     if file is not None and not over:
         print(f"To take part, on each machine: {line}, with the invitation in {file}.")
     elif invitation:
@@ -242,4 +242,4 @@ def _tell(server: Server, host: str, port: int, invitation: str, file: Path | No
 
 def _here(host: str, port: int) -> str:
     """How this machine itself reaches a server that listens on ``host``."""
-    return joined("127.0.0.1" if host in EVERYWHERE else host, port)
+    return address_of("127.0.0.1" if host in EVERYWHERE else host, port)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import ifaddr
 
-from dtfm.protos.connection import read_address
+from dtfm.protos.connection import address_of, read_address, with_port
 from dtfm.protos.identity.invitation import MOST_ADDRESSES
 
 EVERYWHERE = ("0.0.0.0", "::")
@@ -18,11 +18,11 @@ def public_addresses(host: str, port: int, advertised: Sequence[str]) -> tuple[s
     """For a server that listens on ``host``: what the operator ``advertised`` (HOST or HOST:PORT), if anything; else the host
     itself, or those of this machine's interfaces where it listens on all of them. Raises ValueError."""
     if advertised:
-        return tuple(_with_port(text, port) for text in advertised)[:MOST_ADDRESSES]
+        return tuple(address_of(*read_address(with_port(text, port))) for text in advertised)[:MOST_ADDRESSES]
     if host not in EVERYWHERE:
-        return (joined(host, port),)
-    found = [joined(found, port) for found in usable(own_hosts(), ipv6=host == "::")]
-    return tuple(found[:MOST_ADDRESSES]) or (joined("127.0.0.1", port),)
+        return (address_of(host, port),)
+    found = [address_of(found, port) for found in usable(own_hosts(), ipv6=host == "::")]
+    return tuple(found[:MOST_ADDRESSES]) or (address_of("127.0.0.1", port),)
 
 
 def own_hosts() -> list[str]:
@@ -52,15 +52,3 @@ def _facing(family: socket.AddressFamily, somewhere: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
-
-
-def _with_port(text: str, port: int) -> str:
-    if ":" not in text.rpartition("]")[2]:
-        text = f"{text}:{port}"
-    read_address(text)
-    return text
-
-
-def joined(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import grpc
 import grpc.aio
@@ -75,7 +73,7 @@ class Files:
     def __init__(self, state: Callable[[], State], gate: Gate) -> None:
         run = state().run
         self._state = state
-        self._disk = Disk(Path(url2pathname(urlsplit(run.own_folder).path)), run.own_weights)
+        self._disk = Disk(Path(run.own_folder.removeprefix("file://")), run.own_weights)
         self._gate = gate
         self.thread = ThreadPoolExecutor(1, "disk")
 

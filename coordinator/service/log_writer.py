@@ -42,10 +42,13 @@ class LogWriter:
         self._listeners.add(listener)
 
     async def append(self, events: Sequence[Event]) -> None:
-        """One durable write. Raises StoreError."""
+        """One durable write. Raises StoreError, but nothing that a listener raises, as one that prints to a full disk does."""
         for record in await self._write(self._store.append, events):
             for listener in self._listeners:
-                listener(record)
+                try:
+                    listener(record)
+                except Exception:
+                    log.exception("event %d could not be shown", record.sequence)
         self._appended.set()
         self._appended = asyncio.Event()
 

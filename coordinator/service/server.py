@@ -28,7 +28,6 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.service.addresses import joined
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, claim, tidy, write_manifest
 from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
@@ -43,7 +42,7 @@ from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.story import Story
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.candidates import origin_of, read_candidate
-from dtfm.protos.connection import coordinator_options
+from dtfm.protos.connection import address_of, coordinator_options
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
 from dtfm.protos.identity.invitation import Invitation, new_secret, secret_digest
@@ -127,7 +126,7 @@ class Server:
             if not isinstance(error, OSError):
                 raise
             raise ValueError(
-                f"cannot listen on {joined(host, port)} ({error.strerror}): the port is in use, or the address is not this "
+                f"cannot listen on {address_of(host, port)} ({error.strerror}): the port is in use, or the address is not this "
                 f"machine's; choose another with --listen HOST:PORT (port 0: any free one)"
             ) from None
 

@@ -173,7 +173,7 @@ def _own_weights(run: RunFile) -> dict[str, Any]:
         raise ValueError(f"model.pretrained: there is no folder {named}; dtfm-runs has: {there}")
     if not run.model.pretrained or not named.is_dir():
         return {}
-    folder = newest(named.as_uri()) or (named.as_uri() if (named / MANIFEST).exists() else "")
+    folder = newest(f"file://{named}") or (f"file://{named}" if (named / MANIFEST).exists() else "")
     if not folder:
         return {}  # not of a run: each node has it itself
     manifest = read_manifest(folder)

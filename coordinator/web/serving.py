@@ -17,13 +17,13 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dtfm.coordinator.service.addresses import joined, public_addresses
+from dtfm.coordinator.service.addresses import public_addresses
 from dtfm.coordinator.service.strangers import Limits, Strangers
 from dtfm.coordinator.web import DEFAULT_PAGE
 from dtfm.coordinator.web.app import HEADERS, HOSTS, MOST_VIEWERS
 from dtfm.coordinator.web.door import LET_IN
 from dtfm.protos.candidates import origin_of, plain
-from dtfm.protos.connection import read_address
+from dtfm.protos.connection import address_of, read_address
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ def bind_metrics(address: str) -> socket.socket:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
 
 
 def _taken(option: str, error: OSError, instead: str = "") -> ValueError:
@@ -124,7 +125,7 @@ def url_elsewhere(listening: socket.socket, given: str, hosts: Sequence[str]) ->
     host, port = listening.getsockname()[:2]
     if given or host in HOSTS:
         return given
-    return f"http://{public_addresses(host, port, [joined(each, port) for each in hosts])[0]}/"
+    return f"http://{public_addresses(host, port, [address_of(each, port) for each in hosts])[0]}/"
 
 
 @asynccontextmanager

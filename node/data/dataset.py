@@ -27,6 +27,7 @@ from dtfm.node.data.sources import MESSAGES, conversations, documents, state_of
 from dtfm.node.data.tokenizer import Piece, Tokenizer, load_tokenizer
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
+from dtfm.protos.places import COORDINATOR
 
 log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
@@ -247,7 +248,7 @@ def load_data(
         inputs, labels = _checked(made, data.source)
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     sample, tokenizer = text_sample(data)
-    if agreed is not None:
+    if agreed is not None and not run.checkpoint.uri.startswith(COORDINATOR):  # there, nobody publishes
         published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
         if published is not None:
             tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)

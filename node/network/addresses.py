@@ -9,8 +9,8 @@ from ipaddress import ip_address
 
 import ifaddr
 
-from dtfm.protos.candidates import MOST_CANDIDATES, Address, read_candidate, way_to, write_candidate
-from dtfm.protos.connection import read_address
+from dtfm.protos.candidates import MOST_CANDIDATES, Address, read_candidate, way_to
+from dtfm.protos.connection import address_of, read_address, with_port
 
 IDENTITY_PORTS = 70000
 """Vast names the ports that it maps to themselves by numbers from here on: VAST_TCP_PORT_70000 holds a port that is the same
@@ -62,9 +62,9 @@ def candidates(
     it is on loopback, so are all nodes, and it alone counts. ``opened``: the candidate that the home router opened. Raises
     ValueError for an ``advertise`` that peers could not use.
     """
-    named = [write_candidate(*read_candidate(_with_port(text, port))) for text in advertise]
+    named = [address_of(*read_candidate(with_port(text, port))) for text in advertise]
     if facing and ip_address(facing).is_loopback:
-        return list(dict.fromkeys([*named, write_candidate(ip_address(facing), port)]))[:MOST_CANDIDATES]
+        return list(dict.fromkeys([*named, address_of(ip_address(facing), port)]))[:MOST_CANDIDATES]
     own: list[Address] = []
     wildcard = ip_address(host).is_unspecified
     # The interface that faces the coordinator is the likeliest.
@@ -76,7 +76,7 @@ def candidates(
             own.append(address)
     # A private address costs a peer elsewhere a moment, a public one is right for all: the first of each come first.
     own.sort(key=way_to)
-    named += [*_mapped(environment, port), opened, *(write_candidate(address, port) for address in own)]
+    named += [*_mapped(environment, port), opened, *(address_of(address, port) for address in own)]
     return list(dict.fromkeys(filter(_usable, named)))[:MOST_CANDIDATES]
 
 
@@ -88,7 +88,7 @@ def _mapped(environment: Mapping[str, str], port: int) -> list[str]:
         if outside is None and prefix.startswith("VAST") and port in identity_ports(environment):
             outside = port
         if outside is not None and (public := environment.get(address, "").strip()):
-            known.append(f"[{public}]:{outside}" if ":" in public else f"{public}:{outside}")
+            known.append(address_of(public, outside))
     return known
 
 
@@ -98,11 +98,6 @@ def _usable(candidate: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _with_port(text: str, port: int) -> str:
-    bare = text if text.startswith("[") or text.count(":") < 2 else f"[{text}]"
-    return bare if ":" in bare.rpartition("]")[2] else f"{bare}:{port}"
 
 
 def _port(text: str) -> int | None:
@@ -125,4 +120,4 @@ def host_of(listen: str) -> str:
 def reached_here(listen: str, port: int) -> str:
     """Where a node that listens on HOST:PORT is reached from its own machine; ``port`` is the one that it got."""
     address = ip_address(host_of(listen))
-    return write_candidate(ip_address("127.0.0.1") if address.is_unspecified else address, port)
+    return address_of(ip_address("127.0.0.1") if address.is_unspecified else address, port)

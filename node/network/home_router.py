@@ -12,7 +12,8 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any
 
-from dtfm.protos.candidates import way_to, write_candidate
+from dtfm.protos.candidates import way_to
+from dtfm.protos.connection import address_of
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class HomeRouter:
             raise OSError(f"its own address, {public}, is not public: the provider does NAT too")
         self._router, self._port = router, port
         self._map(port)
-        return write_candidate(public, port)
+        return address_of(public, port)
 
     def _map(self, port: int) -> None:
         router = self._router

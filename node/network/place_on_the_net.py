@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from dtfm.node.network.addresses import identity_ports
 from dtfm.protos.candidates import way_to
-from dtfm.protos.connection import read_address
+from dtfm.protos.connection import address_of, read_address, with_port
 from dtfm.protos.identity.enrolment import Entry
 
 
@@ -52,7 +52,7 @@ def usual_listen(facing: str, number: int = 0) -> str:
     """Loopback for a coordinator on this machine; otherwise everywhere, on a port that a rented machine's host maps to itself, if
     it does that, the one for the node with this ``number`` first, or any free one."""
     if ip_address(facing).is_loopback:
-        return f"[{facing}]:0" if ":" in facing else f"{facing}:0"
+        return address_of(facing, 0)
     ports = identity_ports(os.environ)
     return f"0.0.0.0:{next(filter(_is_free, (*ports[number:], *ports[:number])), 0)}"
 
@@ -77,14 +77,11 @@ def nth_port(address: str, number: int) -> str:
 
 def resolved(advertise: str) -> str:
     """HOST[:PORT] with the host's IP address. A name would mean something else elsewhere, so it is looked up here."""
-    bare = advertise if advertise.startswith("[") or advertise.count(":") < 2 else f"[{advertise}]"
-    has_port = ":" in bare.rpartition("]")[2]
-    host, port = read_address(bare if has_port else f"{bare}:1")
+    host, port = read_address(with_port(advertise, 0))
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         raise ValueError(
             f"--advertise {advertise}: {host!r} is not known here ({error}); give the IP address"
         ) from None
-    shown = f"[{address}]" if ":" in str(address) else str(address)
-    return f"{shown}:{port}" if has_port else shown
+    return address_of(str(address), port) if port else str(address)

@@ -37,7 +37,7 @@ from dtfm.node.transport.kept import Offer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
-from dtfm.protos.control_pb2 import Commit, Device, Peer
+from dtfm.protos.control_pb2 import Commit, Device, Peer, StepReady
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run
 
@@ -186,6 +186,27 @@ class Generation:
             del reduction  # see train
         outcome = Outcome(0.0, 0, 0.0, time.monotonic() - began)
         return outcome, self._counted_norm(gradients)
+
+    def vote(self, step: int, outcome: Outcome, squared_norm: float, state_digest: bytes) -> StepReady:
+        """The vote for ``step``, which `train` or `exchange` has done with this outcome. ``state_digest``: of the state before
+        it. Waits for what is still being encoded, if work is audited."""
+        sent, received = self.commitments.report() if self.commitments is not None else ((), ())
+        return StepReady(
+            generation=self.number,
+            step=step,
+            squared_gradient_norm=squared_norm,
+            loss_sum=outcome.loss_sum,
+            samples=outcome.samples,
+            state_digest=state_digest,
+            compute_seconds=outcome.compute_seconds,
+            wait_seconds=outcome.wait_seconds,
+            arrived=self.receiver.take_paces(),
+            clipped=(clipped for _, clipped in sorted(self.reducer.clipped.items())),
+            sent=sent,
+            received=received,
+            losses=outcome.losses if self.commitments is not None else (),
+            kept=self.commitments is not None and self.progress.keeps_all,
+        )
 
     def computing(self, step: int) -> Compute:
         """What it takes to compute any micro-batch of ``step``."""

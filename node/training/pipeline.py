@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dtfm.kernels.codec import DTYPES, Codec, decode
 from dtfm.kernels.transfer import arriving
 from dtfm.node.host.cuda_streams import DeviceWork
 from dtfm.node.host.trace import Activity, span
@@ -87,11 +86,6 @@ class Compute:
     device: torch.device
     micro_batch: int
     global_batch: int
-
-    def decode(self, arrival: Arrival) -> torch.Tensor:
-        """A neighbour's tensor, flat."""
-        header = arrival.header
-        return decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], self.device)
 
 
 @dataclass(slots=True)
@@ -187,7 +181,7 @@ class TrainingStep:
         """Only when its turn has come: the device has memory for what is in flight, not for all that may have come."""
         kind, number = arrival.header.kind, arrival.header.index
         with span(Activity.DECODE, self._progress.step, number):
-            flat = self._compute.decode(arrival)
+            flat = arrival.decoded(self._compute.device)
         self._look(flat, f"the {kind.name.lower()} of micro-batch {number}", arrival.source)
         return flat.view(shape)
 
@@ -256,7 +250,7 @@ def evaluate(
             x = compute.inputs(number)
         else:
             arrival = queue.get(("evaluate", step))
-            number, x = arrival.header.index, compute.decode(arrival).view(compute.input_shape)
+            number, x = arrival.header.index, arrival.decoded(compute.device).view(compute.input_shape)
         if placement.last:
             losses[number] = compute.loss(x, compute.labels(number), 1.0, compute.positions(number)).mean
         else:

@@ -23,7 +23,7 @@ from functools import partial
 
 import torch
 
-from dtfm.kernels.codec import DTYPES, Codec, Encoded, decode, encode
+from dtfm.kernels.codec import Codec, Encoded, decode, encode
 from dtfm.kernels.feedback import encode_with_feedback
 from dtfm.node.host.cuda_streams import Beside, wait_beside
 from dtfm.node.host.trace import Activity, span
@@ -98,7 +98,7 @@ class _Bucket:
         group's order is added up in the memory of the first addend."""
         own, arrivals, ranks = self.piece(number), self.addends.get(number, {}), sorted(self.added(number))
         addends: Iterable[torch.Tensor] = (
-            own if rank == self.rank else _decoded(arrivals[rank], own.device) for rank in ranks
+            own if rank == self.rank else arrivals[rank].decoded(own.device) for rank in ranks
         )
         if bound is None:
             addends = self._finite(number, ranks, addends)
@@ -266,7 +266,7 @@ class _Reduction:
                 self._add_up(bucket, number)
         else:
             with span(Activity.DECODE, self._step, bucket.index):
-                summed = _decoded(item, bucket.gradients.device)
+                summed = item.decoded(bucket.gradients.device)
                 if not is_finite(summed):
                     raise NonFinite(
                         f"the sum of bucket {bucket.index} from {item.source} is NaN or infinite", item.source
@@ -372,8 +372,3 @@ def _error(done: Future[None]) -> BaseException | None:
 def _arriving(message: Encoded, sent: torch.Tensor) -> torch.Tensor:
     """What others get of a piece."""
     return decode(message.codec, message.data, sent.numel(), sent.dtype, sent.device)
-
-
-def _decoded(arrival: Arrival, device: torch.device) -> torch.Tensor:
-    header = arrival.header
-    return decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], device)

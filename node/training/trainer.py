@@ -32,7 +32,6 @@ from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_f
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.preparation import Preparation
-from dtfm.node.training.vote import vote_on
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos import control_pb2 as wire
@@ -234,9 +233,16 @@ class Trainer:
         return self._preparation.loaded
 
     def _prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> None:
-        if self._load(run, dialler, allowed, agreed):
-            self._store.replace(HeldState(0, {}))
-            self._voted, self._committed_in = None, 0
+        try:
+            if self._load(run, dialler, allowed, agreed):
+                self._store.replace(HeldState(0, {}))
+                self._voted, self._committed_in = None, 0
+        except (
+            ValueError,
+            OSError,
+        ) as error:  # also where a step is in hand: the coordinator waits for this node to be prepared
+            self._fail(error)
+            return
         if run is self._wanted:  # else the node has been welcomed again meanwhile, perhaps to a run that has changed
             self._report(wire.NodeMessage(prepared=self._preparation.message()))
 
@@ -435,7 +441,7 @@ class Trainer:
             "step %d: %.2f s computing, %.2f s waiting for peers", step, outcome.compute_seconds, outcome.wait_seconds
         )
         with span(Activity.VOTE, step):
-            ready = vote_on(generation, step, outcome, squared_norm, self._digests.of_stage(generation.stage.buckets))
+            ready = generation.vote(step, outcome, squared_norm, self._digests.of_stage(generation.stage.buckets))
             if by_bucket:
                 ready.states.extend(self._digests.of(generation.stage.buckets.values()))
             self._auditing.begin(generation, step)

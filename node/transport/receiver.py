@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
+from dtfm.kernels.codec import DTYPES, Codec, decode
 from dtfm.kernels.memory import MEMORY
 from dtfm.node.host.trace import Activity, note_span
 from dtfm.node.transport.frame_validation import Expectations, validate
@@ -33,6 +36,11 @@ class Arrival:
     source: str
     header: Header
     encoded: memoryview
+
+    def decoded(self, device: torch.device) -> torch.Tensor:
+        """The tensor, flat, on the ``device``."""
+        header = self.header
+        return decode(Codec(header.codec), self.encoded, header.elements, DTYPES[header.dtype], device)
 
 
 class Receiver:

@@ -287,6 +287,10 @@ class Sender:
                 why = answer[:MOST_ANSWER_BYTES].decode(errors="replace") or "it ended the stream"
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
+            except asyncio.CancelledError:
+                if not pump.done():
+                    raise
+                why = f"nothing can be sent: {pump.exception()!r}"
             finally:
                 call.cancel()
                 pump.cancel()
@@ -297,19 +301,22 @@ class Sender:
                 self._on_failed(lane.carried, Lost(node, why))
 
     async def _pump(self, call: Any, lane: _Lane, item: _Item) -> None:
-        while True:
-            header, encoded = item
-            try:
-                if header.generation == self._generation:
-                    lane.carried = header.generation
-                    with span(Activity.SEND, header.step, header.index, lane.name):
-                        for frame in frames(header, encoded):
-                            began = time.monotonic()
-                            await call.write(frame)
-                            await lane.written(time.monotonic() - began)
-            finally:
-                lane.done(len(encoded))
-            item = await lane.queue.get()
+        try:
+            while True:
+                header, encoded = item
+                try:
+                    if header.generation == self._generation:
+                        lane.carried = header.generation
+                        with span(Activity.SEND, header.step, header.index, lane.name):
+                            for frame in frames(header, encoded):
+                                began = time.monotonic()
+                                await call.write(frame)
+                                await lane.written(time.monotonic() - began)
+                finally:
+                    lane.done(len(encoded))
+                item = await lane.queue.get()
+        finally:
+            call.cancel()
 
 
 def _is_stale(shown: Identity, now: Identity) -> bool:

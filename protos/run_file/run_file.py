@@ -86,8 +86,8 @@ class RunFile(Table):
 
     @property
     def own_folder(self) -> str:
-        """The URL of the folder for checkpoints on the coordinator's own disk."""
-        return Path("dtfm-runs", self.name).resolve().as_uri()
+        """The URL of the folder for checkpoints on the coordinator's own disk, as fsspec reads it: nothing in it is encoded."""
+        return f"file://{Path('dtfm-runs', self.name).resolve()}"
 
     @property
     def own_weights(self) -> Path | None:

@@ -530,7 +530,7 @@ class Checkpoint(Table):
         if protocol == COORDINATOR:
             return f"{COORDINATOR}:"
         if protocol == "file":
-            return expanded(path.removeprefix("//") or "/").resolve().as_uri()
+            return f"file://{expanded(path.removeprefix('//') or '/').resolve()}"
         try:
             fsspec.get_filesystem_class(protocol)
         except (ValueError, ImportError) as error:

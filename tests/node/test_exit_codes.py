@@ -11,6 +11,7 @@ from dtfm.node.session import Session
 from dtfm.node.training.failure import exit_code, is_device_lost, problem_of
 from dtfm.programs import START_AGAIN
 from dtfm.protos.control_pb2 import NodeMessage, RefusalReason, StepProblem
+from tests.protos.members import member
 
 
 class CUDARuntimeError(RuntimeError):
@@ -86,8 +87,17 @@ def test_a_node_whose_device_has_failed_leaves_without_a_goodbye_which_would_end
     assert bool(hung_up) is not goodbye
 
 
+@pytest.mark.parametrize("reason", ["WRONG_AUTHORITY", "WRONG_CLOCK", "QUARANTINED"])
+def test_who_was_let_in_before_waits_until_the_coordinator_has_set_its_clock(reason: str) -> None:
+    session = Session.__new__(Session)
+    session._identity, session._exit = member("a"), None
+    session._refused(reason, "why")
+    assert session._exit == (2 if reason == "QUARANTINED" else None)
+
+
 @pytest.mark.parametrize("reason", RefusalReason.keys())
 def test_only_refusals_that_pass_by_themselves_are_worth_another_start(reason: str) -> None:
     session = Session.__new__(Session)
+    session._identity = None
     session._refused(reason, "why")
     assert session._exit == (1 if reason in ("BUSY", "FULL") else 2)

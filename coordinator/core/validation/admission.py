@@ -8,7 +8,8 @@ from ipaddress import ip_address
 from dtfm.coordinator.core.refusal import Refused, check_number, require, shorten
 from dtfm.coordinator.log.events import DeviceSeen
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
-from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
+from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate
+from dtfm.protos.connection import address_of
 from dtfm.protos.identity.access import NAME
 
 MAX_NODES = 1000
@@ -52,12 +53,12 @@ def check_candidates(hello: wire.Hello, seen: str) -> tuple[str, ...]:
     number, most = len(hello.candidates), f"at most {MOST_CANDIDATES} of them, and a port below 65536"
     require(number <= MOST_CANDIDATES and hello.port <= 65535, "candidates", number, most)
     try:
-        named = [write_candidate(*read_candidate(text)) for text in hello.candidates]
+        named = [address_of(*read_candidate(text)) for text in hello.candidates]
     except ValueError as error:
         raise Refused(wire.MALFORMED, f"candidates: {shorten(str(error))}; give it with --advertise IP:PORT") from None
     if seen and hello.port and len(named) < MOST_CANDIDATES:
         with contextlib.suppress(ValueError):
-            named.append(write_candidate(*read_candidate(write_candidate(ip_address(seen), hello.port))))
+            named.append(address_of(*read_candidate(address_of(ip_address(seen), hello.port))))
     return tuple(dict.fromkeys(named))
 
 

@@ -199,7 +199,7 @@ def _open(name: str) -> tuple[Any, str]:
     """The file system of the folder, and its path there."""
     local = Path(name).expanduser()
     if local.is_dir():
-        name = local.resolve().as_uri()
+        name = f"file://{local.resolve()}"
     elif "://" not in name:
         if name.startswith(("/", ".", "~")) or name.count("/") > 1:
             raise ValueError(

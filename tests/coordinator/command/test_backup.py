@@ -60,6 +60,18 @@ def test_neither_overwrites_anything(tmp_path: Path, store: Path, typed: Typed) 
     assert {file: file.read_bytes() for file in [*there.iterdir(), store]} == before
 
 
+def test_what_sqlite_would_take_for_a_part_of_the_restored_log_is_in_the_way(
+    tmp_path: Path, store: Path, typed: Typed
+) -> None:
+    """A log that was killed leaves it beside it."""
+    there, again = tmp_path / "backup", tmp_path / "again" / "dtfm.db"
+    typed("backup", str(there), "--store", str(store))
+    again.parent.mkdir()
+    (left := Path(f"{again}-wal")).write_bytes(b"of another log")
+    assert f"{left} is there already" in typed("restore", str(there), "--store", str(again), code=2)
+    assert not again.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -84,6 +84,12 @@ def test_an_export_overwrites_nothing(checkpoint: Path, tmp_path: Path) -> None:
         export_checkpoint(checkpoint.as_uri(), tmp_path)
 
 
+def test_where_nothing_can_be_written_that_is_said(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=f"cannot export .* to {tmp_path}/file/model"):
+        export_checkpoint(checkpoint.as_uri(), tmp_path / "file" / "model")
+
+
 def log_of(checkpoint: Path, agreed: Iterable[str]) -> Ledger:
     """What the log says of the checkpoint, and of its state by bucket."""
     digest = blake3((checkpoint / "manifest.json").read_bytes()).hexdigest()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service.log_writer import LogWriter
+from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.store.store import Store
 
 
@@ -25,3 +26,19 @@ async def test_a_write_does_not_wait_for_what_hangs_in_other_threads(tmp_path: P
     finally:
         hangs.set()
         await hung
+
+
+async def test_what_cannot_be_shown_is_written_and_told_to_others_all_the_same(tmp_path: Path) -> None:
+    """As on a terminal that is gone, or a full disk."""
+    shown = list[int]()
+
+    def fails(record: Record) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Store(f"sqlite:///{tmp_path / 'dtfm.db'}", write=True) as store:
+        writer = LogWriter(store)
+        for listener in (fails, lambda record: shown.append(record.sequence)):
+            writer.on_event(listener)
+        await writer.append([ev.Waiting("for the test")] * 2)
+        await writer.close()
+        assert (store.last, shown) == (2, [1, 2])

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dtfm.node.training.audit import do_again, misfit
-from dtfm.node.training.vote import vote_on
 from dtfm.node.transport.commitments import COMMITMENT_BYTES, commitment
 from dtfm.node.transport.kept import Tensor, Wanted, Withheld
 from dtfm.protos.control_pb2 import Audit, Audited, StepReady
@@ -38,8 +37,7 @@ class Auditors:
     def __post_init__(self) -> None:
         done = self.nodes.train_unfinished()
         self.votes = {
-            name: vote_on(generation, self.step, *done[name], b"")
-            for name, generation in self.nodes.generations.items()
+            name: generation.vote(self.step, *done[name], b"") for name, generation in self.nodes.generations.items()
         }
         self.sent = {name: digests(vote.sent) for name, vote in self.votes.items()}
         self.received = {name: digests(vote.received) for name, vote in self.votes.items()}

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, decode, encode
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement, placement_of
-from dtfm.node.training import pipeline
 from dtfm.node.training.pipeline import (
     Compute,
     NonFinite,
@@ -25,6 +24,7 @@ from dtfm.node.training.pipeline import (
     evaluate,
 )
 from dtfm.node.training.progress import Progress
+from dtfm.node.transport import receiver
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.frame import Header, Kind
@@ -154,7 +154,7 @@ def test_however_much_has_come_no_more_is_on_the_device_than_is_in_flight(monkey
             while sent:
                 queues.send_from("s2r0", Kind.GRADIENT, "s1r0", sent.pop(), rows(9))
 
-    monkeypatch.setattr(pipeline, "decode", decoded)
+    monkeypatch.setattr(receiver, "decode", decoded)
     neighbours = (queue, send, lambda _: None)
     TrainingStep(placement, Progress(1, STEP), compute(layer(1)), *neighbours, lambda: None).run()
     assert most <= limit + 1  # and the gradient that the backward pass begins with

@@ -315,6 +315,20 @@ async def test_a_plan_that_replaces_one_being_adopted_does_not_wait_for_that_one
         assert (await node.reports.get()).plan_ready.generation == 2
 
 
+async def test_a_node_that_cannot_take_up_the_run_again_says_so_also_where_it_has_a_part_in_a_plan(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is welcomed again, and the run may no longer read where it wants to."""
+    refused, loop, failed = ValueError("checkpoint.uri"), asyncio.get_running_loop(), asyncio.Queue[Exception]()
+    monkeypatch.setattr(node.trainer, "_fail", lambda e: loop.call_soon_threadsafe(failed.put_nowait, e))
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
+    monkeypatch.setattr(Preparation, "load", mock.Mock(side_effect=refused))
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
+    assert await failed.get() is refused
+    assert node.reports.empty()
+
+
 @pytest.fixture
 def data_comes(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The samples are on this machine when it is set."""

@@ -26,7 +26,7 @@ from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, QUEUE_BYTES, WARM_UP, Sender, What, ready
 from dtfm.protos.connection import server_options
 from dtfm.protos.control_pb2 import StepProblem
-from dtfm.protos.frame import CHUNK_BYTES, Kind
+from dtfm.protos.frame import CHUNK_BYTES, Kind, frames
 from dtfm.protos.identity.credentials import peer_credentials
 from dtfm.protos.streams import SERVICE
 from dtfm.scheduler.model.plan import Stage, from_routes
@@ -156,6 +156,29 @@ async def test_a_tensor_that_cannot_be_encoded_is_this_nodes_failure_and_not_the
         await asyncio.to_thread(send, sender, "z", activation(GENERATION, STEP, index), large)
         generation, error = await asyncio.wait_for(failed.get(), PATIENCE_SECONDS)
         assert (generation, problem_of(error)) == (GENERATION, StepProblem.OUT_OF_MEMORY)
+    await sender.close()
+    await end.server.stop()
+    assert failed.empty()
+
+
+async def test_a_stream_whose_sending_fails_here_is_lost_and_another_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the trace of it is written to a full disk."""
+    end, failed, full = End("z"), asyncio.Queue[tuple[int, Exception]](), OSError(28, "No space left on device")
+
+    def frames_once_there_is_room(*of: Any) -> Any:
+        monkeypatch.setattr(sender_module, "frames", frames)
+        raise full
+
+    monkeypatch.setattr(sender_module, "frames", frames_once_there_is_room)
+    sender = Sender("a", lambda *why: failed.put_nowait(why))
+    address = f"127.0.0.1:{await end.server.start('127.0.0.1:0')}"
+    await sender.connect(GENERATION, dialler("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
+    send(sender, "z", activation(GENERATION, STEP, 0), torch.zeros(ACTIVATION_FRAMES * PIECE))
+    generation, error = await asyncio.wait_for(failed.get(), PATIENCE_SECONDS)
+    assert generation == GENERATION
+    assert "No space left on device" in str(error)
+    send(sender, "z", activation(GENERATION, STEP, 0), torch.zeros(ACTIVATION_FRAMES * PIECE))
+    await asyncio.wait_for(end.activation.wait(), PATIENCE_SECONDS)
     await sender.close()
     await end.server.stop()
     assert failed.empty()
