@@ -7,7 +7,7 @@ Their JSON is a contract: scripts read it from ``--json``, and the store keeps i
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Union
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -84,59 +84,23 @@ from dtfm.coordinator.log.trust import (
     WorkAudited as WorkAudited,
 )
 
-Event = (
-    RunStarted
-    | RunResumed
-    | Listens
-    | NodeJoined
-    | NodeRefused
-    | NodeReady
-    | NodeLeaving
-    | NodeLeft
-    | DeviceTimed
-    | DeviceDrifted
-    | DeviceShown
-    | LinksMeasured
-    | WaysChosen
-    | RunDescribed
-    | DataConfirmed
-    | DescriptionDropped
-    | Waiting
-    | PlanAdopted
-    | PlanRepriced
-    | PlanStarted
-    | PlanFailed
-    | CodecsChosen
-    | StepCommitted
-    | GradientsClipped
-    | StepAborted
-    | DigestMismatch
-    | Evaluated
-    | CheckpointWritten
-    | CheckpointFailed
-    | DiskShort
-    | StandbyPromoted
-    | SnapshotWritten
-    | RolledBack
-    | InvitationMade
-    | Enrolled
-    | Revoked
-    | NodeQuarantined
-    | StateAgreed
-    | WorkAudited
-    | StandingChanged
-    | Suspected
-    | NodeForgiven
-    | RunPaused
-    | RunContinued
-    | RunChanged
-    | RunStopped
-    | RunFinished
-    | RunFailed
-    | CoordinatorStopped
-)
+if TYPE_CHECKING:
+    from dtfm.coordinator.log.ledger import Ledger
 
-_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+    class Event(Protocol):
+        """What all have that are named here."""
+
+        @property
+        def event(self) -> str: ...
+
+        def apply(self, ledger: Ledger) -> Ledger: ...
+
+        def narrate(self) -> str: ...
+else:
+    _KINDS = tuple(kind for kind in list(vars().values()) if hasattr(kind, "narrate"))
+    Event = Annotated[Union[_KINDS], Field(discriminator="event")]  # noqa: UP007
+
+_ADAPTER = TypeAdapter[Event](Event)
 
 
 def to_json(event: Event) -> dict[str, Any]:

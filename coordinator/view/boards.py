@@ -61,7 +61,7 @@ class TensorBoard:
 
     def add(self, record: Record) -> None:
         for name, value in points(record.event).items():
-            self._step = record.event.step  # type: ignore[union-attr]  # those with points have one
+            self._step = record.event.step  # type: ignore[attr-defined]  # those with points have one
             self._writer.add_scalar(name, value, self._step, walltime=record.time)
         if isinstance(record.event, _TOLD):
             self._writer.add_text("events", record.event.narrate(), self._step, walltime=record.time)

@@ -73,7 +73,7 @@ def test_a_commit_is_overdue_after_so_many_leases_or_long_steps_and_not_in_a_pau
     step = ev.StepCommitted(1, 1, 2.0, 5, 1.0, 60.0, 5, {}, {})
     trained = [*begun, Record(2, 200.0, step)]
     assert (stalled(trained, 60 * STALL_STEPS), stalled(trained, 60 * STALL_STEPS + 1)) == (0, 1)
-    assert stalled([*trained, Record(3, 9e6, ev.RunResumed("why", begun[0].event.run, {}))], 1) == 0  # type: ignore[union-attr]
+    assert stalled([*trained, Record(3, 9e6, ev.RunResumed("why", begun[0].event.run, {}))], 1) == 0  # type: ignore[attr-defined]
 
 
 async def test_the_number_of_reserves_is_left_out_while_the_database_is_away(
