@@ -84,8 +84,8 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
     phase, ledger = transition.state.phase, transition.state.ledger
     if not isinstance(phase, Stepping):
         return ()
-    is_here = setback.node in transition.state.members.sessions
-    ended_it = not is_here or any(setback.node in doubt.by for doubt in setback.doubts)
+    has_left = setback.lost_state and not setback.doubts  # it may be here again by now
+    ended_it = has_left or any(setback.node in doubt.by for doubt in setback.doubts)
     doubts = auditing.interrupted(transition, phase, setback.node if ended_it else "")
     reason = setback.reason
     transition.emit(ev.StepAborted(phase.step, ledger.training.generation, setback.problem, setback.node, reason))
@@ -98,10 +98,15 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
 
 
 def _suspect(transition: Transition, doubts: Iterable[Doubt]) -> None:
+    """Of each party that is in doubt one name, as it counts once."""
     for doubt in doubts:
-        training = transition.state.ledger.training
+        training, party = transition.state.ledger.training, transition.state.ledger.party
+        one = {party(node): node for node in (*reversed(doubt.nodes), *doubt.by)}.values()
+        nodes = (
+            tuple(node for node in doubt.nodes if node in one) if doubt.charge is not Charge.PEER_LOST else doubt.nodes
+        )
         transition.emit(
-            ev.Suspected(training.step + 1, training.generation, doubt.charge, doubt.nodes, doubt.reason, doubt.by)
+            ev.Suspected(training.step + 1, training.generation, doubt.charge, nodes, doubt.reason, doubt.by)
         )
 
 

@@ -46,7 +46,7 @@ class Standby:
     ``caught_up``: the last committed step when it first reported; None: it is still copying. ``step`` and ``voted`` are its last
     report: its copy is as of ``step``, and it has the gradients of the next step as voted in generation ``voted`` (0: not yet).
     ``reported``: when it first reported to have that much. ``ended``: it could not go on. ``caught_up_before``: whether it had
-    caught up under an earlier request for the same layers.
+    caught up under an earlier request for the same layers. ``due``: when it should have caught up.
     """
 
     number: int
@@ -58,6 +58,7 @@ class Standby:
     reported: float = -math.inf
     ended: bool = False
     caught_up_before: bool = False
+    due: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +212,10 @@ class Evaluation:
     @property
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """By node that reports a part, the numbers of its micro-batches."""
-        ends = {chain[-1] for chain in self.chains}
-        return {end: tuple(n for n, chain in enumerate(self.chains) if chain[-1] == end) for end in ends}
+        numbers: dict[str, list[int]] = {}
+        for number, chain in enumerate(self.chains):
+            numbers.setdefault(chain[-1], []).append(number)
+        return {end: tuple(own) for end, own in numbers.items()}
 
     @property
     def is_whole(self) -> bool:

@@ -125,7 +125,7 @@ _FIRST = (
     steering.stop_when_safe,
 )
 _OF_PLANS = (replanning.replan, act.separate_or_quarantine, standby.arrange)
-_LAST = (snapshot.end_overdue, leaving.let_go)
+_LAST = (snapshot.end_overdue, standby.end_overdue, leaving.let_go)
 """The rules, in the order in which they apply. Those of plans depend on the ledger, the planner and the phase."""
 
 

@@ -98,9 +98,9 @@ if TYPE_CHECKING:
         def narrate(self) -> str: ...
 else:
     _KINDS = tuple(kind for kind in list(vars().values()) if hasattr(kind, "narrate"))
-    Event = Annotated[Union[_KINDS], Field(discriminator="event")]  # noqa: UP007
+    Event = Union[_KINDS]  # noqa: UP007
 
-_ADAPTER = TypeAdapter[Event](Event)
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
 def to_json(event: Event) -> dict[str, Any]:

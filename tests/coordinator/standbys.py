@@ -20,9 +20,9 @@ def with_standbys(*standbys: str, trainers: str = "ab") -> World:
     return world
 
 
-def without_reports(*nodes: str) -> World:
+def without_reports(*nodes: str, steps: int = 20) -> World:
     """These nodes train. Nodes that are asked to be standbys report nothing by themselves."""
-    world = training(*nodes, train={"steps": 20, "evaluate_every": 0})
+    world = training(*nodes, train={"steps": steps, "evaluate_every": 0})
     world.automatic_standbys = False
     return world
 

@@ -69,8 +69,9 @@ def arrange(transition: Transition) -> None:
             transition.set_safekeeping(replace(transition.state.safekeeping, standby_number=number))
             same = before if before is not None and before.layers == layers else None
             caught_up_before = same is not None and (same.caught_up is not None or same.caught_up_before)
-            standby = Standby(number, ledger.training.generation, layers, caught_up_before=caught_up_before)
             named = _named(state, node, layers)
+            due = transition.now + _copy_patience(state, node, layers, named)
+            standby = Standby(number, ledger.training.generation, layers, caught_up_before=caught_up_before, due=due)
             # What it has copied from those named before it keeps, if one of those named now goes on with it.
             before_it = session.copies_from if same is not None else ()
             both = zip_longest(named, before_it, fillvalue=())
@@ -98,6 +99,14 @@ def reported(transition: Transition, session: Session, report: wire.StandbyProgr
         ended=bool(report.problem),
     )
     transition.set_session(replace(session, standby=standby))
+
+
+def end_overdue(transition: Transition) -> None:
+    """Nodes that should have caught up are waited for no longer, though heartbeats come."""
+    for session in transition.state.members.sessions.values():
+        if (standby := session.standby) is not None and standby.caught_up is None and transition.now > standby.due:
+            late = wire.StandbyProgress(number=standby.number, problem="it does not say that it has caught up")
+            reported(transition, session, late)
 
 
 def commit_patience(state: State) -> float:
@@ -378,6 +387,14 @@ def _named(state: State, node: str, layers: Layers) -> Givers:
     return tuple(
         fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])
     )
+
+
+def _copy_patience(state: State, node: str, layers: Layers, donors: Givers) -> float:
+    """The seconds in which it should have copied the layers, though its links carry a tenth of what was measured."""
+    links, named = state.ledger.reach.links, {name for names in donors for name in names}
+    rates = [link.bandwidth for name in named if (link := links.get(name, {}).get(node)) is not None]
+    size = parameter_bytes(state, layers) * state.ledger.description.workload.bytes_moved_per_parameter_byte
+    return max(state.patience, 10 * size / max([1.0, *rates]))
 
 
 def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:

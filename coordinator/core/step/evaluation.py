@@ -76,9 +76,11 @@ def _announce(transition: Transition, evaluation: Evaluation) -> None:
     state, described = transition.state, transition.state.ledger.description
     step, count = evaluation.step, _held_out(state)
     agreed, disputed, pairs = list[float](), set[str](), set[Pair]()
+    parts = evaluation.expected.items()
+    losses = dict(pair for end, own in parts for pair in zip(own, evaluation.reports[end], strict=True))
     for number in range(count):
         both = range(number, len(evaluation.chains), count)
-        told = [_told(evaluation, each) for each in both]
+        told = [losses[each] for each in both]
         if not _differ(state, told):
             agreed.append(math.fsum(told) / len(told))
             continue
@@ -100,12 +102,6 @@ def _announce(transition: Transition, evaluation: Evaluation) -> None:
     samples = len(agreed) * state.run.train.micro_batch
     transition.emit(ev.Evaluated(step, math.fsum(agreed) / len(agreed), samples, described.unigram_entropy))
     transition.state = replace(transition.state, evaluation=None)
-
-
-def _told(evaluation: Evaluation, number: int) -> float:
-    """The loss of this chain's micro-batch."""
-    end = evaluation.chains[number][-1]
-    return evaluation.reports[end][evaluation.expected[end].index(number)]
 
 
 def _differ(state: State, told: Sequence[float]) -> bool:

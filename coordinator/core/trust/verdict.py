@@ -87,7 +87,8 @@ def verdict(state: State) -> Verdict:
     said = between_two(ledger, but=(Charge.PEER_LOST,))
     fresh = {pair_of(*each.nodes) for each in said if each.attempt == newest.attempt}
     before, now = disputes(ledger, but=newest.attempt), disputes(ledger)
-    no_plan_helps = before.union(standing_against([each for each in said if each.said.charge is Charge.PLAN_FAILED]))
+    older = standing_against([each for each in said if each.said.generation < newest.said.generation])
+    no_plan_helps = before & older | standing_against([each for each in said if each.said.charge is Charge.PLAN_FAILED])
     for pair in sorted(fresh & no_plan_helps & standing_against(said)):
         if not {each.node for each in guilty}.intersection(pair):
             guilty.append(_weaker(state, pair, newest))
@@ -154,7 +155,8 @@ def _alone(ledger: Ledger) -> list[Guilty] | Verdict:
             of.setdefault(parties.pop(), []).append(each)
     newest = ledger.trust.suspicions[-1].said
     if not ledger.is_open and newest.by == newest.nodes:
-        alike = [[each for each in its if each.said.charge is newest.charge] for its in of.values()]
+        now = (newest.charge, ledger.trust.commits)
+        alike = [[each for each in its if (each.said.charge, each.commits) == now] for its in of.values()]
         several = [its for its in alike if _attempts(its) >= ATTEMPTS - 1]
         times = _attempts(each for its in alike for each in its)
         if len(several) > 1 or (ledger.is_alone and times >= ATTEMPTS):
@@ -222,7 +224,8 @@ def _neighbours(ledger: Ledger, node: str) -> frozenset[str]:
 def _lost_too_often(ledger: Ledger) -> set[Pair]:
     """The pairs that have lost each other in ATTEMPTS attempts; after MOST_LOSSES attempts all that have. So no member holds up a
     step for longer than that, whomever it names."""
-    lost = [each for each in between_two(ledger) if each.said.charge is Charge.PEER_LOST]
+    said = [each for each in ledger.trust.suspicions if each.said.charge is Charge.PEER_LOST and len(each.nodes) == 2]
+    lost = [each for each in said if {*each.nodes} <= ledger.members.keys()]  # also two names of one party
     least = 1 if _attempts(lost) >= MOST_LOSSES else ATTEMPTS
     return {pair for pair, attempts in attempts_of(lost).items() if attempts >= least} - ledger.reach.broken
 

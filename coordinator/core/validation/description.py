@@ -34,6 +34,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         check_number(f"layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
         for size in ("parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes"):
             check_number(f"layers[{index}].{size}", getattr(layer, size), 0, 1 << 50)
+    require(any(layer.forward_flops for layer in layers), "layers", "no forward_flops", "some work")
     data, weights = prepared.data_fingerprint, prepared.weights_fingerprint
     require(8 <= len(data) <= 64, "data_fingerprint", data.hex(), "a digest of 8 to 64 bytes")
     empty_or_digest = not weights or 8 <= len(weights) <= 64

@@ -42,6 +42,32 @@ def test_a_node_that_gets_a_place_catches_up_while_the_others_train() -> None:
     assert isinstance(world.state.phase, Switching)
 
 
+def test_a_node_that_never_says_that_it_has_caught_up_holds_up_a_plan_for_its_patience_alone() -> None:
+    world = without_reports("a", "b", steps=500)
+    world.step()
+    world.join("c")
+    caught_up(world, "b")
+    began, patience = world.now, world.state.patience
+    while not world.last_to("a", "commit").pause:
+        world.wait(LEASE, beating="abc")
+        world.step()
+    assert patience < world.now - began < patience + 3 * LEASE
+
+
+def test_over_slow_links_it_has_more_patience() -> None:
+    world = without_reports("a", "b")
+    world.step()
+    world.prepare("c")
+    report = links("c", "ab")
+    for link in report.links.links:
+        link.bandwidth = 1e4  # 2 layers of 1 MiB, with moments, take ten minutes
+    world.hear("c", report)
+    world.wait(TOGETHER_LEASES * LEASE, beating="abc")
+    standby = world.state.members.sessions["c"].standby
+    assert standby is not None
+    assert standby.due - world.now == pytest.approx(10 * 2 * 3 * 2**20 / 1e4, rel=0.01)
+
+
 def test_a_node_that_cannot_catch_up_gets_its_state_in_the_pause() -> None:
     world = without_reports("a", "b")
     world.join("c")

@@ -173,6 +173,7 @@ def test_the_same_process_replaces_its_old_stream() -> None:
         ({"weights_fingerprint": b"short"}, wire.MALFORMED),
         ({"buckets": 5}, wire.WORKLOAD_DIFFERS),
         ({"layers": BIG}, wire.MALFORMED),
+        ({"layers": [plan_pb2.Layer(name="x", parameter_bytes=1 << 20)] * LAYERS}, wire.MALFORMED),
         ({"layers": measured(kept_bytes=(8 << 20) + 1)}, wire.WORKLOAD_DIFFERS),
         ({"layers": measured(kept_bytes=(2 << 20) - 1)}, wire.WORKLOAD_DIFFERS),
         ({"layers": measured(working_bytes=(2 << 20) + 1)}, wire.WORKLOAD_DIFFERS),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 
 import pytest
 
 from dtfm.coordinator.core.transition import ManifestDone
+from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import DIGEST
+from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, training
+from tests.coordinator.strangers import come, open_run
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -25,6 +29,36 @@ def test_a_held_out_loss_that_is_not_finite_is_ignored_and_drops_nobody(value: f
     assert not world.events(ev.Evaluated)
     world.step()
     assert world.events(ev.StepCommitted)[-1].step == 3
+
+
+def test_many_held_out_losses_are_added_up_in_no_time() -> None:
+    held_out = 1 << 14
+    world = training(train={"evaluate_every": 1, "evaluation_samples": 2 * held_out})
+    world.step()
+    began = time.monotonic()
+    world.hear("b", evaluated=wire.Evaluated(generation=1, step=1, losses=[2.0] * held_out))
+    assert time.monotonic() - began < 5, "it took 40 s when all were looked through for each"
+    assert world.events(ev.Evaluated)[-1].loss == 2.0
+
+
+def test_two_lies_about_held_out_losses_under_one_plan_throw_out_nobody() -> None:
+    """The plan that keeps the pairs apart is still being made."""
+    names = ("liar", "y", "z")
+    train = {"steps": 500, "evaluate_every": 1, "evaluation_samples": 8}
+    world = World(open_run(3, train=train, cluster={"stages": "auto"}, trust={"audit_rate": 0.02}), replicas)
+    come(world, *names)
+    world.settle()
+    world.automatic_planning = False
+    for _ in range(2):
+        world.step()
+        evaluation = world.state.evaluation
+        assert evaluation is not None
+        for node, numbers in evaluation.expected.items():
+            losses = [9.0 if node == "liar" else 2.0] * len(numbers)
+            said = wire.Evaluated(generation=evaluation.generation, step=evaluation.step, losses=losses)
+            world.hear(node, evaluated=said)
+    assert kept_apart(world.state.ledger) == {("liar", "y"), ("liar", "z")}
+    assert world.events(ev.NodeQuarantined) == []
 
 
 def test_losing_a_peer_stream_during_the_last_evaluation_does_not_fail_the_run() -> None:

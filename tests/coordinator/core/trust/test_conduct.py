@@ -148,6 +148,21 @@ def test_a_node_that_leaves_while_it_is_audited_takes_its_work_with_it() -> None
     assert world.state.ledger.training.counts_from == world.state.ledger.training.generation
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_who_is_found_wrong_is_under_suspicion_whether_its_stream_ends_or_another_takes_its_place(
+    *, again: bool
+) -> None:
+    world = auditing("a", "b", "c", "d", mode="open")
+    all_vote(world)
+    world.audit(auditor_of(world, "a"), losses=2.0, addends=2.0)
+    if again:
+        world.greet("a")
+    else:
+        world.lose("a")
+    assert world.events(ev.StepAborted)[-1].problem == "UNAUDITED"
+    assert [event.charge for event in world.events(ev.Suspected)] == [Charge.WITHHELD]
+
+
 def test_an_auditor_that_leaves_is_no_way_round_an_audit() -> None:
     world = auditing("a", "b", "c")
     all_vote(world)

@@ -43,6 +43,21 @@ def test_if_two_parties_fail_in_the_same_way_a_run_of_people_who_know_each_other
     assert verdicts(world) == []
 
 
+def test_what_befell_one_that_has_left_since_does_not_count() -> None:
+    world = training(*"abcd", **LONG)
+    fail_in_turn(world, *[("d", wire.OUT_OF_MEMORY)] * 2)
+    world.lose("d", "goodbye: its owner gives up")
+    world.settle()
+    for _ in range(3):
+        world.step()
+    world.apply()
+    world.settle()
+    fail_in_turn(world, *[("c", wire.OUT_OF_MEMORY)] * 2)
+    assert world.exit_code is None
+    fail_in_turn(world, ("c", wire.OUT_OF_MEMORY))
+    assert [node for node, *_ in verdicts(world)] == ["c"]
+
+
 def test_if_they_fail_in_other_ways_it_goes_on() -> None:
     world = training(*"abcd", **LONG)
     fail_in_turn(world, *[("a", wire.NON_FINITE), ("b", wire.OUT_OF_MEMORY)] * 2)

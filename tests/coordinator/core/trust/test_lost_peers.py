@@ -27,6 +27,14 @@ def test_two_that_lose_each_other_three_times_are_kept_apart_and_nobody_is_quara
     assert world.state.ledger.reach.broken == {("a", "b")}
 
 
+def test_so_are_two_names_of_one_key() -> None:
+    """As two devices of one machine that cannot reach each other."""
+    world = training(*"abcd", **LONG)
+    world.belong_together("a", "b")
+    lose_peers(world, "ab", "ab", "ab")
+    assert world.state.ledger.reach.broken == {("a", "b")}
+
+
 def test_two_newcomers_who_name_the_same_one_do_not_throw_it_out() -> None:
     """Each names it as often as it may before their pairs are kept apart."""
     world = training(*"abcd", **LONG)

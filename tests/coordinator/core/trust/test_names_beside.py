@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
+from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.core.trust.disputes import kept_apart
 from dtfm.coordinator.log import events as ev
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from tests.coordinator.answers import states_of
 from tests.coordinator.audit_scripts import all_vote, answer_all, asked, auditing, squares
-from tests.coordinator.script import World
+from tests.coordinator.script import LAYERS, LONG, World, fresh_state
 
 
 def test_nobody_audits_its_own_party() -> None:
@@ -64,3 +68,41 @@ def test_sums_are_done_again_though_another_name_of_their_owners_key_kept_nothin
     phase = world.state.phase
     assert isinstance(phase, Stepping)
     assert [len(audit.order.sums) for audit in phase.audits if audit.order.node == "a"] == [1]
+
+
+def with_both_names_in_the_first_stage(nodes: Iterable[str]) -> Plan:
+    """A key has m1 and m2, which train the first stage, with x as soon as that is there. b trains the second."""
+    first = [name for name in sorted(nodes) if name != "b"]
+    ways = [(first[number % len(first)], "b") for number in range(4)]
+    stages = [Stage((0, 2), tuple(first), ()), Stage((2, LAYERS), ("b",), ())]
+    return from_routes(0, stages, [(way, ways.count(way)) for way in dict.fromkeys(ways)])
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("mode", ["trusted", "open"])
+def test_who_gets_no_state_from_either_name_of_the_only_party_that_has_it_is_one_against_one(
+    mode: str, *, state: bool
+) -> None:
+    tables = {**LONG, "cluster": {"nodes": 3, "stages": "auto"}, "trust": {"mode": mode}}
+    world = World(fresh_state(**tables), with_both_names_in_the_first_stage)
+    for name in "bx":
+        world.belong_together(name, key=f"key of {name}")
+    world.belong_together("m1", "m2")
+    world.join("b", "m1", "m2")
+    world.settle()
+    world.step()
+    world.join("x")
+    world.step()
+    world.apply()
+    for _ in range(ATTEMPTS):
+        assert "x" in world.plan_in_force.nodes
+        if state:
+            others = states_of(plan_message(world.plan_in_force), "x", b"another state".ljust(32), ["m1", "m2"])
+            for node in ("m1", "m2", "b"):
+                world.plan_ready(node)
+            world.plan_ready("x", states=others)
+        else:
+            world.fail_plan("x", "bucket 0 could not be fetched from m1 or m2")
+        if "x" not in world.plan_in_force.nodes:
+            break
+    assert [event.node for event in world.events(ev.NodeQuarantined)] == ["x"], "it came last"
