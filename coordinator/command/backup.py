@@ -67,12 +67,8 @@ def _copy(log: Path, key: Path, to_log: Path, to_key: Path) -> None:
     from dtfm.protos.identity.private_files import read_private, write_private
 
     check_exists(str(log))
-    for there in (
-        to_log,
-        Path(f"{to_log}-wal"),
-        Path(f"{to_log}-shm"),
-        to_key,
-    ):  # SQLite would take these for the new log's
+    # SQLite would take what another log has left for its own.
+    for there in (to_log, Path(f"{to_log}-wal"), Path(f"{to_log}-shm"), to_key):
         if there.exists():
             raise ValueError(f"{there} is there already, and would be lost; move it away, or name another place")
     try:

@@ -94,15 +94,16 @@ class Copies:
         return self.agreed[step].digests if step in self.agreed else ()
 
     def with_agreed(self, agreed: Mapping[int, StateAgreed]) -> Copies:
-        """With those of these that are still remembered."""
+        """With what is still remembered of these."""
         kept = {*sorted(agreed)[-MOST_AGREED:], *self.checkpoints, *self.on_disks}
         return replace(self, agreed={step: agreed[step] for step in sorted(kept & agreed.keys())})
 
     def without_others(self, step: int, island: int) -> Copies:
-        """What is known of the state after ``step`` does not count if another island is to write the snapshot of it."""
-        written = step in self.checkpoints or step in self.on_disks
-        kept = {at: each for at, each in self.agreed.items() if at != step or written or each.island == island}
-        return replace(self, agreed=kept)
+        """What is known of the state after ``step`` does not count if another island is to write the checkpoint of it."""
+        whole = step in self.checkpoints
+        return replace(
+            self, agreed={at: e for at, e in self.agreed.items() if at != step or whole or e.island == island}
+        )
 
     def back_to(self, step: int) -> Copies:
         """Without what belongs to later steps."""

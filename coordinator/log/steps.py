@@ -63,9 +63,9 @@ class StepCommitted:
     def apply(self, ledger: Ledger) -> Ledger:
         seconds = ledger.training.step_seconds if self.resumed or self.exchange else self.seconds
         timed = self if self.compute_seconds else ledger.training.timed
-        training = replace(ledger.training, step=self.step, last=self, timed=timed, step_seconds=seconds)
         plan = ledger.training.plan
-        took_part = plan.nodes if plan is not None else ()
+        writer, took_part = (plan.stages[0].island, plan.nodes) if plan is not None else (None, ())
+        training = replace(ledger.training, step=self.step, last=self, timed=timed, step_seconds=seconds, writer=writer)
         trust = ledger.trust.after_a_commit(self.step, took_part, ledger.party)
         return replace(ledger, training=training, trust=trust)
 

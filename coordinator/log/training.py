@@ -64,6 +64,8 @@ class Training:
     """By node, the number of the island whose state it holds. Empty: all hold that of island 0."""
     began: Mapping[int, int] = field(default_factory=dict)
     """By island, the step after which it began with moments of zero; left out: it began with the run."""
+    writer: int | None = None
+    """The island that writes snapshots of the state after ``step``; None: the state comes from one."""
 
     @property
     def in_force(self) -> Plan:
@@ -90,7 +92,15 @@ class Training:
     def back_to(self, step: int) -> Training:
         """Nobody holds the state as of ``step`` in memory, and no work done until now counts."""
         return replace(
-            self, plan=None, held=(), islands={}, began={}, last=None, counts_from=self.generation + 1, step=step
+            self,
+            plan=None,
+            held=(),
+            islands={},
+            began={},
+            writer=None,
+            last=None,
+            counts_from=self.generation + 1,
+            step=step,
         )
 
 
@@ -128,7 +138,7 @@ class PlanAdopted:
         known, first = ledger.copies.agreed.get(self.step), self.plan.stages[0].island
         going_on = {number: ledger.training.began.get(number, 0) for number in ledger.whole_islands}
         began = {stage.island: self.step for stage in self.plan.stages}
-        began |= going_on or {first: known.began if known is not None else 0}
+        began |= going_on or {first: known.began if known is not None else ledger.training.began.get(first, 0)}
         return {number: step for number, step in began.items() if step}
 
     def narrate(self) -> str:
@@ -191,9 +201,11 @@ class PlanStarted:
         several = any(stage.island for stage in plan.stages)
         islands = {node: stage.island for stage in plan.stages for node in stage.replicas} if several else {}
         began = {stage.island: step for stage in plan.stages if (step := ledger.training.began.get(stage.island))}
-        training = replace(ledger.training, held=held, islands=islands, began=began, codecs=self.codecs)
-        copies = ledger.copies.without_others(training.step, plan.stages[0].island)
-        return replace(ledger, training=training, copies=copies, trust=replace(ledger.trust, damaged_by=()))
+        before, copies, first = ledger.training, ledger.copies, plan.stages[0].island
+        writer = before.writer if before.step in {*copies.checkpoints, *copies.on_disks} else first
+        training = replace(before, held=held, islands=islands, began=began, writer=writer, codecs=self.codecs)
+        trust = replace(ledger.trust, damaged_by=())
+        return replace(ledger, training=training, copies=copies.without_others(before.step, first), trust=trust)
 
     def narrate(self) -> str:
         under = codecs_in_use(self.codecs)

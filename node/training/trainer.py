@@ -237,14 +237,15 @@ class Trainer:
             if self._load(run, dialler, allowed, agreed):
                 self._store.replace(HeldState(0, {}))
                 self._voted, self._committed_in = None, 0
+            if (
+                run is self._wanted
+            ):  # else the node has been welcomed again meanwhile, perhaps to a run that has changed
+                self._report(wire.NodeMessage(prepared=self._preparation.message()))
         except (
             ValueError,
             OSError,
         ) as error:  # also where a step is in hand: the coordinator waits for this node to be prepared
             self._fail(error)
-            return
-        if run is self._wanted:  # else the node has been welcomed again meanwhile, perhaps to a run that has changed
-            self._report(wire.NodeMessage(prepared=self._preparation.message()))
 
     def _load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
         """As Preparation.load. Trouble that may pass, as of the hub, is waited for."""

@@ -282,15 +282,17 @@ class Sender:
             call = method(self._channels[node], "Tensors")(metadata=((NODE_METADATA, self._node),))
             # In a task of our own: an iterator given to grpc outlives its call and would swallow the next item.
             pump = asyncio.create_task(self._pump(call, lane, first))
+            problem: Exception | None = None
             try:
                 answer: bytes = await call
                 why = answer[:MOST_ANSWER_BYTES].decode(errors="replace") or "it ended the stream"
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
             except asyncio.CancelledError:
-                if not pump.done():
+                itself, failed = asyncio.current_task(), pump.exception() if pump.done() else None
+                if not isinstance(failed, Exception) or itself is None or itself.cancelling():
                     raise
-                why = f"nothing can be sent: {pump.exception()!r}"
+                why, problem = repr(failed), failed
             finally:
                 call.cancel()
                 pump.cancel()
@@ -298,7 +300,7 @@ class Sender:
             log.debug("the stream %s broke: %s", lane.name, why)
             if lane.carried == self._generation:  # else this generation has lost nothing, and its queue is good
                 lane.clear()
-                self._on_failed(lane.carried, Lost(node, why))
+                self._on_failed(lane.carried, problem or Lost(node, why))
 
     async def _pump(self, call: Any, lane: _Lane, item: _Item) -> None:
         try:

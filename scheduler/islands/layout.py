@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, takewhile
+from itertools import chain
 
 import numpy as np
 
 from dtfm.scheduler.cost.simulate import simulate
-from dtfm.scheduler.islands.exchange import exchange_seconds
 from dtfm.scheduler.islands.partition import Partition, partitions
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster
@@ -80,9 +79,9 @@ def lay_out(
     search = _Search(cluster, workload, rounds, seed, time_used, threads, stopped, {} if known is None else known)
     numbers = numbers or {}
     known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
-    standing = tuple(sorted(filter(None, known_by)))
+    standing = tuple(sorted(part for part in known_by if part and search.speed(part)))
     candidates = chain([standing], partitions(cluster, lambda nodes: search.speed(nodes) > 0))
-    for partition in takewhile(lambda _: not search.has_looked, candidates):
+    while not search.has_looked and (partition := next(candidates, None)) is not None:
         while partition and not search.has_looked:
             search.look_at(partition, MARGIN if len(partition) == 1 or partition == standing else 0.0)
             # Fewer islands need fewer tokens: the fastest half may come sooner to the same loss.
@@ -263,6 +262,38 @@ def problem_of(island: Plan, cluster: Cluster, workload: Workload) -> Problem:
     return Problem(own, replace(workload, micro_batches=len(chains(island))))
 
 
+def exchange_seconds(cluster: Cluster, workload: Workload, plan: Plan) -> float:
+    """Seconds in which all holders of each layer, over all islands, send their changes and get the sums; 0 for one island.
+
+    Each of n holders sends the others their shards of its changes, then all of them the sum of its own: 2 (n - 1) / n of its
+    stage's bytes. Under a sparse codec an island's holders divide its changes, and send theirs to all others. What a node sends
+    shares its line, as does what it gets; one that is not known is as fast as the fastest of its links. The slowest counts.
+    """
+    if len(plan.islands) == 1:
+        return 0.0
+    number = {name: index for index, name in enumerate(cluster.ids)}
+    sent = np.zeros(cluster.bandwidth.shape)  # bytes, from one node to another
+    for layer, costs in enumerate(workload.layers):
+        stages = [stage.replicas for stage in plan.stages if stage.layers[0] <= layer < stage.layers[1]]
+        group = [number[node] for replicas in stages for node in replicas]
+        size = costs.parameter_bytes * workload.sent_per_exchanged_byte
+        for replicas in stages:
+            own = [number[node] for node in replicas]
+            sent[np.ix_(own, group)] += size * (1 / len(own) if workload.exchanged_with_all else 2 / len(group))
+    np.fill_diagonal(sent, 0.0)
+    used = sent > 0
+    speed = np.where(used, cluster.bandwidth, 0.0)
+    ups = np.array([node.up or np.inf for node in cluster.nodes])
+    downs = np.array([node.down or np.inf for node in cluster.nodes])
+    lines = np.concatenate([np.minimum(speed.max(axis=1), ups), np.minimum(speed.max(axis=0), downs)])
+    totals = np.concatenate([sent.sum(axis=1), sent.sum(axis=0)])
+    bytes_of, bytes_per_second = np.concatenate([totals, sent[used]]), np.concatenate([lines, speed[used]])
+    busy = bytes_of > 0
+    if (bytes_per_second[busy] == 0).any():
+        return float("inf")
+    return float((bytes_of[busy] / bytes_per_second[busy]).max() + 2 * cluster.latency[used].max())
+
+
 def numbered(island: Plan, number: int) -> Plan:
     return replace(island, stages=tuple(replace(stage, island=number) for stage in island.stages))
 
@@ -291,7 +322,7 @@ def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workloa
 
 def _renumbered(islands: Sequence[Plan], before: Mapping[str, int]) -> list[Plan]:
     """Each with the number that most of its nodes know, so that they keep the state that they have."""
-    free = [*range(len(islands) + len({*before.values()}))]
+    free = [*range(len(islands) + max(before.values(), default=0) + 1)]
     found = []
     for island in sorted(islands, key=lambda island: -sum(node in before for node in island.nodes)):
         counted = Counter(before[node] for node in island.nodes if before.get(node) in free)

@@ -41,14 +41,18 @@ def losses_are_those_of_one_process(cluster: Cluster) -> None:
 
 
 @pytest.mark.soak
-def test_who_reports_wrong_held_out_losses_goes_where_no_plan_keeps_it_apart(tmp_path: Path) -> None:
-    """What it has trained stays."""
-    with audited(tmp_path, "lies_in_evaluations", [3], (*HONEST[:2], LIAR), evaluate_every=1) as cluster:
+def test_who_reports_wrong_held_out_losses_trains_no_longer(tmp_path: Path) -> None:
+    """The next plan keeps it apart from both others. What it has trained stays."""
+    steps, nodes = 60, (*HONEST[:2], LIAR)
+    with audited(tmp_path, "lies_in_evaluations", [3], nodes, steps=steps, evaluate_every=1) as cluster:
         assert cluster.finish() == 0
         assert {event["charge"] for event in cluster.of("suspected")} == {"EVALUATION"}
-        assert [event["node"] for event in cluster.of("node_quarantined")] == [LIAR]
+        (stage,) = cluster.of("plan_adopted")[-1]["plan"]["stages"]
+        assert sorted(stage["replicas"]) == sorted(HONEST[:2])
+        assert {event["node"] for event in cluster.of("node_quarantined")} <= {LIAR}
         assert not cluster.of("rolled_back")
-        losses_are_those_of_one_process(cluster)
+        alone = losses_alone(cluster.run_file)
+        assert cluster.losses == pytest.approx(alone, rel=0.02), "strangers clip each other's largest gradients"
 
 
 @pytest.mark.soak

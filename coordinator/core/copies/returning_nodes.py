@@ -1,4 +1,4 @@
-"""Nodes that may return with state without which training would go back: which to wait for, and until when."""
+"""Nodes that may return with state that is nowhere else: which to wait for, and until when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def worth_waiting(state: State, phase: Gathering, now: float) -> str:
     returning = absent.difference(state.members.ended)
     with_them, without = table.resume_point(returning), table.resume_point()
     if with_them.step <= without.step:
-        others = sorted({who[0] for layer in training.held for who in layer}.difference(state.ledger.ready))
+        gone, members = {*state.members.ended, *state.ledger.ready}, state.ledger.members
+        held = {who for layer in training.held for who in layer if who[0] not in gone}
+        others = sorted(node for node, process in held if node not in members or members[node].incarnation == process)
         if not training.islands or not others or state.planner.has_planned or now >= phase.since + grace:
             return ""
         return f"up to {grace:.3g} seconds for {', '.join(others)} to return with what their islands have learnt"

@@ -58,9 +58,8 @@ def difference(transition: Transition, phase: Switching) -> Setback | None:
                 wrong[node] = bucket, said.donors, sorted(held)
     if wrong:
         return _had_another(step, wrong)
-    if main == min(training.islands.values(), default=main):  # snapshots of this step are of the first island until now
-        told = _by_bucket(ledger, phase).items()
-        by_bucket(transition, {n: next(iter(views.values())).digest for (island, n), views in told if island == main})
+    told = _by_bucket(ledger, phase).items()
+    by_bucket(transition, {n: next(iter(views.values())).digest for (island, n), views in told if island == main})
     return None
 
 

@@ -247,11 +247,9 @@ def _carry_on(state: State) -> CarryOn | None:
         return None
     if attempts_since_commit(ledger, Charge.PLAN_FAILED) == ATTEMPTS - 1:
         return None  # the last attempt is made with another plan
-    whole = (
-        {*ledger.whole_islands, None} if ledger.training.islands else {ledger.source_of(node) for node in plan.nodes}
-    )
-    able = {*ledger.staying, *plan.nodes} - {node for node in plan.nodes if ledger.source_of(node) not in whole}
-    present = [node for node in ledger.ready if node in able]
+    whole, several = {*ledger.whole_islands, None}, ledger.training.islands
+    gone = {node for node in plan.nodes if ledger.source_of(node) not in whole} if several else set[str]()
+    present = [node for node in ledger.ready if node in {*ledger.staying, *plan.nodes} - gone]
     holders = availability(state).in_memory(ledger.training.step)
     nobody = tuple(frozenset[str]() for _ in described.workload.layers)
     if not present:

@@ -87,8 +87,13 @@ def verdict(state: State) -> Verdict:
     said = between_two(ledger, but=(Charge.PEER_LOST,))
     fresh = {pair_of(*each.nodes) for each in said if each.attempt == newest.attempt}
     before, now = disputes(ledger, but=newest.attempt), disputes(ledger)
-    older = standing_against([each for each in said if each.said.generation < newest.said.generation])
-    no_plan_helps = before & older | standing_against([each for each in said if each.said.charge is Charge.PLAN_FAILED])
+    planner = state.planner  # its plan may be on its way
+    answered = (
+        planner.answer.question.disputes if planner.answer and not (planner.asked or planner.chosen) else set[Pair]()
+    )
+    no_plan_helps = before & answered | standing_against(
+        [each for each in said if each.said.charge is Charge.PLAN_FAILED]
+    )
     for pair in sorted(fresh & no_plan_helps & standing_against(said)):
         if not {each.node for each in guilty}.intersection(pair):
             guilty.append(_weaker(state, pair, newest))

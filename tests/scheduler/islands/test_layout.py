@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.scheduler.islands.exchange import exchange_seconds
-from dtfm.scheduler.islands.layout import QUICK, carried_on, lay_out, tokens_needed
+from dtfm.scheduler.islands.layout import QUICK, carried_on, exchange_seconds, lay_out, tokens_needed
 from dtfm.scheduler.islands.partition import partitions
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster, Node
@@ -251,6 +250,20 @@ def test_islands_that_there_are_stay_unless_others_are_much_faster() -> None:
     for known, count in (({}, 1), ({f"n{n}": n // 4 for n in range(8)}, 2), (pairs, 1)):
         found = lay_out(cluster, workload, rounds=ROUNDS, numbers=known, evaluations=QUICK)
         assert len(found.plan.islands) == count
+
+
+def test_what_is_left_of_one_does_not_keep_the_others_from_staying() -> None:
+    fast = cities([9], 1250e6, 1250e6)
+    small = replace(fast.nodes[8], memory_bytes=1e9, host_memory_bytes=1e9)
+    workload = replace(llama("1.1B", 512), sent_per_exchanged_byte=SPARSE)
+    known = {f"n{n}": n // 4 for n in range(9)}
+    cluster = replace(fast, nodes=(*fast.nodes[:8], small))
+    assert len(lay_out(cluster, workload, rounds=ROUNDS, numbers=known, evaluations=QUICK).plan.islands) == 2
+
+
+def test_an_island_keeps_its_number_though_there_are_fewer_now() -> None:
+    found = lay_out(CITIES.only([2]), WORKLOAD, rounds=ROUNDS, numbers={"n2": 7}, evaluations=QUICK).plan
+    assert found.island_of("n2") == 7
 
 
 def numbers(plan: Plan) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from blake3 import blake3
 
-from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import RunResumed
@@ -187,4 +187,46 @@ def test_a_new_coordinator_does_not_wait_for_them_for_ever() -> None:
     after = restarted(world)
     come(after, "b", "c")
     after.wait(GRACE_LEASES * LEASE, beating="bc")
+    assert islands_of(after) == [(1, ("b",)), (2, ("c",))]
+
+
+def test_what_another_island_holds_never_counts_for_the_checkpoint_however_often_its_plan_begins() -> None:
+    world = each_alone("a", "b", checkpoint=CHECKPOINTS)
+    exchange(world)
+    world.save()
+    world.lose("a")
+    for _ in range(2):
+        world.plan_ready("b", states=state_of(1))
+        assert isinstance(world.state.phase, Stepping)
+        world.fail_step("b", wire.INTERNAL)
+    world.plan_ready("b", states=state_of(1))
+    assert world.state.ledger.copies.agreed == {}
+
+
+def test_of_a_last_state_that_two_islands_wrote_nothing_is_known() -> None:
+    """a is gone when its snapshot is on its disk, and not in the checkpoint yet."""
+    train = {"rounds": ROUNDS, "steps": ROUNDS + 1, "evaluate_every": 0}
+    world = each_alone("a", "b", train=train, checkpoint={"every": 0})
+    exchange(world)
+    apply_all(world, a=0, b=1)
+    world.evaluate()
+    world.write_snapshot()
+    world.lose("a")
+    while not isinstance(world.state.phase, Switching):
+        world.wait(LEASE, beating="b")
+    world.plan_ready("b", states=state_of(1))
+    apply_all(world, b=1)
+    world.evaluate()
+    world.save()
+    assert world.exit_code == 0
+    assert world.state.ledger.copies.digests(3) == ()
+
+
+def test_a_new_coordinator_does_not_wait_for_who_has_said_goodbye() -> None:
+    world = each_alone("a", "b", "c")
+    world.step()
+    after = restarted(world)
+    come(after, "a")
+    after.hear("a", goodbye=wire.Goodbye(reason="its owner gives up"))
+    come(after, "b", "c")
     assert islands_of(after) == [(1, ("b",)), (2, ("c",))]
