@@ -19,6 +19,8 @@ def test_a_newcomer_fetches_the_tokens_that_two_others_agree_on(tmp_path: Path) 
         cluster.add("c", environment={"XDG_CACHE_HOME": str(tmp_path / "cache-of-c")})
         cluster.wait_for("node_ready", where=lambda e: e["node"] == "c")
         publisher.close()  # the newcomer has its place soon, first or last
-        adopted = cluster.wait_for("plan_adopted", where=lambda e: "c" in str(e["plan"]["stages"]))
+        adopted = cluster.wait_for(
+            "plan_adopted", where=lambda e: any("c" in s["replicas"] for s in e["plan"]["stages"])
+        )
         cluster.wait_for("step_committed", where=lambda e: e["generation"] >= adopted["generation"])
         assert len(list((tmp_path / "cache-of-c").rglob("*.tokens"))) == 1
