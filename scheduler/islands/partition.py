@@ -50,7 +50,7 @@ def _joined(
     can_train: Callable[[tuple[int, ...]], bool],
     most: int,
 ) -> Partition:
-    """``parts``, joined until each can train and there are at most so many."""
+    """The ``parts``, joined until each can train and at most ``most`` are left."""
     left = sorted(parts, key=lambda part: (len(part), part))
     able: list[tuple[int, ...]] = []
     while left:
