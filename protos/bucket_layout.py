@@ -19,8 +19,8 @@ MOST_HEADER_BYTES = 1 << 20
 MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 """The names of the optimizer's state in a bucket's file, after the parameters. A file of weights alone lacks them."""
 
-OUTER = ("optimizer.anchor", "optimizer.outer_momentum")
-"""After them, where the run has rounds: the parameters as of the last exchange, and the momentum of exchanges."""
+MOMENTUM = "optimizer.outer_momentum"
+"""After them, where exchanges of islands have momentum in this run."""
 
 
 def layout_digest(header: bytes, data_bytes: int) -> bytes:

@@ -372,7 +372,7 @@ class LinkReport(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., up: _Optional[float] = ..., down: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began")
+    __slots__ = ("plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began", "trained_before")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
@@ -388,6 +388,7 @@ class Assignment(_message.Message):
     LAST_COMMIT_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
     ISLAND_BEGAN_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     step: int
@@ -398,21 +399,26 @@ class Assignment(_message.Message):
     last_commit: Commit
     counts_from: int
     island_began: int
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ...) -> None: ...
+    trained_before: int
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ..., trained_before: _Optional[int] = ...) -> None: ...
 
 class Standby(_message.Message):
-    __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers")
+    __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers", "rounds", "trained_before")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     number: int
     first_layer: int
     past_last_layer: int
     donors: _containers.RepeatedCompositeFieldContainer[Assignment.Donors]
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, number: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    rounds: _plan_pb2.Rounds
+    trained_before: int
+    def __init__(self, number: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., rounds: _Optional[_Union[_plan_pb2.Rounds, _Mapping]] = ..., trained_before: _Optional[int] = ...) -> None: ...
 
 class StandbyProgress(_message.Message):
     __slots__ = ("number", "step", "voted", "problem")

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StateRequest(_message.Message):
-    __slots__ = ("generation", "step", "bucket", "offset", "from_snapshot")
+    __slots__ = ("generation", "step", "bucket", "offset", "from_snapshot", "shared")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     FROM_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     bucket: int
     offset: int
     from_snapshot: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., from_snapshot: _Optional[bool] = ...) -> None: ...
+    shared: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., from_snapshot: _Optional[bool] = ..., shared: _Optional[bool] = ...) -> None: ...
 
 class KeptRequest(_message.Message):
     __slots__ = ("generation", "step", "kind", "index", "part")
@@ -35,7 +37,9 @@ class KeptRequest(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., kind: _Optional[int] = ..., index: _Optional[int] = ..., part: _Optional[int] = ...) -> None: ...
 
 class StandbyRequest(_message.Message):
-    __slots__ = ("buckets",)
+    __slots__ = ("buckets", "shared")
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     buckets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, buckets: _Optional[_Iterable[int]] = ...) -> None: ...
+    shared: bool
+    def __init__(self, buckets: _Optional[_Iterable[int]] = ..., shared: _Optional[bool] = ...) -> None: ...

@@ -58,7 +58,7 @@ class Run(_message.Message):
         isolate_documents: bool
         def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ..., isolate_documents: _Optional[bool] = ...) -> None: ...
     class Train(_message.Message):
-        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "rounds", "outer_rate", "outer_momentum")
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "schedule", "decay_steps", "outer_rate", "outer_momentum")
         STEPS_FIELD_NUMBER: _ClassVar[int]
         GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -75,7 +75,6 @@ class Run(_message.Message):
         EVALUATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
         SCHEDULE_FIELD_NUMBER: _ClassVar[int]
         DECAY_STEPS_FIELD_NUMBER: _ClassVar[int]
-        ROUNDS_FIELD_NUMBER: _ClassVar[int]
         OUTER_RATE_FIELD_NUMBER: _ClassVar[int]
         OUTER_MOMENTUM_FIELD_NUMBER: _ClassVar[int]
         steps: int
@@ -94,10 +93,9 @@ class Run(_message.Message):
         evaluation_samples: int
         schedule: Schedule
         decay_steps: int
-        rounds: int
         outer_rate: float
         outer_momentum: float
-        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., rounds: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ...) -> None: ...
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ..., outer_rate: _Optional[float] = ..., outer_momentum: _Optional[float] = ...) -> None: ...
     class Network(_message.Message):
         __slots__ = ("activations", "gradients", "reduction", "exchange")
         ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -167,8 +165,20 @@ class Layer(_message.Message):
     working_bytes: int
     def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ...) -> None: ...
 
+class Rounds(_message.Message):
+    __slots__ = ("since", "steps", "count", "before")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    since: int
+    steps: int
+    count: int
+    before: int
+    def __init__(self, since: _Optional[int] = ..., steps: _Optional[int] = ..., count: _Optional[int] = ..., before: _Optional[int] = ...) -> None: ...
+
 class Plan(_message.Message):
-    __slots__ = ("generation", "stages", "idle", "boundaries", "takeovers")
+    __slots__ = ("generation", "stages", "idle", "boundaries", "takeovers", "rounds")
     class Stage(_message.Message):
         __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight", "loads", "keeping", "island")
         FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -230,9 +240,11 @@ class Plan(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
     TAKEOVERS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     stages: _containers.RepeatedCompositeFieldContainer[Plan.Stage]
     idle: _containers.RepeatedScalarFieldContainer[str]
     boundaries: _containers.RepeatedCompositeFieldContainer[Plan.Boundary]
     takeovers: _containers.RepeatedCompositeFieldContainer[Plan.Takeover]
-    def __init__(self, generation: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Plan.Stage, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[Plan.Boundary, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[Plan.Takeover, _Mapping]]] = ...) -> None: ...
+    rounds: Rounds
+    def __init__(self, generation: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Plan.Stage, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[Plan.Boundary, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[Plan.Takeover, _Mapping]]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ...) -> None: ...

@@ -34,7 +34,7 @@ from dtfm.coordinator.service.checkpoint_folder import (
     state_of_weights,
 )
 from dtfm.protos import control_pb2 as wire, coordinator_disk
-from dtfm.protos.bucket_layout import MOMENTS, OUTER
+from dtfm.protos.bucket_layout import MOMENTS, MOMENTUM
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.run_file.run_file import parse_run
 
@@ -200,7 +200,7 @@ def _state_digest(content: bytes, moments: str) -> str:
     header, data = json.loads(content[8:begin]), memoryview(content)[begin:]
     if moments:
         return state_of_weights(blake3(data).digest(), moments)
-    names = MOMENTS + OUTER if OUTER[0] in header else MOMENTS
+    names = (*MOMENTS, MOMENTUM) if MOMENTUM in header else MOMENTS
     tensors = 1 + len(names)
     each = len(data) // tensors
     found = [header.get(name, {}).get("data_offsets") for name in names]

@@ -28,8 +28,8 @@ WHILE_IT_RUNS = (
 )
 """The coordinator alone follows these, or tells nodes at once, and with each commit."""
 
-FOUND_AT_THE_START = ("model.pretrained", "data.tokenizer", "train.precision", "train.rounds")
-"""What these lead to is found when a run starts, its first node joins, or it is first planned, and stays."""
+FOUND_AT_THE_START = ("model.pretrained", "data.tokenizer", "train.precision")
+"""What these lead to is found when a run starts or its first node joins, and stays."""
 
 AT_A_START = (
     "cluster.",

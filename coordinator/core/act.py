@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
-from dtfm.coordinator.core.findings import Doubt, Doubted, Gone, Outdated, Setback
-from dtfm.coordinator.core.members.leaving import leave
+from dtfm.coordinator.core.findings import Doubt, Doubted, Gone, Setback
 from dtfm.coordinator.core.members.quarantine import clear, quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
@@ -23,7 +22,7 @@ from dtfm.coordinator.core.plan.replanning import Wait, WaitReason, decide
 from dtfm.coordinator.core.reach import links
 from dtfm.coordinator.core.step import evaluation, pause
 from dtfm.coordinator.core.step.commits import commit
-from dtfm.coordinator.core.transition import HangUp, Transition
+from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.trust.verdict import Guilty, Verdict, unseparable, verdict
 from dtfm.coordinator.log import events as ev
@@ -42,10 +41,6 @@ def carry_out(transition: Transition) -> None:
                 _set_back(transition, setback)
             case Gone(node, reason):
                 _go_on_without(transition, node, reason)
-            case Outdated(reason):
-                for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
-                    transition.commands.append(HangUp(session.stream))
-                    leave(transition, session, reason)
 
 
 def separate_or_quarantine(transition: Transition) -> None:

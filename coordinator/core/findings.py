@@ -54,14 +54,7 @@ class Gone:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Outdated:
-    """The run has changed since the nodes were welcomed: all join again, for this ``reason``."""
-
-    reason: str
-
-
-Finding = Doubted | Setback | Gone | Outdated
+Finding = Doubted | Setback | Gone
 
 
 def contradicting(charge: Charge, pairs: Iterable[tuple[str, str]], reason: str) -> tuple[Doubt, ...]:

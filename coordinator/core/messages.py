@@ -11,6 +11,7 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.rounds import Rounds
 
 
 def plan_message(plan: Plan) -> plan_pb2.Plan:
@@ -53,7 +54,12 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
             )
             for takeover in plan.takeovers
         ],
+        rounds=rounds_message(plan.rounds),
     )
+
+
+def rounds_message(rounds: Rounds) -> plan_pb2.Rounds:
+    return plan_pb2.Rounds(since=rounds.since, steps=rounds.steps, count=rounds.count, before=rounds.before)
 
 
 def link_message(link: Link) -> control_pb2.LinkReport.Link:
@@ -107,6 +113,7 @@ def assignments(
         message = control_pb2.CoordinatorMessage(assignment=common)
         assigned = message.assignment
         assigned.island_began = ledger.training.began.get(islands.get(node, 0), 0)
+        assigned.trained_before = ledger.training.trained(assigned.island_began)
         for names in givers.get(node, nobody):
             assigned.donors.add(nodes=names)
         for destination, link in sorted(ledger.reach.links.get(node, {}).items()):

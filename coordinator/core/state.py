@@ -19,7 +19,7 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import Rounds
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 ATTEMPTS = 3
 """The number of attempts, at a step or at a plan, in which somebody may fail."""
@@ -46,7 +46,7 @@ class Standby:
     ``caught_up``: the last committed step when it first reported; None: it is still copying. ``step`` and ``voted`` are its last
     report: its copy is as of ``step``, and it has the gradients of the next step as voted in generation ``voted`` (0: not yet).
     ``reported``: when it first reported to have that much. ``ended``: it could not go on. ``caught_up_before``: whether it had
-    caught up under an earlier request for the same layers. ``due``: when it should have caught up.
+    caught up under an earlier request for the same layers. ``due``: when it should have caught up. ``rounds``: of the plan then.
     """
 
     number: int
@@ -59,6 +59,7 @@ class Standby:
     ended: bool = False
     caught_up_before: bool = False
     due: float = math.inf
+    rounds: Rounds = NO_ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +158,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PlanChosen:
-    """``rounds``: what the planner has decided; None: it was not asked to."""
+    """``length``: of a round, as in the run file; None: the plan is the one in force, or what is left of it."""
 
     plan: Plan
     reason: str
     predicted_seconds: float | None = None
     lower_bound_seconds: float | None = None
-    rounds: int | None = None
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +400,7 @@ class State:
 
     @property
     def rounds(self) -> Rounds:
-        return Rounds(self.run.train.round_length)
+        return self.ledger.training.rounds
 
     @property
     def lease(self) -> float:

@@ -14,7 +14,6 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 from dtfm.scheduler.model.workload import Workload
 
 # Inputs.
@@ -149,8 +148,8 @@ class CarryOn:
 class PlanWanted:
     """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
     may. ``overhead``: see Training; ``horizon``: see plan/planner_input.py; both in seconds. ``seconds``: the planner's time.
-    ``carry_on``: what is asked before; None: nothing is. ``choices``: the rounds from which the planner is to
-    choose; None: they are decided. ``islands``: see Training."""
+    ``carry_on``: what is asked before; None: nothing is. ``lengths``: of rounds (0: none), from which the planner is to
+    choose, first that in force. ``islands``: see Training."""
 
     number: int
     cluster: Callable[[], Cluster]
@@ -163,8 +162,7 @@ class PlanWanted:
     horizon: float
     seconds: float
     carry_on: CarryOn | None = None
-    rounds: Rounds = NO_ROUNDS
-    choices: tuple[Rounds, ...] | None = None
+    lengths: tuple[int, ...] = (0,)
     islands: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -207,17 +207,19 @@ class StateAgreed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Training goes back from ``from_step`` to ``step``: nobody holds some stage's state any more, or it is in doubt."""
+    """Training goes back from ``from_step`` to ``step``: nobody holds some stage's state any more, or it is in doubt.
+    ``exchanges``: see Training.back_to."""
 
     step: int
     from_step: int
     reason: str
+    exchanges: int = 0
     event: Literal["rolled_back"] = "rolled_back"
 
     def apply(self, ledger: Ledger) -> Ledger:
         return replace(
             ledger,
-            training=ledger.training.back_to(self.step),
+            training=ledger.training.back_to(self.step, self.exchanges),
             copies=ledger.copies.back_to(self.step),
             trust=ledger.trust.back_to(self.step),
         )

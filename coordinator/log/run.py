@@ -192,14 +192,13 @@ class RunContinued:
 
 @dataclass(frozen=True, slots=True)
 class RunChanged:
-    """``by`` an operator, the first node to join, or the planner: ``key`` of the run file, like "train.steps", is ``value`` from
-    now on. It was ``before``. ``reason``: the planner's."""
+    """``by`` an operator or the first node to join: ``key`` of the run file, like "train.steps", is ``value`` from now on. It was
+    ``before``."""
 
     by: str
     key: str
     value: Any
     before: Any
-    reason: str = ""
     event: Literal["run_changed"] = "run_changed"
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -207,9 +206,7 @@ class RunChanged:
         return ledger.with_run({**ledger.run, table: {**ledger.run.get(table, {}), name: self.value}})
 
     def narrate(self) -> str:
-        return f"{self.by} set {self.key} to {self.value}; it was {self.before}" + (
-            f". {self.reason}" if self.reason else ""
-        )
+        return f"{self.by} set {self.key} to {self.value}; it was {self.before}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from dtfm.coordinator.log.steps import StepCommitted
 from dtfm.coordinator.log.wording import codecs_in_use, describe_codecs, describe_plan, describe_seconds
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
@@ -66,6 +67,16 @@ class Training:
     """By island, the step after which it began with moments of zero; left out: it began with the run."""
     writer: int | None = None
     """The island that writes snapshots of the state after ``step``; None: the state comes from one."""
+    all_rounds: tuple[Rounds, ...] = (NO_ROUNDS,)
+    """Those of all plans until now, in order; where plans had the same, once. The last are in force."""
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.all_rounds[-1]
+
+    def trained(self, step: int) -> int:
+        """How many of the steps up to this one, which may be the next, have trained."""
+        return next((each for each in reversed(self.all_rounds) if each.since <= step), NO_ROUNDS).trained(step)
 
     @property
     def in_force(self) -> Plan:
@@ -89,8 +100,10 @@ class Training:
             return self
         return replace(self, losses=(*self.losses, self.step)[-MOST_LOSSES:])
 
-    def back_to(self, step: int) -> Training:
-        """Nobody holds the state as of ``step`` in memory, and no work done until now counts."""
+    def back_to(self, step: int, exchanges: int = 0) -> Training:
+        """Nobody holds the state as of ``step`` in memory, and no work done until now counts. ``exchanges``: of the steps up to
+        that one, where another log has them."""
+        known = tuple(rounds for rounds in self.all_rounds if rounds.since <= step)
         return replace(
             self,
             plan=None,
@@ -101,6 +114,7 @@ class Training:
             last=None,
             counts_from=self.generation + 1,
             step=step,
+            all_rounds=(Rounds(step, before=exchanges),) if exchanges else known,
         )
 
 
@@ -130,6 +144,9 @@ class PlanAdopted:
             codecs={},
             counts_from=self.counts_from,
             began=self._began(ledger),
+            all_rounds=training.all_rounds
+            if self.plan.rounds == training.rounds
+            else (*training.all_rounds, self.plan.rounds),
         )
         return replace(ledger, training=training)
 

@@ -54,12 +54,13 @@ class BucketFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``run`` is the run file as JSON, so that a checkpoint alone is enough to go on."""
+    """``run`` is the run file as JSON, so that a checkpoint alone is enough to go on. ``exchanges``: of the steps up to then."""
 
     run: Mapping[str, Any]
     run_id: str
     step: int
     buckets: tuple[BucketFile, ...]
+    exchanges: int = 0
 
     @property
     def weights(self) -> bool:
@@ -75,6 +76,7 @@ def write_manifest(
     files: Sequence[CheckpointFile],
     layout_of: Callable[[int], str] = lambda _: "",
     states: Sequence[str] = (),
+    exchanges: int = 0,
 ) -> str:
     """Makes the checkpoint whole; ``files`` are in order of bucket. ``layout_of``: by bucket, the digest (hex) of its file's
     layout; empty: not known. ``states``: if they are known, the digests (hex) of the buckets' states, by which weights on this
@@ -98,7 +100,7 @@ def write_manifest(
                 state = states[bucket.index] if bucket.index < len(states) else ""
                 _check_state(f"{path}/{bucket.file}", bucket, LENGTH_BYTES + len(header), state)
             found |= dict.fromkeys(_tensors(header), bucket.file)
-        manifest = Manifest(run, run_id, step, buckets)
+        manifest = Manifest(run, run_id, step, buckets, exchanges)
         if manifest.weights:
             size = sum(bucket.bytes for bucket in buckets)
             index = {"metadata": {"total_size": size}, "weight_map": found}
@@ -140,7 +142,8 @@ def manifest_and_digest(folder: str) -> tuple[Manifest, str]:
             BucketFile(int(b["index"]), str(b["file"]), int(b["bytes"]), str(b["blake3"]), str(b.get("moments", "")))
             for b in fields["buckets"]
         )
-        manifest = Manifest(dict(fields["run"]), str(fields["run_id"]), int(fields["step"]), buckets)
+        run, run_id, step = dict(fields["run"]), str(fields["run_id"]), int(fields["step"])
+        manifest = Manifest(run, run_id, step, buckets, int(fields.get("exchanges", 0)))
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}/manifest.json is malformed ({error!r}); it is not one of ours") from None
     if any(bucket_of(b.file) is None for b in buckets):

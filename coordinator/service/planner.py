@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from dtfm.compiled_code import compile_apart
@@ -15,16 +16,21 @@ from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log.wording import describe_seconds, name_first
 from dtfm.scheduler.islands import layout
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice
-from dtfm.scheduler.model.decision import Infeasible
+from dtfm.scheduler.model.chains import chains
+from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.rounds import NO_ROUNDS
 from dtfm.scheduler.replan.failover import rerouted
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search.search import TimeUsed
 from dtfm.scheduler.warm_up import is_compiled, warm_up
 
 log = logging.getLogger(__name__)
 
 WORTH_A_WORD = 2.0
 """Seconds after which a message says what is taking the time."""
+LOOKING = 4.0
+"""Times a plan's seconds that it may take to find out whether rounds pay, and which."""
 _NICENESS = 10
 """So much more than other processes does the compiler give way: nodes may be training on this machine."""
 
@@ -45,8 +51,8 @@ async def compile_scheduler() -> None:
 
 
 def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> PlanChosen | str:
-    """The best plan found in about ``wanted.seconds``, or a sentence that says why these nodes allow none. Ends soon after
-    ``stopped`` says that nobody wants it any more.
+    """The best plan found in about ``wanted.seconds`` (some times that where rounds may pay), or a sentence that says why these
+    nodes allow none. Ends soon after ``stopped`` says that nobody wants it any more.
 
     For a thread of its own. It uses half of the cores, as nodes may be training on this machine. Raises ValueError if what
     the run asks for is impossible with any nodes.
@@ -56,41 +62,75 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
         return "the question was dropped"
     if (carried := carried_on(wanted)) is not None:
         return carried
-
-    def time_used() -> float:
-        return (time.monotonic() - began) / wanted.seconds
-
-    ask = partial(schedule, stages=wanted.stages, overhead=wanted.overhead)
-    if wanted.rounds.length:
-        ask = partial(layout.lay_out, rounds=wanted.rounds, numbers=wanted.islands)
     try:
-        decision = ask(
-            wanted.cluster(),
-            wanted.workload,
-            wanted.incumbent,
-            seed=wanted.seed,
-            time_used=time_used,
-            generation=wanted.generation,
-            horizon=wanted.horizon,
-            threads=max(1, (os.cpu_count() or 1) // 2),
-            stopped=stopped,
-        )
+        found = _choose(wanted, stopped)
     except Infeasible as error:
         return str(error)
-    predicted, bound = decision.predicted.iteration_seconds, decision.lower_bound_seconds
-    log.info(
-        "planned in %.1f s: %s; %d plans tried",
-        time.monotonic() - began,
-        describe_seconds(predicted, bound),
-        decision.evaluations,
+    seconds = describe_seconds(found.predicted_seconds, found.lower_bound_seconds)
+    log.info("planned in %.1f s: %s", time.monotonic() - began, seconds)
+    return found
+
+
+def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
+    """Raises Infeasible."""
+    standing, *others = wanted.lengths
+    length, gain = standing, ""
+    if others:
+        plain = _planned(wanted, 0, stopped)
+        used = _time_used(LOOKING * wanted.seconds)
+        best = advice(
+            wanted.cluster(),
+            wanted.workload.with_rounds(),
+            plain.predicted.iteration_seconds,
+            [each for each in wanted.lengths if each],
+            standing=standing,
+            numbers=wanted.islands,
+            seed=wanted.seed,
+            stopped=lambda: stopped() or used() > 1,
+        )
+        if best is None:
+            return _chosen(plain, 0, NO_ROUNDS_PAY)
+        length, gain = best.rounds, f"{best.gain}."
+    decision = _planned(wanted, length, stopped)
+    if others and length != standing and len(decision.plan.islands) == 1:
+        return _chosen(plain, 0, NO_ROUNDS_PAY)
+    return _chosen(decision, length, gain)
+
+
+def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool]) -> Decision:
+    ask, workload, incumbent = partial(schedule, stages=wanted.stages), wanted.workload, wanted.incumbent
+    if length:
+        ask, workload = partial(layout.lay_out, length=length, numbers=wanted.islands), workload.with_rounds()
+    else:
+        ask = partial(ask, overhead=wanted.overhead)
+        if incumbent is not None and incumbent.rounds.count:  # one island goes on, with the others' nodes
+            largest = max(incumbent.islands, key=lambda island: len(chains(island)))
+            incumbent = replace(layout.with_share(largest, workload.micro_batches), idle=(), rounds=NO_ROUNDS)
+    decision = ask(
+        wanted.cluster(),
+        workload,
+        incumbent,
+        seed=wanted.seed,
+        time_used=_time_used(wanted.seconds),
+        generation=wanted.generation,
+        horizon=wanted.horizon,
+        threads=max(1, (os.cpu_count() or 1) // 2),
+        stopped=stopped,
     )
-    if wanted.choices is None:
-        return PlanChosen(decision.plan, decision.sentence, predicted, bound)
-    work = wanted.workload.with_rounds()
-    found = advice(wanted.cluster(), work, predicted, wanted.choices, seed=wanted.seed, stopped=stopped)
-    if found is None:
-        return PlanChosen(decision.plan, f"{decision.sentence} {NO_ROUNDS_PAY}", predicted, bound, rounds=0)
-    return PlanChosen(decision.plan, str(found), rounds=found.rounds)
+    if not length:
+        (island,) = layout.renumbered([decision.plan], wanted.islands)
+        decision = replace(decision, plan=island)
+    return decision
+
+
+def _time_used(seconds: float) -> TimeUsed:
+    began = time.monotonic()
+    return lambda: (time.monotonic() - began) / seconds
+
+
+def _chosen(decision: Decision, length: int, gain: str) -> PlanChosen:
+    reason, predicted = f"{decision.sentence} {gain}".strip(), decision.predicted.iteration_seconds
+    return PlanChosen(decision.plan, reason, predicted, decision.lower_bound_seconds, length)
 
 
 def carried_on(wanted: PlanWanted) -> PlanChosen | None:
@@ -98,7 +138,7 @@ def carried_on(wanted: PlanWanted) -> PlanChosen | None:
     if wanted.carry_on is None or wanted.incumbent is None:
         return None
     cluster = wanted.carry_on.cluster()
-    if wanted.rounds.length:
+    if wanted.incumbent.rounds.count:
         plan = layout.carried_on(wanted.incumbent, cluster, wanted.workload)
     else:
         plan = rerouted(wanted.incumbent, Problem(cluster, wanted.workload), wanted.carry_on.holders)

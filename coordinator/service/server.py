@@ -319,6 +319,7 @@ class Server:
                 command.files,
                 described.layout_of,
                 ledger.copies.digests(command.step),
+                command.step - ledger.training.trained(command.step),
             )
         except CheckpointError as error:
             problem, bucket = str(error), error.bucket

@@ -202,10 +202,10 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
             "not hold that run's log: name its log with --store to go on with it, or start over with --new, which puts them "
             "aside"
         )
-    now = run.with_precision(bf16=before.train.precision == "bf16").with_rounds(before.train.rounds)
+    now = run.with_precision(bf16=before.train.precision == "bf16")
     check_same(before, parse_run(now.model_dump(mode="json"), "the run file"), step)
     return [
         ev.RunStarted(manifest.run_id, now.model_dump(mode="json"), run.model_dump(mode="json")),
         ev.CheckpointWritten(step, folder, digest),
-        ev.RolledBack(step, step, f"this log begins with the checkpoint of step {step}"),
+        ev.RolledBack(step, step, f"this log begins with the checkpoint of step {step}", manifest.exchanges),
     ]

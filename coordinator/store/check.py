@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.store.record import Record
-from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
+from dtfm.scheduler.model.rounds import NO_ROUNDS
 
 MOST_FINDINGS = 1000
 """The number of findings that are kept."""
@@ -70,11 +70,7 @@ class Checking:
         match event:
             case ev.RunStarted() | ev.RunResumed():
                 self._over = False
-                train = event.run.get("train", {})
-                rounds = train.get("rounds", 0)
-                self._batch, self._rounds = int(train.get("global_batch", 0)), Rounds(rounds if rounds != "auto" else 0)
-            case ev.RunChanged(key="train.rounds"):
-                self._rounds = Rounds(int(event.value))
+                self._batch = int(event.run.get("train", {}).get("global_batch", 0))
             case ev.StepCommitted():
                 self._committed(event, at)
             case ev.RolledBack():
@@ -90,7 +86,7 @@ class Checking:
                 self._generations += 1
                 if event.generation != self._generation + 1:
                     self._find(at, f"generation {event.generation} follows {self._generation}")
-                self._generation = event.generation
+                self._generation, self._rounds = event.generation, event.plan.rounds
             case ev.DigestMismatch():
                 self._find(at, f"nodes held different state of what stage {event.stage} trains at step {event.step}")
             case ev.RunFinished() | ev.RunFailed():
@@ -105,7 +101,7 @@ class Checking:
         exchanges = self._rounds.exchanges(event.step)
         if event.exchange != exchanges:
             self._find(
-                at, f"step {event.step} is {'an' if event.exchange else 'no'} exchange, against the run's rounds"
+                at, f"step {event.step} is {'an' if event.exchange else 'no'} exchange, against the plan's rounds"
             )
         if event.samples != (due := 0 if exchanges else self._batch):
             self._find(at, f"step {event.step} counts {event.samples} samples, the run says {due}")

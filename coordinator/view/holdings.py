@@ -16,7 +16,7 @@ from dtfm.scheduler.model.keeping import Held, held_by
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState, in_flight
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem, draft_of
-from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
+from dtfm.scheduler.model.rounds import mean_seconds
 
 _BETTER = {
     Limit.DEVICE: "devices twice as fast",
@@ -67,13 +67,11 @@ def holdings(problem: Problem, plan: Plan) -> list[Holding]:
     return made
 
 
-def tokens_per_second(
-    decision: Decision, micro_batches: int, tokens: int | None, rounds: Rounds = NO_ROUNDS
-) -> float | None:
+def tokens_per_second(decision: Decision, micro_batches: int, tokens: int | None, length: int = 0) -> float | None:
     """``tokens`` are those of a micro-batch; None where they are not known."""
     predicted = decision.predicted
-    mean = rounds.mean_seconds(predicted.iteration_seconds, predicted.exchange_seconds)
-    trains = rounds.length / (rounds.length + 1) if rounds.length else 1.0
+    mean = mean_seconds(length, predicted.iteration_seconds, predicted.exchange_seconds)
+    trains = length / (length + 1) if length else 1.0
     return None if tokens is None else tokens * micro_batches * trains / mean
 
 
@@ -84,21 +82,19 @@ def _limits(problem: Problem, plan: Plan) -> dict[Limit, float]:
     return limits(*max(pairs, key=lambda pair: simulate(*pair)))
 
 
-def plan_documents(
-    problem: Problem, decision: Decision, tokens: int | None, rounds: Rounds = NO_ROUNDS
-) -> dict[str, Any]:
+def plan_documents(problem: Problem, decision: Decision, tokens: int | None, length: int = 0) -> dict[str, Any]:
     """What ``plan --json`` prints beside the decision: ``nodes``, ``tokens_per_second``, ``limited_by``, and by limit the
     seconds per step that the same plan would save if that were twice as good."""
     saved = _limits(problem, decision.plan)
     return {
-        "tokens_per_second": tokens_per_second(decision, problem.workload.micro_batches, tokens, rounds),
+        "tokens_per_second": tokens_per_second(decision, problem.workload.micro_batches, tokens, length),
         "limited_by": next(iter(saved)).value,
         "saved_seconds_if_twice_as_good": {limit.value: seconds for limit, seconds in saved.items()},
         "nodes": [holding.document() for holding in holdings(problem, decision.plan)],
     }
 
 
-def describe_holdings(problem: Problem, decision: Decision, tokens: int | None, rounds: Rounds = NO_ROUNDS) -> str:
+def describe_holdings(problem: Problem, decision: Decision, tokens: int | None, length: int = 0) -> str:
     """A table with a row for each group of nodes that hold the same in the same way, in equal memories, and a sentence on speed
     and limits."""
     rows = [
@@ -120,7 +116,7 @@ def describe_holdings(problem: Problem, decision: Decision, tokens: int | None, 
             )
         )
     seconds = decision.predicted.iteration_seconds
-    speed = tokens_per_second(decision, problem.workload.micro_batches, tokens, rounds)
+    speed = tokens_per_second(decision, problem.workload.micro_batches, tokens, length)
     limit, saved = next(iter(_limits(problem, decision.plan).items()))
     return (
         f"{_columns(rows)}\n{seconds_in_words(seconds)} per step"

@@ -10,13 +10,9 @@ import torch
 from blake3 import blake3
 
 from dtfm.kernels.digest import digest
-from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 STATE_TENSORS = 3
 """A bucket's state: the parameters and AdamW's two moments, all of one size."""
-
-OUTER_TENSORS = 2
-"""In a run with rounds also the parameters as of the last exchange (the anchor), and the momentum of exchanges."""
 
 HOST = torch.device("cpu")
 """The host's memory, as a place for state."""
@@ -31,23 +27,19 @@ class BucketSpec:
 
     ``layers`` are the numbers of the layers that use it. Bucket i below the number of layers belongs to layer i alone; each
     later one holds a single parameter that several layers share. ``parameters`` are full state-dict names and shapes in the
-    order of the flat tensors; a shared parameter has the first of its names. ``rounds`` are the run's.
+    order of the flat tensors; a shared parameter has the first of its names. ``has_momentum``: exchanges of islands have, in this
+    run.
     """
 
     index: int
     layers: tuple[int, ...]
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
-    rounds: Rounds = NO_ROUNDS
+    has_momentum: bool = False
 
     @property
     def tensors(self) -> int:
         """The number of tensors of its state."""
-        return STATE_TENSORS + (OUTER_TENSORS if self.rounds.length else 0)
-
-    @property
-    def followed(self) -> int:
-        """The number of tensors, the last ones, that a standby copies: with rounds the outer ones, which all islands share."""
-        return OUTER_TENSORS if self.rounds.length else STATE_TENSORS
+        return STATE_TENSORS + self.has_momentum
 
     @property
     def size(self) -> int:
@@ -59,16 +51,17 @@ class BucketSpec:
         return any(first <= layer < past_last for layer in self.layers)
 
 
-def bucket_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
-    """Size of the bucket's state in bytes."""
-    return spec.tensors * spec.size * dtype.itemsize
+def bucket_bytes(spec: BucketSpec, dtype: torch.dtype, *, shared: bool = False) -> int:
+    """Size in bytes of the bucket's state, or of what all islands have ``shared`` of it."""
+    return (1 + spec.has_momentum if shared else spec.tensors) * spec.size * dtype.itemsize
 
 
 class Bucket:
     """A bucket's flat tensors, all 1-D, contiguous, of shape [spec.size] and one dtype.
 
-    The state is in the memory of ``home``, but for the ``outer`` tensors (anchor, momentum), which are used once in a round and
-    lie in the host's; the ``gradients`` are on ``device``, where they are computed. Gradients are added in
+    The state is in the memory of ``home``, but for the ``momentum`` of exchanges, if the run has that, which is used once in a
+    round and lies in the host's. So does the ``anchor``, the parameters as of the last exchange, which there is with rounds and
+    which is no part of the state. The ``gradients`` are on ``device``, where they are computed. Gradients are added in
     place: zero them by filling, never by replacing. They are allocated on first access, so that a copy of the state takes no
     memory for them. ``donors``: the nodes that gave the state to this one, while nobody has found yet that it is right.
     """
@@ -82,17 +75,13 @@ class Bucket:
         self.parameters = torch.zeros(spec.size, dtype=dtype, device=home or device)
         self.exp_avg = torch.zeros_like(self.parameters)
         self.exp_avg_sq = torch.zeros_like(self.parameters)
-        self.outer = tuple(torch.zeros_like(self.parameters, device=HOST) for _ in range(spec.tensors - STATE_TENSORS))
+        self.momentum = torch.zeros_like(self.parameters, device=HOST) if spec.has_momentum else None
+        self.anchor: torch.Tensor | None = None
         self._gradients: torch.Tensor | None = None
 
     @property
     def home(self) -> torch.device:
         return self.parameters.device
-
-    @property
-    def unfollowed_bytes(self) -> int:
-        """The size of the tensors before those that a standby copies."""
-        return (self.spec.tensors - self.spec.followed) * self.parameters.nbytes
 
     @property
     def gradients(self) -> torch.Tensor:
@@ -101,11 +90,22 @@ class Bucket:
         return self._gradients
 
     @torch.no_grad()
-    def begin_island(self) -> None:
-        """As a new island does: with the parameters of the last exchange, and moments of zero. Others that share the moments keep
-        theirs."""
-        self.parameters.copy_(self.outer[0])
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.exp_avg), torch.zeros_like(self.exp_avg_sq)
+    def rest(self, *, rounds: bool) -> None:
+        """The run is at rest: with ``rounds`` the next exchange begins with these parameters."""
+        if not rounds:
+            self.anchor = None
+        elif self.anchor is None:
+            self.anchor = self.parameters.to(HOST, copy=True)
+        else:
+            self.anchor.copy_(self.parameters)
+
+    def for_new_island(self, *, at_rest: bool) -> Bucket:
+        """A bucket with what all islands share, and moments of zero. This one stays as it is."""
+        other = copy.copy(self)
+        other.exp_avg, other.exp_avg_sq = torch.zeros_like(self.exp_avg), torch.zeros_like(self.exp_avg_sq)
+        if not at_rest:
+            other.parameters = self.shared[0].to(self.home, copy=True)
+        return other
 
     def placed(self, device: torch.device, home: torch.device) -> Bucket:
         """This bucket if it is there already, else one with its state there, sharing what need not move."""
@@ -118,10 +118,24 @@ class Bucket:
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:
-        return self.parameters, self.exp_avg, self.exp_avg_sq, *self.outer
+        return self.parameters, self.exp_avg, self.exp_avg_sq, *self._momenta
+
+    @property
+    def shared(self) -> tuple[torch.Tensor, ...]:
+        """What all islands have the same of it, since the last exchange."""
+        return self.parameters if self.anchor is None else self.anchor, *self._momenta
+
+    @property
+    def for_exchanges_bytes(self) -> int:
+        """Of the host's memory, for what only exchanges need."""
+        return sum(tensor.nbytes for tensor in (self.anchor, *self._momenta) if tensor is not None)
+
+    @property
+    def _momenta(self) -> tuple[torch.Tensor, ...]:
+        return () if self.momentum is None else (self.momentum,)
 
     def digests(self) -> tuple[bytes, bytes]:
-        """Of the whole state, and of all but its moments: BLAKE3 of the BLAKE3 of each tensor, which is taken where it lies."""
+        """Of the whole state, and of all but AdamW's moments: BLAKE3 of the BLAKE3 of each tensor, taken where it lies."""
         each = [*map(digest, self.state)]
         return blake3(b"".join(each)).digest(), blake3(b"".join((each[0], *each[STATE_TENSORS:]))).digest()
 
@@ -130,35 +144,36 @@ class Bucket:
         pieces = torch.split(flat, [math.prod(shape) for _, shape in self.spec.parameters])
         return {name: piece.view(shape) for (name, shape), piece in zip(self.spec.parameters, pieces, strict=True)}
 
-    def read(self, begin: int = 0, end: int | None = None) -> memoryview:
+    def read(self, begin: int = 0, end: int | None = None, *, shared: bool = False) -> memoryview:
         """A copy, in the host's memory, of bytes [begin, end) of the state, by default of all of them: the tensors of ``state``,
-        little-endian.
+        or those of ``shared``, little-endian.
         """
-        each = self.parameters.nbytes
-        end = self.spec.tensors * each if end is None else end
+        tensors, each = self.shared if shared else self.state, self.parameters.nbytes
+        end = len(tensors) * each if end is None else end
         copied = torch.empty(end - begin, dtype=torch.uint8)
-        for number, tensor in enumerate(self.state):
+        for number, tensor in enumerate(tensors):
             start, stop = max(begin, number * each), min(end, (number + 1) * each)
             if start < stop:
                 part = tensor.detach().view(torch.uint8)[start - number * each : stop - number * each]
                 copied[start - begin : stop - begin].copy_(part)
         return copied.numpy().data if len(copied) else memoryview(b"")
 
-    def load(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        """Writes ``data`` into the state, starting at byte ``offset`` of what `read` returns.
+    def load(self, data: bytes | bytearray | memoryview, offset: int = 0, *, shared: bool = False) -> None:
+        """Writes ``data`` into the state, starting at byte ``offset`` of what `read` returns. What is ``shared`` becomes the
+        parameters.
 
         Raises:
             ValueError: ``data`` extends past the state.
         """
         source = memoryview(data).cast("B")
-        total = bucket_bytes(self.spec, self.parameters.dtype)
+        total = bucket_bytes(self.spec, self.parameters.dtype, shared=shared)
         if offset < 0 or offset + len(source) > total:
             raise ValueError(
                 f"bucket {self.spec.index} has {total} bytes of state, but bytes {offset} to {offset + len(source)} "
                 "arrived: the sender has another model, or another precision"
             )
-        each = total // self.spec.tensors
-        for number, tensor in enumerate(self.state):
+        tensors, each = (self.parameters, *self._momenta) if shared else self.state, self.parameters.nbytes
+        for number, tensor in enumerate(tensors):
             begin, end = max(offset, number * each), min(offset + len(source), (number + 1) * each)
             for start in range(begin, end, LOADED_AT_ONCE):
                 stop = min(start + LOADED_AT_ONCE, end)

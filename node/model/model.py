@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.initial_values import initial_values
-from dtfm.scheduler.model.rounds import Rounds
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -58,9 +57,9 @@ class Model(ABC):
         self.layers = layers
         self.buckets = _buckets(module, layers)
 
-    def set_rounds(self, rounds: Rounds) -> None:
-        """The run's. If there are any, buckets have what an exchange needs."""
-        self.buckets = tuple(replace(spec, rounds=rounds) for spec in self.buckets)
+    def set_momentum(self, has_momentum: bool) -> None:
+        """Whether exchanges of islands have momentum in this run."""
+        self.buckets = tuple(replace(spec, has_momentum=has_momentum) for spec in self.buckets)
 
     @abstractmethod
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:

@@ -90,26 +90,31 @@ def adamw(
 @torch.no_grad()
 def outer_step(train: Run.Train, bucket: Bucket, change: torch.Tensor) -> None:
     """The exchange's update of a bucket's state, in place, with the flat ``change`` of its parameters since the last exchange
-    (anchor minus parameters), summed over islands in proportion to their samples.
+    (anchor minus parameters), summed over islands in proportion to their samples. A bucket without an anchor has the parameters
+    of that exchange.
 
     Nesterov's momentum, as in DiLoCo (arXiv 2311.08105): u = mu u + change; parameters = anchor - eta (change + mu u). In
     separate operations in the host's memory, so that all islands get the same bits.
     """
-    anchor, momentum = bucket.outer
-    for a, u, p, c in zip(
-        *(torch.split(flat, GPU_CHUNK) for flat in (anchor, momentum, bucket.parameters, change)), strict=True
+    anchor, *momenta = bucket.shared
+    for a, p, c, *us in zip(
+        *(torch.split(flat, GPU_CHUNK) for flat in (anchor, bucket.parameters, change, *momenta)), strict=True
     ):
         here = to_host(c) if c.is_cuda else c
-        u.mul_(train.outer_momentum).add_(here)
-        a.sub_((u * train.outer_momentum).add_(here).mul_(train.outer_rate))
-        p.copy_(a)
+        for u in us:
+            u.mul_(train.outer_momentum).add_(here)
+            here = (u * train.outer_momentum).add_(here)
+        a.sub_(here * train.outer_rate)
+        if bucket.anchor is not None:
+            p.copy_(a)
 
 
 @torch.no_grad()
 def change_since_exchange(bucket: Bucket, factor: float, into: torch.Tensor) -> None:
     """Sets ``into`` (flat, of the bucket's size) to the anchor minus the parameters, times ``factor``."""
+    assert bucket.anchor is not None
     for a, p, c in zip(
-        *(torch.split(flat, GPU_CHUNK) for flat in (bucket.outer[0], bucket.parameters, into)), strict=True
+        *(torch.split(flat, GPU_CHUNK) for flat in (bucket.anchor, bucket.parameters, into)), strict=True
     ):
         c.copy_(a).sub_(p.to(c.device)).mul_(factor)
 

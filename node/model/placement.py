@@ -87,9 +87,9 @@ class Placement:
     ``previous`` and ``next`` map each of this node's micro-batches to the node that sends its activation and the node that
     receives its output; they are empty on the first and the last stage. The ``evaluation_*`` maps do the same for held-out
     micro-batches. ``in_flight`` is the most micro-batches that may be forward but not yet backward here. ``groups`` has the
-    group of each of the stage's buckets, of this node's island; ``exchange_groups`` those of all islands, if the run has rounds.
+    group of each of the stage's buckets, of this node's island; ``exchange_groups`` those of all islands, with ``rounds``.
     ``stage`` and ``stages`` are of its ``island``, by number, which computes ``island_micro_batches`` of a step's
-    ``all_micro_batches``. It ``began`` with moments of zero after that step; ``is_new``: that is the last committed one.
+    ``all_micro_batches``. ``trained_before``: the steps that trained before it began with moments of zero; ``is_new``: now.
     ``is_main``: it is the plan's first, which writes snapshots. ``keeping`` is how this node keeps what it needs.
     """
 
@@ -113,7 +113,7 @@ class Placement:
     island_micro_batches: int = 0
     all_micro_batches: int = 0
     island: int = 0
-    began: int = 0
+    trained_before: int = 0
     is_new: bool = False
     is_main: bool = True
 
@@ -151,12 +151,11 @@ def placement_of(
     buckets: Iterable[BucketSpec] = (),
     *,
     twice: bool = False,
-    rounds: Rounds = NO_ROUNDS,
-    began: int = 0,
-    step: int = 0,
+    trained_before: int = 0,
+    is_new: bool = False,
 ) -> Placement | None:
-    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's. ``twice``: see held_out_chains.
-    Its island ``began`` after that step; ``step`` is the last committed one."""
+    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's. ``twice``: see held_out_chains;
+    ``trained_before`` and ``is_new``: Placement."""
     number = plan.island_of(node)
     if number is None:
         return None
@@ -184,13 +183,13 @@ def placement_of(
         in_flight=stage.in_flight[stage.replicas.index(node)] if stage.in_flight else 2 * (len(island.stages) - index),
         keeping=stage.keeping[stage.replicas.index(node)] if stage.keeping else Keeping(),
         groups={spec.index: group_of(island, spec.layers) for spec in held},
-        exchange_groups={spec.index: group_of(plan, spec.layers) for spec in held} if rounds.length else {},
-        rounds=rounds,
+        exchange_groups={spec.index: group_of(plan, spec.layers) for spec in held} if plan.rounds.count else {},
+        rounds=plan.rounds,
         island_micro_batches=sum(stage.loads),
         all_micro_batches=len(training),
         island=number,
-        began=began,
-        is_new=0 < began == step,
+        trained_before=trained_before,
+        is_new=is_new,
         is_main=number == plan.stages[0].island,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dtfm.protos import plan_pb2
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
+from dtfm.scheduler.model.rounds import Rounds
 
 MOST_TAKEOVERS = 1000
 """As many as nodes can be members of a run."""
@@ -44,9 +45,18 @@ def read_plan(message: plan_pb2.Plan, layers: int, micro_batches: int) -> Plan:
             )
             for takeover in message.takeovers
         ),
+        read_rounds(message.rounds),
     )
     check(plan, layers, micro_batches)
+    if len(plan.islands) > 1 and not plan.rounds.count:
+        raise ValueError(
+            f"there are {len(plan.islands)} islands, and no rounds after which they exchange what they learn"
+        )
     return plan
+
+
+def read_rounds(message: plan_pb2.Rounds) -> Rounds:
+    return Rounds(message.since, message.steps, message.count, message.before)
 
 
 def _keeping(message: plan_pb2.Plan.Keeping) -> Keeping:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from dtfm.node.model.bucket import HOST, Bucket
+from dtfm.node.model.bucket import HOST, STATE_TENSORS, Bucket
 from dtfm.node.model.loss import Scored, loss_of_part
 from dtfm.node.model.model import Forward, Model, canonical_names
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
@@ -103,9 +103,8 @@ class Stage:
         """Bytes of state, gradients and weights: on the device, and in the host's memory beside."""
         device, host = 0, 0
         for index, bucket in self.buckets.items():
-            outer = sum(tensor.nbytes for tensor in bucket.outer)
-            state = sum(tensor.nbytes for tensor in bucket.state) - outer
-            host += outer
+            state = STATE_TENSORS * bucket.parameters.nbytes
+            host += bucket.for_exchanges_bytes
             own = self.weights[index] is not bucket.parameters
             device += bucket.gradients.nbytes + (self.weights[index].nbytes if own else 0)
             if self.keeping.optimizer_state is OptimizerState.HOST:
@@ -174,8 +173,6 @@ def initialise(model: Model, bucket: Bucket, seed: int) -> None:
         view.copy_(values[name])
     for tensor in (bucket.gradients, *bucket.state[1:]):
         tensor.zero_()
-    for anchor in bucket.outer[:1]:
-        anchor.copy_(bucket.parameters)
 
 
 def _add(total: torch.Tensor, parameter: torch.Tensor) -> None:

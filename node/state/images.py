@@ -42,21 +42,24 @@ class Images:
         self._images: WeakSet[_Image] = WeakSet()  # alive as long as somebody reads them
         self._readings: WeakSet[Reading] = WeakSet()
 
-    def read(self, bucket: Bucket, offset: int = 0, *, outlasts: bool = True) -> Reading:
-        """The bucket's state from byte ``offset`` on, as it is now. Not while it changes. Unless it ``outlasts`` the state, it is
-        over with the next change."""
+    def read(self, bucket: Bucket, offset: int = 0, *, outlasts: bool = True, shared: bool = False) -> Reading:
+        """The bucket's state from byte ``offset`` on, or what islands have ``shared`` of it, as it is now. Not while it changes.
+        Unless it ``outlasts`` the state, it is over with the next change."""
         with self._lock:
-            image = next((image for image in self._images if image.bucket is bucket), None) or _Image(bucket)
+            alike = (image for image in self._images if image.bucket is bucket and image.shared is shared)
+            image = next(alike, None) or _Image(bucket, shared)
             self._images.add(image)
             reading = Reading(self, image, offset, outlasts)
             image.readings.add(reading)
             self._readings.add(reading)
             return reading
 
-    def keep(self) -> None:
-        """To be called before the state changes, by the thread that changes it. Raises nothing."""
+    def keep(self, *, shared: bool = True) -> None:
+        """To be called before the state changes, and what is ``shared`` of it, if so, by the thread that changes it. Raises
+        nothing."""
         with self._lock:
-            images = sorted(self._images, key=lambda image: image.index)
+            changing = (image for image in self._images if shared or not image.shared)
+            images = sorted(changing, key=lambda image: image.index)
         room = int(FREE_MEMORY_FRACTION * free_memory(HOST)) if images else 0
         for image in images:
             room -= image.keep(room, self._scratch)
@@ -99,10 +102,11 @@ class _Image:
     """One bucket's state: in the bucket until that changes, then in what was kept of it. Then the bucket is let go: the node may
     have another stage by now."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, shared: bool) -> None:
         self.index = bucket.spec.index
         self.bucket: Bucket | None = bucket
-        self.end = bucket_bytes(bucket.spec, bucket.parameters.dtype)
+        self.shared = shared
+        self.end = bucket_bytes(bucket.spec, bucket.parameters.dtype, shared=shared)
         self.readings: WeakSet[Reading] = WeakSet()
         self._lock = Lock()
         # To read it without waiting for what is computed meanwhile.
@@ -117,7 +121,7 @@ class _Image:
                 raise self._lost
             if self.bucket is not None:
                 with self._ready():
-                    return self.bucket.read(begin, end)
+                    return self.bucket.read(begin, end, shared=self.shared)
             if isinstance(self._kept, memoryview):
                 return self._kept[begin - self._kept_from : end - self._kept_from]
             self._kept.seek(begin - self._kept_from)
@@ -144,12 +148,12 @@ class _Image:
     def _copy(self, bucket: Bucket, room: int, scratch: Scratch) -> int:
         left = self.end - self._kept_from
         if left <= room:
-            self._kept = bucket.read(self._kept_from, self.end)
+            self._kept = bucket.read(self._kept_from, self.end, shared=self.shared)
             return left
         try:
             self._kept = scratch(left)
             for begin in range(self._kept_from, self.end, PIECE_BYTES):
-                self._kept.write(bucket.read(begin, min(begin + PIECE_BYTES, self.end)))
+                self._kept.write(bucket.read(begin, min(begin + PIECE_BYTES, self.end), shared=self.shared))
         except OSError as error:
             raise OSError(
                 f"the state of bucket {self.index} was about to change before it was read, and {left} bytes of it fit neither "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,10 +109,9 @@ def acquire_stage(
         ConnectionError, OSError: a source is out of reach.
     """
     run, usable = loaded.run, inventory.usable
-    if placement.is_new:  # others may still need what is here; parameters differ between exchanges alone
-        usable = {index: copy.copy(bucket) for index, bucket in usable.items()}
-        for bucket in usable.values() if not placement.rounds.at_rest(assignment.step) else ():
-            bucket.parameters = bucket.parameters.clone()
+    at_rest = placement.rounds.at_rest(assignment.step)
+    if placement.is_new:  # others may still need what is here
+        usable = {index: bucket.for_new_island(at_rest=at_rest) for index, bucket in usable.items()}
     donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in loaded.model.layers]
     stage = build_stage(
         loaded.model,
@@ -144,14 +143,19 @@ def acquire_stage(
             initialise(loaded.model, bucket, run.seed)
         else:
             raise ValueError(f"no node has the state of bucket {index} as of step {assignment.step}")
-    if from_peers:
-        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, loaded.dialler, run.lease_seconds))
+    fetched = partial(fetch_states, from_peers, assignment.step, assignment.plan.generation, loaded.dialler)
+    if from_peers and (placement.is_new or not at_rest):
+        wait(fetched(run.lease_seconds, shared=True))
+        for bucket, _ in from_peers if not at_rest else ():
+            bucket.rest(rounds=True)  # the run last was, with these parameters
+    if from_peers and not placement.is_new:
+        wait(fetched(run.lease_seconds))
     if from_disks:
         wait(snapshots.restore(assignment.step, from_disks, assignment.peers))
         check_agreed((bucket for bucket, _ in from_disks.values()), assignment.snapshot)
     for index, bucket in stage.buckets.items():
-        if placement.is_new:
-            bucket.begin_island()
+        for moment in (bucket.exp_avg, bucket.exp_avg_sq) if placement.is_new and index not in usable else ():
+            moment.zero_()
         stage.refresh(index)
     return stage
 
@@ -167,11 +171,24 @@ def check_agreed(buckets: Iterable[Bucket], snapshot: SnapshotSource) -> None:
 
 
 async def fetch_states(
-    wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, dialler: Dialler, patience: float
+    wanted: Sequence[tuple[Bucket, Sequence[Peer]]],
+    step: int,
+    generation: int,
+    dialler: Dialler,
+    patience: float,
+    *,
+    shared: bool = False,
 ) -> None:
-    """Fills buckets with their state as of ``step``, each from the memory of its own donors, which it names; see `fetch`."""
+    """Fills buckets with their state as of ``step``, or what islands have ``shared`` of it, each from the memory of its own
+    donors, which it names; see `fetch`."""
     buckets = [
-        Wanted(bucket.spec.index, bucket_bytes(bucket.spec, bucket.parameters.dtype), donors, bucket.load)
+        Wanted(
+            bucket.spec.index,
+            bucket_bytes(bucket.spec, bucket.parameters.dtype, shared=shared),
+            donors,
+            partial(bucket.load, shared=shared),
+            shared=shared,
+        )
         for bucket, donors in wanted
     ]
     gave = await fetch(buckets, step, generation, dialler, patience)

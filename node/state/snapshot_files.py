@@ -21,7 +21,7 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.storage import read_pieces, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
-from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, OUTER, layout_digest
+from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, MOMENTUM, layout_digest
 from dtfm.protos.checkpoint_names import MANIFEST as MANIFEST
 
 FORMAT = 1
@@ -45,7 +45,7 @@ def file_header(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) 
     of safetensors."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
-    names = () if weights else (MOMENTS + OUTER)[: spec.tensors - 1]
+    names = () if weights else (*MOMENTS, MOMENTUM)[: spec.tensors - 1]
     for name, shape in (*spec.parameters, *((name, (spec.size,)) for name in names)):
         end = begin + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}

@@ -18,7 +18,7 @@ import grpc.aio
 import torch
 
 from dtfm.node.data.problems import MOST_CHARACTERS
-from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw, outer_step
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
@@ -29,6 +29,7 @@ from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import StandbyRequest
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.streams import method
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class _Copy:
     are those that are not given up; ``donor`` is the one in use, and ``started`` whether its state has come, so that steps
     follow. ``have`` is the number of bytes received of the present tensor, which are in ``received``, or, while the bucket is
     ``empty``, in ``arriving``, which fills the bucket itself. ``voted`` has the generation and gradients of the next step, which
-    may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update.
+    may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update. ``shared``: it is of
+    what islands share.
     """
 
     bucket: Bucket
@@ -61,21 +63,13 @@ class _Copy:
     applied: int = 0
     applying: asyncio.Future[None] | None = None
     arriving: Gathered = field(init=False)
+    shared: bool = False
 
     def __post_init__(self) -> None:
         self.arriving = Gathered(self.load)
 
-    @property
-    def stride(self) -> int:
-        """From one step that changes the copy to the next."""
-        return self.bucket.spec.rounds.stride
-
-    @property
-    def state_bytes(self) -> int:
-        return self.bucket.spec.followed * self.bucket.parameters.nbytes
-
     def load(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        self.bucket.load(data, self.bucket.unfollowed_bytes + offset)
+        self.bucket.load(data, offset, shared=self.shared)
 
 
 class StandbyCopies:
@@ -92,13 +86,18 @@ class StandbyCopies:
         copied: Sequence[tuple[Bucket, Sequence[Peer]]],
         dialler: Dialler,
         tell: Tell,
+        rounds: Rounds = NO_ROUNDS,
+        trained_before: int = 0,
     ) -> None:
-        """``copied``: the buckets to fill, each with its donors."""
+        """``copied``: the buckets to fill, each with its donors. ``rounds`` and ``trained_before`` as in the request."""
         self._run = run
+        self.rounds, self._trained_before = rounds, trained_before
         self._dialler = dialler
         self._tell = tell
         self._told: StandbyProgress | None = None
-        self._copies = {bucket.spec.index: _Copy(bucket, list(donors)) for bucket, donors in copied}
+        self._copies = {
+            bucket.spec.index: _Copy(bucket, list(donors), shared=rounds.count > 0) for bucket, donors in copied
+        }
         self._problem = ""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,7 +140,7 @@ class StandbyCopies:
             except TimeoutError:
                 log.warning("the standby's copies are not all as of step %d", commit.step)
         for copy in self._copies.values():
-            if copy.voted is not None and copy.voted[0] == commit.generation and copy.step == commit.step - copy.stride:
+            if copy.voted is not None and (copy.voted[0], self._next(copy.step)) == (commit.generation, commit.step):
                 self._begin_update(copy, commit.step, commit.gradient_norm, commit.learning_rate)
         await self._updates()
         return {index: copy.bucket for index, copy in self._copies.items() if copy.step == commit.step}
@@ -171,7 +170,7 @@ class StandbyCopies:
 
     async def _receive(self, donor: Peer, indices: Collection[int]) -> None:
         """Reads one donor's stream until it breaks, then asks the next donors."""
-        request = StandbyRequest(buckets=indices).SerializeToString()
+        request = StandbyRequest(buckets=indices, shared=self.rounds.count > 0).SerializeToString()
         try:
             target = self._dialler.target(donor)
             async with self._dialler.open(donor.node, target, self._run.lease_seconds) as channel:
@@ -207,9 +206,10 @@ class StandbyCopies:
             await asyncio.wait((copy.applying,))
         if header.kind is Kind.COMMITTED and header.step == copy.applied == copy.step:
             return  # `as_of` was faster
-        totals, step = {Kind.STATE: copy.state_bytes}, copy.bucket.spec.rounds.rested(header.step)
+        size = bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype, shared=copy.shared)
+        totals, step = {Kind.STATE: size}, self.rounds.rested(header.step)
         if copy.started and copy.step is not None:
-            totals, step = {}, copy.step + copy.stride
+            totals, step = {}, self.rounds.next_rest(copy.step)
             if header.total <= copy.bucket.parameters.nbytes:
                 totals[Kind.UPDATE] = header.total  # where most gradients are zero, it is less
             if copy.voted is not None:
@@ -250,10 +250,11 @@ class StandbyCopies:
 
         def update() -> None:
             bucket, train = copy.bucket, self._run.train
-            if bucket.spec.rounds.length:
+            if copy.shared:
                 outer_step(train, bucket, gradients)
             elif len(gradients):
-                adamw(train, step, rate, gradient_norm, bucket, gradients)
+                trained = self.rounds.trained(step) - self._trained_before
+                adamw(train, trained, rate, gradient_norm, bucket, gradients)
             copy.step = step
 
         copy.applying = asyncio.get_running_loop().run_in_executor(None, update)
@@ -268,7 +269,7 @@ class StandbyCopies:
         problem = "" if self.is_sound else self._problem or "some layers have no donor"
         copies = self._copies.values()
         step, voted = self._common_step()
-        if not problem and (step is None or any(copy.newest - step > copy.stride for copy in copies)):
+        if not problem and (step is None or any(copy.newest > self.rounds.next_rest(step) for copy in copies)):
             return
         status = StandbyProgress(step=step or 0, voted=voted, problem=problem[:MOST_CHARACTERS])
         if status != self._told:
@@ -286,9 +287,12 @@ class StandbyCopies:
         step = min(steps)
         generations = {c.voted[0] if c.voted is not None else 0 for c in self._copies.values() if c.step == step}
         voted = generations.pop() if len(generations) == 1 else 0
-        behind = max(steps) - step
-        stride = max((copy.stride for copy in self._copies.values()), default=1)
-        return (step, voted) if behind == 0 or (behind == stride and voted) else (None, 0)
+        newest = max(steps)
+        return (step, voted) if newest == step or (newest == self._next(step) and voted) else (None, 0)
+
+    def _next(self, step: int | None) -> int | None:
+        """The next step that changes a copy as of ``step``."""
+        return None if step is None else self.rounds.next_rest(step)
 
 
 def _gradients(bucket: Bucket, data: bytearray) -> torch.Tensor:

@@ -10,6 +10,7 @@ from dtfm.node.data.problems import sentence_of
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
+from dtfm.node.model.received_plan import read_rounds
 from dtfm.node.state.standby import StandbyCopies
 from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Standby, StandbyProgress
 
@@ -36,8 +37,9 @@ class StandbyRole:
         donors = donors_of(wanted, loaded.model.buckets, self._node)
         for index in trained:
             donors.pop(loaded.model.buckets[index], None)
+        rounds = read_rounds(wanted.rounds)
         async with self._one_at_a_time:
-            if self._copies is not None and self._copies.serves(donors):
+            if self._copies is not None and self._copies.rounds == rounds and self._copies.serves(donors):
                 self._copies.tell_instead(tell)
                 return
             await self._end()
@@ -50,10 +52,15 @@ class StandbyRole:
                 copied = await asyncio.to_thread(
                     lambda: [(Bucket(s, HOST, dtype), peers) for s, peers in donors.items()]
                 )
-                self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell)
+                self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell, rounds, wanted.trained_before)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
                 tell(StandbyProgress(problem=sentence_of(error)))
+
+    @property
+    def has_all_state(self) -> bool:
+        """Whether its copies are of all of the state, and not only of what islands share."""
+        return self._copies is not None and not self._copies.rounds.count
 
     async def take(self, commit: Commit, patience: float) -> Mapping[int, Bucket]:
         """The copies that include the last ``commit``; see `StandbyCopies.as_of`. Ends the role, unless cancelled."""

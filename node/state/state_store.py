@@ -8,14 +8,15 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.images import Images
 from dtfm.node.state.update import pack
 from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.frame import Header, Kind, frames
-from dtfm.protos.peer_pb2 import StateRequest
+from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 TERMS = struct.Struct("<dd")
 """The payload of a COMMITTED frame: the global gradient norm, and the learning rate."""
@@ -35,15 +36,16 @@ Donation = tuple[Header, Iterator[memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """State in memory: buckets by index, after ``step``."""
+    """State in memory: buckets by index, after ``step``. ``rounds`` are the plan's."""
 
-    step: int
-    buckets: Mapping[int, Bucket]
+    step: int = 0
+    buckets: Mapping[int, Bucket] = field(default_factory=dict)
+    rounds: Rounds = NO_ROUNDS
 
 
 class Subscription:
     """A standby's subscription to some buckets: their state, then the gradients and norm of every later step; with rounds, what
-    islands share (`BucketSpec.followed`), then the sum and the commit of every later exchange.
+    islands share (`Bucket.shared`), then the sum and the commit of every later exchange.
 
     Lives on one event loop; methods marked so may be called from any thread.
     """
@@ -150,7 +152,7 @@ class StateStore:
     def __init__(self, images: Images | None = None) -> None:
         self.images = images or Images()
         self._turn = threading.Lock()
-        self._held = HeldState(0, {})
+        self._held = HeldState()
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
         self._subscriptions: list[Subscription] = []
 
@@ -161,9 +163,14 @@ class StateStore:
     # Called by the trainer's thread
 
     def replace(self, held: HeldState) -> None:
-        """Holds ``held`` from now on. Ends subscriptions to buckets that are no longer held, or as of another step."""
+        """Holds ``held`` from now on. Ends subscriptions to buckets that are no longer held, or as of another step; with other
+        rounds, all."""
         with self._turn:
             kept = held.buckets.keys() if held.step == self._held.step else ()
+            if held.rounds != self._held.rounds:
+                for subscription in list(self._subscriptions):
+                    self.unsubscribe(subscription)
+                    subscription.end("NOT_HELD: the plan has other rounds")
             self._held, self._voting = held, 0
             for subscription in list(self._subscriptions):
                 if not subscription.started <= set(kept):
@@ -192,25 +199,28 @@ class StateStore:
         """
         step = commit.step
         with self._turn:
-            buckets, self._held, self._voting = self._held.buckets, HeldState(step, {}), 0
-            self.images.keep()
+            before, self._voting = self._held, 0
+            self._held, follows = HeldState(step, rounds=before.rounds), before.rounds.at_rest(step)
+            self.images.keep(shared=follows)
             update()
-            self._held = HeldState(step, buckets)
+            self._held = replace(before, step=step)
             terms = memoryview(TERMS.pack(commit.gradient_norm, commit.learning_rate))
             for subscription in list(self._subscriptions):
                 headers = [
                     _header(Kind.COMMITTED, 0, step, index, step, len(terms))
-                    for index in sorted(subscription.started)
-                    if buckets[index].spec.rounds.at_rest(step)
+                    for index in (sorted(subscription.started) if follows else ())
                 ]
                 subscription.count(len(headers) * len(terms))
                 subscription.put([(header, terms) for header in headers])
 
     # Called from any thread
 
-    def subscribe(self, buckets: Collection[int], loop: asyncio.AbstractEventLoop) -> Subscription:
-        """A subscription to be read on ``loop``. Raises LookupError for a bucket that is not held here."""
+    def subscribe(self, request: StandbyRequest, loop: asyncio.AbstractEventLoop) -> Subscription:
+        """A subscription to be read on ``loop``. Raises LookupError for a bucket that is not held here, or not in this way."""
+        buckets = request.buckets
         with self._turn:
+            if request.shared != bool(self._held.rounds.count):
+                raise LookupError("NOT_HELD: with rounds, standbys follow exchanges alone; without, every step")
             if missing := sorted(set(buckets) - self._held.buckets.keys()):
                 raise LookupError(f"NOT_HELD: buckets {missing} are not held here, but {sorted(self._held.buckets)}")
             subscription = Subscription(self, buckets, loop)
@@ -225,8 +235,8 @@ class StateStore:
     def start(self, subscription: Subscription, bucket: int) -> Donation:
         """The bucket's present state; the subscription gets its steps from the next one on. Raises LookupError."""
         with self._turn:
-            header, pieces = self._donation(bucket, self._bucket(bucket).unfollowed_bytes, 0, outlasts=True)
-            rested = self._rested(bucket)
+            shared, rested = self._held.rounds.count > 0, self._rested
+            header, pieces = self._donation(bucket, 0, 0, outlasts=True, shared=shared)
             subscription.started.add(bucket)
             if self._voting:
                 self._send_gradients(bucket, [subscription])
@@ -243,10 +253,13 @@ class StateStore:
                 raise LookupError(
                     f"NOT_HELD: state as of step {request.step} is not held here, but of {self._held.step}"
                 )
-            return self._donation(request.bucket, request.offset, request.generation, outlasts=False)
+            return self._donation(
+                request.bucket, request.offset, request.generation, outlasts=False, shared=request.shared
+            )
 
-    def _donation(self, bucket: int, offset: int, generation: int, *, outlasts: bool) -> Donation:
-        reading, step = self.images.read(self._bucket(bucket), offset, outlasts=outlasts), self._held.step
+    def _donation(self, bucket: int, offset: int, generation: int, *, outlasts: bool, shared: bool) -> Donation:
+        reading = self.images.read(self._bucket(bucket), offset, outlasts=outlasts, shared=shared)
+        step = self._held.step
         return _header(Kind.STATE, generation, step, bucket, step, reading.size_bytes), reading
 
     def _bucket(self, index: int) -> Bucket:
@@ -255,17 +268,18 @@ class StateStore:
             raise LookupError(f"NOT_HELD: bucket {index} is not held here, but {sorted(self._held.buckets)}")
         return self._held.buckets[index]
 
-    def _rested(self, bucket: int) -> int:
-        """The last step that changed what standbys have of the bucket."""
-        return self._held.buckets[bucket].spec.rounds.rested(self._held.step)
+    @property
+    def _rested(self) -> int:
+        """The last step that changed what standbys have."""
+        return self._held.rounds.rested(self._held.step)
 
     def _send_gradients(self, bucket: int, subscriptions: Sequence[Subscription]) -> None:
         """Sends the next step's, if that is one that standbys follow."""
         step, held = self._held.step + 1, self._held.buckets[bucket]
-        if not held.spec.rounds.at_rest(step):
+        if not self._held.rounds.at_rest(step):
             return
         data = pack(held.gradients)
-        header = _header(Kind.UPDATE, self._voting, step, bucket, self._rested(bucket), len(data))
+        header = _header(Kind.UPDATE, self._voting, step, bucket, self._rested, len(data))
         for subscription in subscriptions:
             subscription.count(len(data))
             subscription.put([(header, data)])

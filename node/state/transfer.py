@@ -31,7 +31,7 @@ class Wanted:
     """A bucket's state of ``size_bytes``, from the memory of any of ``donors`` or, with ``from_snapshot``, from their disks.
 
     ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish``, in a thread too, returns what is wrong with the
-    whole, in which case it is fetched again from another donor; empty: nothing.
+    whole, in which case it is fetched again from another donor; empty: nothing. ``shared``: all islands have the same of it.
     """
 
     bucket: int
@@ -40,6 +40,7 @@ class Wanted:
     take: Take
     finish: Callable[[], str] = lambda: ""
     from_snapshot: bool = False
+    shared: bool = False
 
 
 async def fetch(
@@ -131,6 +132,7 @@ async def _fetch_one(
                 bucket=wanted.bucket,
                 offset=come.have,
                 from_snapshot=wanted.from_snapshot,
+                shared=wanted.shared,
             )
             try:
                 async with silence.bounded():

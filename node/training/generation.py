@@ -80,8 +80,8 @@ class Generation:
         self._flops = hardware.flops
         self._bandwidth = dict(bandwidth)
         on_device, on_host = stage.state_bytes
-        if loaded.run.network.exchange == "topk":  # what is left out is as large as the outer tensors
-            on_host += sum(tensor.nbytes for bucket in stage.buckets.values() for tensor in bucket.outer)
+        if placement.rounds.count and loaded.run.network.exchange == "topk":  # what is left out, of two exchanges
+            on_host += 2 * sum(bucket.parameters.nbytes for bucket in stage.buckets.values())
         free = free_bytes(on_device + self._computing_bytes(), on_host, hardware)
         self._retry_bytes = retry_bytes(free)
         self._is_short = is_short(on_device + on_host, hardware)
@@ -99,7 +99,7 @@ class Generation:
         self.reducer = Reducer(placement, self._send, self.receiver.let_go, bound=bound, came=self._came)
         everywhere = replace(placement, groups=placement.exchange_groups)
         self.exchanger = Reducer(everywhere, self._send, self.receiver.let_go, inherited.residuals)
-        """Of the exchanges, which only a run with rounds has."""
+        """Of the exchanges, which there are only with rounds."""
         self.commitments: Commitments | None = None
         """Of the step last trained, where work is audited and this step began here."""
         self._reduced_with = Codec.OFF  # in the step last trained
@@ -227,7 +227,7 @@ class Generation:
             else:
                 adamw(
                     train,
-                    rounds.trained(step) - rounds.trained(self.placement.began),
+                    rounds.trained(step) - self.placement.trained_before,
                     rate,
                     norm,
                     bucket,

@@ -62,6 +62,9 @@ def set_up(
             earlier.progress.discard()  # its graphs hold the old stage's weights, and memory that the new one needs
     if stage is None:
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
+    if placement.rounds.at_rest(assignment.step):
+        for bucket in stage.buckets.values():
+            bucket.rest(rounds=placement.rounds.count > 0)
     links = [link for link in assignment.links if link.source == placement.node]
     bandwidth = {link.destination: link.bandwidth for link in links if link.bandwidth}
     inherited = inherit(earlier, stage, placement, assignment.step, progress) if earlier is not None else Inherited()

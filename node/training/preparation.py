@@ -31,7 +31,6 @@ from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Prepared
 from dtfm.protos.plan_pb2 import Run
-from dtfm.scheduler.model.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class Preparation:
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):
                 self.flops = self.time_device()
-        self.loaded.model.set_rounds(Rounds(run.train.rounds))
+        self.loaded.model.set_momentum(run.train.outer_momentum > 0)
         return is_new
 
     def message(self) -> Prepared:

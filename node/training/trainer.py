@@ -235,7 +235,7 @@ class Trainer:
     def _prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> None:
         try:
             if self._load(run, dialler, allowed, agreed):
-                self._store.replace(HeldState(0, {}))
+                self._store.replace(HeldState())
                 self._voted, self._committed_in = None, 0
             if (
                 run is self._wanted
@@ -276,7 +276,6 @@ class Trainer:
         if number < self._newest:
             log.info("skipped generation %d: %d is here", number, self._newest)
             return
-        self._drop_other_history(assignment)
         held_out = train.evaluation_samples // train.micro_batch
         buckets = self._loaded.model.buckets
         try:
@@ -285,21 +284,21 @@ class Trainer:
         except ValueError as error:
             self._cannot_adopt(plan_failed(number, error))
             return
+        self._drop_other_history(assignment, plan.rounds)
         placement = placement_of(
             plan,
             self._equipment.node,
             held_out,
             buckets,
             twice=self._loaded.run.trust.mode == Run.Trust.OPEN,
-            rounds=Rounds(train.rounds),
-            began=assignment.island_began,
-            step=assignment.step,
+            trained_before=assignment.trained_before,
+            is_new=0 < assignment.island_began == assignment.step,
         )
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
-        begins = placement is not None and placement.is_new  # with rounds copies are for a new island: without weights
-        if inventory.is_incomplete and (begins or not train.rounds):  # otherwise they are for others, and it keeps them
+        begins = placement is not None and placement.is_new  # what islands share is all that it needs
+        if inventory.is_incomplete and (begins or self._standby.has_all_state):  # copies of less are for others
             inventory = replace(inventory, copied=self._take_copies(assignment))
-            self._store.replace(HeldState(assignment.step, {**inventory.held, **inventory.copied}))
+            self._hold(assignment.step, {**inventory.held, **inventory.copied})
         if lost := inventory.lost:
             problem = f"this node does not have the state of layers {lost} as of step {assignment.step}, as expected"
             self._cannot_adopt(wire.PlanFailed(generation=number, problem=problem, lost=lost))
@@ -325,13 +324,17 @@ class Trainer:
         self._generation = None
         self._forget_vote()
 
-    def _drop_other_history(self, assignment: wire.Assignment) -> None:
-        """Drops held state as of another step, or made by another commit of the same step: its memory may be needed."""
-        last = assignment.last_commit
+    def _drop_other_history(self, assignment: wire.Assignment, rounds: Rounds) -> None:
+        """Drops held state as of another step, or made by another commit of the same step: its memory may be needed. What is left
+        is held for a plan with these ``rounds``."""
+        last, buckets = assignment.last_commit, self._store.held.buckets
         committed_in = last.generation if last.step == assignment.step else 0
         if (self._store.held.step, self._committed_in) != (assignment.step, committed_in):
-            self._store.replace(HeldState(assignment.step, {}))
-            self._earlier, self._committed_in = None, committed_in
+            buckets, self._earlier, self._committed_in = {}, None, committed_in
+        self._store.replace(HeldState(assignment.step, buckets, rounds))
+
+    def _hold(self, step: int, buckets: Mapping[int, Bucket]) -> None:
+        self._store.replace(HeldState(step, buckets, self._store.held.rounds))
 
     def _take_copies(self, assignment: wire.Assignment) -> Mapping[int, Bucket]:
         """This node's standby copies, if they are as of the assignment's step. Raises Closed."""
@@ -389,7 +392,7 @@ class Trainer:
         deliver_to(generation.receiver)
         self._generation, self._earlier = generation, None
         # Until the generation begins, this node still donates what it held before, and still has it if it never does.
-        self._store.replace(HeldState(assignment.step, {**generation.stage.buckets, **self._store.held.buckets}))
+        self._hold(assignment.step, {**generation.stage.buckets, **self._store.held.buckets})
         progress, codecs = generation.progress.report(placement), generation.codecs.report
         ready = wire.PlanReady(generation=generation.number, progress=progress, codecs=codecs)
         self._is_ready(ready, assignment.step, {**inventory.expected, **generation.stage.buckets}.values())
@@ -427,7 +430,7 @@ class Trainer:
         generation.neighbours_have(begin.activations, begin.gradients)
         for bucket in generation.stage.buckets.values():
             bucket.donors = ()  # others have the same
-        self._store.replace(HeldState(begin.step - 1, generation.stage.buckets))
+        self._hold(begin.step - 1, generation.stage.buckets)
         self._train(generation)
 
     def _train(self, generation: Generation, by_bucket: bool = False) -> None:

@@ -193,7 +193,7 @@ class PeerServer:
     async def _standby(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         subscription = await _found(
-            StandbyRequest, request, context, lambda wanted: self._store.subscribe(wanted.buckets, loop)
+            StandbyRequest, request, context, lambda wanted: self._store.subscribe(wanted, loop)
         )
         try:
             async for frame in subscription.frames():

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -49,29 +49,24 @@ class RunFile(Table):
     @classmethod
     def _cluster_fits(cls, cluster: Cluster, info: ValidationInfo) -> Cluster:
         train = info.data.get("train")
-        if train is not None and train.rounds and cluster.pinned is not None:
+        if train is not None and train.rounds not in (0, "auto") and cluster.pinned is not None:
             raise ValueError('stages must be "auto" with train.rounds: each island has stages of its own')
-        if train is not None and train.rounds == "auto" and cluster.nodes == 1:
-            raise ValueError(
-                'train.rounds = "auto" is decided with the first plan: set nodes to the number to wait for'
-            )
         return cluster
 
     @field_validator("trust")
     @classmethod
     def _trust_fits(cls, trust: Trust, info: ValidationInfo) -> Trust:
         train = info.data.get("train")
-        if train is not None and train.rounds and (trust.mode == "open" or trust.audits):
+        if train is not None and train.rounds not in (0, "auto") and (trust.mode == "open" or trust.audits):
             raise ValueError(
                 'train.rounds is for members who know each other, as nobody audits an exchange yet: set mode = "trusted" and '
                 "audit_rate = 0"
             )
-        if train is not None and train.rounds == "auto" and trust.workload:
-            raise ValueError('workload cannot be pinned with train.rounds = "auto": with rounds it is another')
         return trust
 
     @property
     def may_have_rounds(self) -> bool:
+        """Whether it can have any: nobody audits exchanges, and each island has stages of its own."""
         return self.trust.mode == "trusted" and not self.trust.audits and self.cluster.pinned is None
 
     @property
@@ -102,16 +97,10 @@ class RunFile(Table):
 
     def with_precision(self, *, bf16: bool) -> RunFile:
         """The same run, where "auto" as train.precision is "bf16" or "fp32"."""
-        return self._decided("precision", "bf16" if bf16 else "fp32")
-
-    def with_rounds(self, rounds: Literal["auto"] | int) -> RunFile:
-        """The same run, where "auto" as train.rounds is this."""
-        return self._decided("rounds", rounds)
-
-    def _decided(self, key: str, value: object) -> RunFile:
-        if getattr(self.train, key) != "auto":
+        if self.train.precision != "auto":
             return self
-        return self.model_copy(update={"train": self.train.model_copy(update={key: value})})
+        decided = {"precision": "bf16" if bf16 else "fp32"}
+        return self.model_copy(update={"train": self.train.model_copy(update=decided)})
 
     def as_nodes_reach(self, place: str) -> str:
         """The URL by which nodes reach a folder of checkpoints. ``place``: its URL for the coordinator."""
@@ -146,7 +135,6 @@ class RunFile(Table):
                 **train,
                 precision=PRECISIONS[self.with_precision(bf16=False).train.precision],
                 schedule=_SCHEDULES[self.train.schedule],
-                rounds=self.train.round_length,
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,

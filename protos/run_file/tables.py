@@ -266,26 +266,14 @@ class Train(Table):
 
     @field_validator("rounds", mode="plain")
     @classmethod
-    def _rounds_fit(cls, rounds: object, info: ValidationInfo) -> object:
+    def _rounds_fit(cls, rounds: object) -> object:
         if rounds == "auto":
             return rounds
         if type(rounds) is not int or not 0 <= rounds <= 10_000 or rounds == 1:
             raise ValueError(
                 'must be "auto", 0, or 2 to 10,000: with an exchange after each step, exchanging gradients is as cheap'
             )
-        steps, whole = info.data.get("steps", 0), rounds + 1
-        if rounds and steps % whole:
-            below, above = steps // whole * whole, -(-steps // whole) * whole
-            raise ValueError(
-                f"ends in an exchange only if train.steps ({steps}) is a multiple of {whole}: set train.steps = "
-                f"{f'{below} or ' if below else ''}{above}"
-            )
         return rounds
-
-    @property
-    def round_length(self) -> int:
-        """``rounds``; 0 while they are not decided."""
-        return 0 if self.rounds == "auto" else self.rounds
 
     @property
     def micro_batches(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from dtfm.scheduler.islands.layout import QUICK, Known, lay_out, tokens_needed
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible
-from dtfm.scheduler.model.rounds import Rounds
 from dtfm.scheduler.model.workload import Workload
 
 MARGIN = 0.1
@@ -27,32 +26,47 @@ class Advice:
     speedup: float
 
     def __str__(self) -> str:
-        gain = f"{self.islands} islands would reach the same loss some {self.speedup:.1f} times as fast"
-        return f"With [train] rounds = {self.rounds}, {gain}, by our estimate."
+        return f"With [train] rounds = {self.rounds}, {self.gain}."
+
+    @property
+    def gain(self) -> str:
+        times = f"some {self.speedup:.1f} times as fast as without rounds, by our estimate"
+        return f"{self.islands} islands that exchange every {self.rounds} steps reach the same loss {times}"
 
 
 def advice(
     cluster: Cluster,
     workload: Workload,
     without: float,
-    among: Sequence[Rounds],
+    among: Sequence[int],
     *,
+    standing: int = 0,
+    numbers: Mapping[str, int] | None = None,
     seed: int = 0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Advice | None:
-    """Of the rounds ``among`` those that gain most over a plan that takes ``without`` seconds per step; None: none gain.
+    """Of the lengths of a round ``among`` the one that gains most over a plan that takes ``without`` seconds per step; None: none
+    gains. What is in force, the ``standing`` length (0: no rounds), is left only for what gains MARGIN more.
 
-    ``workload``: with what a run with rounds keeps and sends. ``stopped`` as in `schedule`.
+    ``workload``: with what rounds take. ``numbers`` as in `lay_out`, ``stopped`` as in `schedule`.
     """
-    best, known = None, Known()
-    for rounds in among:
+    best, known, most = None, Known(), 1.0 if standing else 1 + MARGIN
+    for length in among:
         with suppress(Infeasible):
             found = lay_out(
-                cluster, workload, rounds=rounds, seed=seed, evaluations=QUICK, stopped=stopped, known=known
+                cluster,
+                workload,
+                length=length,
+                numbers=numbers,
+                seed=seed,
+                evaluations=QUICK,
+                stopped=stopped,
+                known=known,
             )
             islands, predicted = len(found.plan.islands), found.predicted
-            each = predicted.iteration_seconds + predicted.exchange_seconds / rounds.length
-            speedup = without / each / tokens_needed(islands, workload, rounds)
-            if islands > 1 and speedup > (best.speedup if best is not None else 1 + MARGIN):
-                best = Advice(rounds.length, islands, speedup)
+            each = predicted.iteration_seconds + predicted.exchange_seconds / length
+            speedup = without / each / tokens_needed(islands, workload, length)
+            counts_as = speedup * (1 + MARGIN * (length == standing))
+            if islands > 1 and counts_as > most:
+                best, most = Advice(length, islands, speedup), counts_as
     return best

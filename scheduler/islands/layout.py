@@ -18,7 +18,6 @@ from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible, Predicted, Reason
 from dtfm.scheduler.model.plan import Plan, from_routes, joined, validate
 from dtfm.scheduler.model.problem import Problem, draft_of
-from dtfm.scheduler.model.rounds import Rounds
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.replan.failover import rerouted
 from dtfm.scheduler.schedule import schedule
@@ -57,7 +56,7 @@ def lay_out(
     workload: Workload,
     incumbent: Plan | None = None,
     *,
-    rounds: Rounds,
+    length: int,
     numbers: Mapping[str, int] | None = None,
     horizon: float = HORIZON_SECONDS,
     seed: int = 0,
@@ -76,7 +75,7 @@ def lay_out(
     ``time_used`` to ``stopped`` as in `schedule`. ``known``: plans that were tried for other rounds, with all else the same; it
     gets those that are tried now. Raises Infeasible when no plan fits.
     """
-    search = _Search(cluster, workload, rounds, seed, time_used, threads, stopped, {} if known is None else known)
+    search = _Search(cluster, workload, length, seed, time_used, threads, stopped, {} if known is None else known)
     numbers = numbers or {}
     known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
     standing = tuple(sorted(part for part in known_by if part and search.speed(part)))
@@ -89,7 +88,7 @@ def lay_out(
     if search.best is None:
         return schedule(cluster, workload, seed=seed, generation=generation)  # says what is missing
     _, partition, shares = search.best
-    plan = joined(_renumbered(search.plans(partition, shares, evaluations), numbers), generation)
+    plan = joined(renumbered(search.plans(partition, shares, evaluations), numbers), generation)
     plan = replace(plan, idle=tuple(name for name in cluster.ids if name not in set(plan.nodes)))
     validate(plan, cluster.ids, workload)
     seconds = search.price(plan.islands)
@@ -108,19 +107,19 @@ def lay_out(
                 sentence += f", as nodes would wait {waiting:,.0f} s for state." if waiting > 1 else "."
     step, exchange = search.seconds(plan.islands)
     if (count := len(plan.islands)) > 1:
-        share = exchange / (rounds.length * step + exchange)
-        sentence += f" {count} islands exchange every {rounds.length} steps: {exchange:.3g} s, {share:.0%} of a round."
-        more = tokens_needed(count, workload, rounds) - 1
+        share = exchange / (length * step + exchange)
+        sentence += f" {count} islands exchange every {length} steps: {exchange:.3g} s, {share:.0%} of a round."
+        more = tokens_needed(count, workload, length) - 1
         sentence += f" For the same loss they need some {more:.0%} more tokens than one island."
     return Decision(plan, Predicted(step, 0.0, exchange), 0.0, reason, sentence, search.tried)
 
 
-def tokens_needed(islands: int, workload: Workload, rounds: Rounds) -> float:
+def tokens_needed(islands: int, workload: Workload, length: float) -> float:
     """For the same loss, in those that a run without rounds needs. An estimate. Smaller models count as those measured."""
     parameters = sum(layer.parameter_bytes for layer in workload.layers) / 4  # they are trained in float32
     size = max(1.0, parameters / MEASURED_PARAMETERS)
-    by_island: float = TOKENS_PER_ISLAND * size**-FALL_BY_PARAMETERS * (rounds.length / 30) ** RISE_BY_STEPS
-    sparsely = SPARSELY * (rounds.length / 30) ** RISE_SPARSELY if workload.exchanged_with_all and islands > 1 else 1.0
+    by_island: float = TOKENS_PER_ISLAND * size**-FALL_BY_PARAMETERS * (length / 30) ** RISE_BY_STEPS
+    sparsely = SPARSELY * (length / 30) ** RISE_SPARSELY if workload.exchanged_with_all and islands > 1 else 1.0
     return (1 + by_island * (islands - 1)) * sparsely
 
 
@@ -147,12 +146,13 @@ def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
         )
     if len(left) < len(plan.islands):
         shares = _dealt(workload.micro_batches, [len(chains(island)) for island in left])
-        left = [_with_share(island, share) for island, share in zip(left, shares, strict=True)]
+        left = [with_share(island, share) for island, share in zip(left, shares, strict=True)]
     at_work = {node for island in left for node in island.nodes}
-    return joined(left, plan.generation, tuple(name for name in cluster.ids if name not in at_work))
+    idle = tuple(name for name in cluster.ids if name not in at_work)
+    return replace(joined(left, plan.generation, idle), rounds=plan.rounds)
 
 
-def _with_share(island: Plan, share: int) -> Plan:
+def with_share(island: Plan, share: int) -> Plan:
     """The same stages with this number of micro-batches, along the same chains in the same proportions."""
     ways = chains(island)
     routes = Counter(ways[number * len(ways) // share] for number in range(share))
@@ -166,14 +166,14 @@ class _Search:
         self,
         cluster: Cluster,
         workload: Workload,
-        rounds: Rounds,
+        length: int,
         seed: int,
         time_used: TimeUsed | None,
         threads: int,
         stopped: Callable[[], bool],
         known: Known,
     ) -> None:
-        self._cluster, self._workload, self._rounds = cluster, workload, rounds
+        self._cluster, self._workload, self._length = cluster, workload, length
         self._seed, self._time_used, self._threads, self._stopped = seed, time_used, threads, stopped
         self._plans, self._speeds, self.tried = known, dict[tuple[int, ...], float](), 0
         self.best: tuple[float, Partition, list[int]] | None = None
@@ -220,7 +220,7 @@ class _Search:
     def price(self, islands: Sequence[Plan]) -> float:
         """What is compared: seconds per step, as more tokens make more steps."""
         step, exchange = self.seconds(islands)
-        return (step + exchange / self._rounds.length) * tokens_needed(len(islands), self._workload, self._rounds)
+        return (step + exchange / self._length) * tokens_needed(len(islands), self._workload, self._length)
 
     def _seconds(self, island: Plan) -> float:
         problem = problem_of(island, self._cluster, self._workload)
@@ -309,18 +309,21 @@ def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workloa
             if node not in held and stage.island not in going_on:
                 continue
             island, layers = held.get(node, (stage.island, range(0)))
-            has = layers if island == stage.island else range(0)
+            is_new = stage.island not in going_on  # it begins with what all islands share
+            has = layers if is_new or island == stage.island else range(0)
             lacks = sum(workload.layers[n].parameter_bytes for n in range(*stage.layers) if n not in has)
             number = cluster.ids.index(node)
             donors = [n for n, name in enumerate(cluster.ids) if name in held and n != number]
             others = [float(cluster.bandwidth[n, number]) for n in donors]
             line = min(max(others, default=0.0), cluster.nodes[number].down or math.inf)
-            moved = lacks * workload.bytes_moved_per_parameter_byte
+            moved = lacks * (
+                workload.bytes_shared_per_parameter_byte if is_new else workload.bytes_moved_per_parameter_byte
+            )
             seconds = max(seconds, moved / line if lacks and line else 0.0)
     return seconds
 
 
-def _renumbered(islands: Sequence[Plan], before: Mapping[str, int]) -> list[Plan]:
+def renumbered(islands: Sequence[Plan], before: Mapping[str, int]) -> list[Plan]:
     """Each with the number that most of its nodes know, so that they keep the state that they have."""
     free = [*range(len(islands) + max(before.values(), default=0) + 1)]
     found = []

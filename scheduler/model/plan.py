@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from dtfm.scheduler.model.memory import Keeping
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 from dtfm.scheduler.model.workload import Workload
 
 
@@ -59,7 +60,7 @@ class Plan:
     two islands it is empty. Which
     micro-batch goes where follows from them (chains.py). A plan is made without takeovers. When a node is lost, others take its
     micro-batches over, and nobody else's may change: so the flows go on naming its seat, and ``takeovers``, in the order in which
-    nodes were lost, say who computes instead.
+    nodes were lost, say who computes instead. ``rounds``: when its islands exchange what they have learnt.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # for PLAN.json: a misspelt key is an error
@@ -69,6 +70,7 @@ class Plan:
     flows: tuple[tuple[Flow, ...], ...]
     idle: tuple[str, ...] = ()
     takeovers: tuple[Takeover, ...] = ()
+    rounds: Rounds = NO_ROUNDS
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:

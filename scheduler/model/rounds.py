@@ -1,66 +1,79 @@
 """Rounds: several steps of every island, and an exchange. A pure function of a step's number, which coordinator and nodes share.
 
-With ``length`` H, every (H + 1)-th step is an exchange: it trains nothing, and islands agree on one state (DiLoCo, arXiv
-2311.08105). It is a step like others: voted on, committed everywhere or nowhere, and done again if a node is lost meanwhile.
+An exchange is a step like others: voted on, committed everywhere or nowhere, and done again if a node is lost meanwhile. But it
+trains nothing, and islands agree on one state (DiLoCo, arXiv 2311.08105).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """``length``: the steps of a round that train; 0: there are no rounds, every step trains and the run is at rest after it."""
+    """From step ``since`` on, ``count`` of each ``steps`` are exchanges, spread evenly, the last of them one. 0: there are no
+    rounds, every step trains and the run is at rest after it. ``before``: the exchanges up to ``since``."""
 
-    length: int = 0
+    since: int = 0
+    steps: int = 0
+    count: int = 0
+    before: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or 2 * self.count > self.steps or min(self.since, self.before) < 0:
+            raise ValueError(f"{self.count} of {self.steps} steps are exchanges; at most half of them may be")
 
     @property
-    def stride(self) -> int:
-        """The number of steps from one at which the run is at rest to the next."""
-        return self.length + 1
+    def length(self) -> float:
+        """The mean number of steps that train in a round; 0: there are no rounds."""
+        return self.steps / self.count - 1 if self.count else 0.0
 
     def exchanges(self, step: int) -> bool:
-        """Whether this step is an exchange."""
-        return self.length > 0 and self.at_rest(step)
+        """Whether this step, after ``since``, is an exchange."""
+        return step > self.since and self._number(step) > self._number(step - 1)
 
     def trained(self, step: int) -> int:
-        """How many of the steps up to this one train."""
-        return step - step // self.stride if self.length else step
+        """How many of the steps up to this one, at or after ``since``, train."""
+        return step - self.before - self._number(step)
 
     def at_rest(self, step: int) -> bool:
         """Whether all islands have the same weights after this step: the plan may change, and the state is that of the run."""
-        return step % self.stride == 0
+        return not self.count or step == self.since or self.exchanges(step)
 
     def rested(self, step: int) -> int:
-        """The last step up to this one at which the run was at rest."""
-        return step - step % self.stride
+        """The last step up to this one after which the run was at rest."""
+        return self._end(self._number(step)) if self.count else step
 
-    def mean_seconds(self, step: float, exchange: float) -> float:
-        """Of all steps, exchanges among them, where a step that trains takes ``step`` seconds."""
-        return (self.length * step + exchange) / self.stride if self.length else step
+    def next_rest(self, step: int) -> int:
+        """The first step after this one after which the run is at rest."""
+        return self._end(self._number(step) + 1) if self.count else step + 1
 
     def is_due(self, step: int, every: int) -> bool:
         """Whether something that comes once in ``every`` steps (0: never) comes after this one, at which the run is at rest."""
-        return every > 0 and step // every > (step - self.stride) // every
+        return every > 0 and step // every > self.rested(max(step - 1, self.since)) // every
+
+    def _number(self, step: int) -> int:
+        """Of exchanges after ``since`` and up to ``step``."""
+        return (step - self.since) * self.count // self.steps if self.count else 0
+
+    def _end(self, number: int) -> int:
+        """The step with the exchange of that number."""
+        return self.since - -number * self.steps // self.count
+
+
+def spread(length: int, steps: int, since: int = 0, before: int = 0) -> Rounds:
+    """Rounds of about ``length`` steps that train (0: no rounds), for the ``steps`` after ``since``, the last one an exchange."""
+    count = max(1, round(steps / (length + 1))) if length and steps > 1 else 0
+    return Rounds(since, steps if count else 0, min(count, steps // 2), before)
+
+
+def mean_seconds(length: int, step: float, exchange: float) -> float:
+    """Of all steps, exchanges among them, where a step that trains takes ``step`` seconds. ``length``: of a round."""
+    return (length * step + exchange) / (length + 1) if length else step
 
 
 MEASURED = 10, 30, 100
 """Lengths for which it was measured how many more tokens islands need (docs/measurements.md)."""
-
-
-def fitting(steps: int) -> tuple[Rounds, ...]:
-    """Rounds near the MEASURED lengths, at most twice and at least half as long. With each, a run of
-    this many ``steps`` ends in an exchange."""
-    lengths = [stride - 1 for stride in range(3, 2 * MEASURED[-1] + 2) if steps % stride == 0]
-    chosen = []
-    for measured in MEASURED:
-        near = min(lengths, key=lambda length: abs(math.log(length / measured)), default=0)
-        if measured <= 2 * near <= 4 * measured and near not in chosen:
-            chosen.append(near)
-    return tuple(map(Rounds, chosen))
-
 
 NO_ROUNDS = Rounds()
 """Every step trains, and exchanges gradients."""

@@ -90,7 +90,7 @@ def tables(problem: Problem) -> Tables:
         layer=_records(
             flops_before=problem.flops_before,
             state_before=problem.parameters_before * workload.bytes_kept_per_parameter_byte,
-            outer_before=problem.parameters_before * workload.outer_bytes_per_parameter_byte,
+            outer_before=problem.parameters_before * workload.for_exchanges_per_parameter_byte,
             beside_host_before=problem.parameters_before * workload.bytes_beside_host_per_parameter_byte,
             host_before=problem.parameters_before * workload.host_bytes_per_parameter_byte,
             kept_before=problem.kept_before,

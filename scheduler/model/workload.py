@@ -40,8 +40,9 @@ class Workload:
     """Layers in model order. A stage's output is the activation of its last layer.
 
     A node that holds a layer keeps its weights, gradients and optimizer state. ``copy_bytes_per_parameter_byte`` is the size of a
-    second copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters. What a run
-    with rounds keeps besides, ``outer_bytes_per_parameter_byte``, is always in the host's memory: see `with_rounds`.
+    second copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters. What
+    exchanges of islands alone need is always in the host's memory: ``momentum_bytes_per_parameter_byte``, which belongs to the
+    state, and with rounds ``outer_bytes_per_parameter_byte``, which does not move: see `with_rounds`.
 
     ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
     gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what
@@ -54,6 +55,7 @@ class Workload:
     micro_batches: int
     optimizer_bytes_per_parameter_byte: float = 2.0
     copy_bytes_per_parameter_byte: float = 0.0
+    momentum_bytes_per_parameter_byte: float = 0.0
     outer_bytes_per_parameter_byte: float = 0.0
     sent_per_activation_byte: float = 1.0
     sent_per_reduced_byte: float = 1.0
@@ -74,9 +76,9 @@ class Workload:
         assert min(self.sent_per_activation_byte, self.sent_per_reduced_byte, self.sent_per_exchanged_byte) > 0
 
     def with_rounds(self) -> Workload:
-        """The same in a run with rounds. Nodes keep the anchor and the momentum of exchanges, which they get with the state, and
-        what a sparse codec leaves out, of the last exchange and of this one. That moves to nobody, but counts as if it did."""
-        return replace(self, outer_bytes_per_parameter_byte=4.0 if self.exchanged_with_all else 2.0)
+        """The same with rounds: nodes keep the parameters of the last exchange, and what a sparse codec leaves out, of that
+        exchange and of the next."""
+        return replace(self, outer_bytes_per_parameter_byte=3.0 if self.exchanged_with_all else 1.0)
 
     @property
     def ways(self) -> tuple[Keeping, ...]:
@@ -111,7 +113,7 @@ class Workload:
     @property
     def host_bytes_per_parameter_byte(self) -> float:
         """The host's memory that the state then needs: weights in full precision, optimizer state, and what exchanges need."""
-        return 1.0 + self.optimizer_bytes_per_parameter_byte + self.outer_bytes_per_parameter_byte
+        return 1.0 + self.optimizer_bytes_per_parameter_byte + self.for_exchanges_per_parameter_byte
 
     @property
     def bytes_over_bus_per_parameter_byte(self) -> float:
@@ -120,5 +122,15 @@ class Workload:
 
     @property
     def bytes_moved_per_parameter_byte(self) -> float:
-        """Bytes transferred to a node that takes over a layer: weights, optimizer state, and what exchanges need."""
-        return 1.0 + self.optimizer_bytes_per_parameter_byte + self.outer_bytes_per_parameter_byte
+        """Bytes transferred to a node that takes over a layer: weights, optimizer state, and the momentum of exchanges."""
+        return 1.0 + self.optimizer_bytes_per_parameter_byte + self.momentum_bytes_per_parameter_byte
+
+    @property
+    def bytes_shared_per_parameter_byte(self) -> float:
+        """Of these, what all islands share after an exchange: all but AdamW's moments."""
+        return 1.0 + self.momentum_bytes_per_parameter_byte
+
+    @property
+    def for_exchanges_per_parameter_byte(self) -> float:
+        """The host's memory that is for exchanges alone."""
+        return self.momentum_bytes_per_parameter_byte + self.outer_bytes_per_parameter_byte

@@ -49,5 +49,5 @@ def _state(problem: Problem, layers: tuple[int, int], keeping: Keeping) -> tuple
     workload = problem.workload
     size = float(problem.parameters_before[layers[1]] - problem.parameters_before[layers[0]])
     if keeping.optimizer_state is OptimizerState.DEVICE:
-        return size * workload.bytes_kept_per_parameter_byte, size * workload.outer_bytes_per_parameter_byte
+        return size * workload.bytes_kept_per_parameter_byte, size * workload.for_exchanges_per_parameter_byte
     return size * workload.bytes_beside_host_per_parameter_byte, size * workload.host_bytes_per_parameter_byte

@@ -252,8 +252,8 @@ def giving_wrong_state() -> Iterator[None]:
         data[len(data) // 2] ^= 1
         return memoryview(data)
 
-    def wrong(self: StateStore, bucket: int, offset: int, generation: int, *, outlasts: bool) -> Donation:
-        header, pieces = donation(self, bucket, offset, generation, outlasts=outlasts)
+    def wrong(self: StateStore, bucket: int, offset: int, generation: int, *, outlasts: bool, shared: bool) -> Donation:
+        header, pieces = donation(self, bucket, offset, generation, outlasts=outlasts, shared=shared)
         return header, map(flipped, pieces)
 
     with mock.patch.object(StateStore, "_donation", wrong):
@@ -470,7 +470,7 @@ def drifting() -> Iterator[None]:
 
     def drifted(train: Run.Train, bucket: Bucket, change: torch.Tensor) -> None:
         step(train, bucket, change)
-        bucket.outer[1].view(torch.uint8)[0] ^= 1
+        bucket.shared[1].view(torch.uint8)[0] ^= 1
 
     with mock.patch("dtfm.node.training.generation.outer_step", drifted):
         yield

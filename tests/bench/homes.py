@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dtfm.scheduler.model.cluster import Cluster as Network, Node
-from dtfm.scheduler.model.rounds import MEASURED, Rounds
+from dtfm.scheduler.model.rounds import MEASURED
 from tests.cluster.launch import Cluster, Event
 from tests.wan.cluster import wan_cluster
 from tests.wan.unequal import FASTEST, LEASE_SHARED, MBIT, PATIENCE_SECONDS, run_file
@@ -55,14 +55,14 @@ def are_ready(count: int) -> Callable[[Event], bool]:
 
 
 @contextmanager
-def running(network: Network, rounds: Rounds | None, folder: Path, evaluate_every: int = 0) -> Iterator[Cluster]:
-    """All nodes of the network train, with slow devices. ``rounds``: None: the run decides them."""
+def running(network: Network, length: int | None, folder: Path, evaluate_every: int = 0) -> Iterator[Cluster]:
+    """All nodes of the network train, with slow devices. ``length``: of rounds; None: the run decides."""
     slowest = network.bandwidth[network.bandwidth > 0].min(initial=MBIT) / MBIT  # Mbit/s, at most 1
     text = run_file(MICRO_BATCHES, LEASE_SHARED / slowest).replace('compression = "off"\n', "")
     text = f"seed = 1\n{text}".replace("nodes = 8", f"nodes = {len(network.nodes)}")
-    steps = 100 * (rounds.stride if rounds else math.prod(Rounds(length).stride for length in MEASURED))
-    length = rounds.length if rounds else '"auto"'
-    text = text.replace("steps = 100000", f"steps = {steps}\nrounds = {length}")
+    steps = 100 * (length + 1) if length is not None else math.prod(each + 1 for each in MEASURED)
+    rounds = '"auto"' if length is None else length
+    text = text.replace("steps = 100000", f"steps = {steps}\nrounds = {rounds}")
     text = text.replace(
         "evaluate_every = 0\nevaluation_samples = 1\n", f"evaluate_every = {evaluate_every}\n{CONSTANT}"
     )
@@ -75,23 +75,24 @@ def running(network: Network, rounds: Rounds | None, folder: Path, evaluate_ever
         yield cluster
 
 
-def measure(network: Network, rounds: Rounds | None, folder: Path) -> Measured:
-    with running(network, rounds, folder) as cluster:
-        if rounds is None:
+def measure(network: Network, length: int | None, folder: Path) -> Measured:
+    with running(network, length, folder) as cluster:
+        if length is None:
             cluster.wait_for("plan_started", timeout=PATIENCE_SECONDS)
-            rounds = Rounds(*(int(e["value"]) for e in cluster.of("run_changed") if e["key"] == "train.rounds"))
-        counted = 2 * rounds.stride if rounds.length else COUNTED
-        last = rounds.stride + counted
+            rounds = cluster.of("plan_adopted")[-1]["plan"]["rounds"]
+            length = rounds["steps"] // rounds["count"] - 1 if rounds["count"] else 0
+        counted = 2 * (length + 1) if length else COUNTED
+        last = length + 1 + counted
         cluster.wait_for(
             "step_committed", where=lambda e: e["step"] == last, timeout=PATIENCE_SECONDS * (1 + last / 100)
         )
         committed = [e for e in cluster.of("step_committed") if last - counted < e["step"] <= last]
         took, exchanges = [e["seconds"] for e in committed], [e["seconds"] for e in committed if e["exchange"]]
         adopted, *_ = plans = [e for e in reversed(cluster.of("plan_adopted")) if e["predicted_seconds"]]
-        trained = rounds.trained(counted) / counted
+        trained = length / (length + 1) if length else 1.0
         stages = adopted["plan"]["stages"]
         told = re.search(r" islands exchange every \d+ steps: ([\d.]+) s", adopted["reason"])
-        predicted = adopted["predicted_seconds"] + (float(told[1]) / rounds.length if told else 0.0)
+        predicted = adopted["predicted_seconds"] + (float(told[1]) / length if told else 0.0)
         print(f"{adopted['reason']} {took}, plan {len(plans)}", file=sys.stderr, flush=True)
         islands, exchange = len({stage.get("island", 0) for stage in stages}), sum(exchanges) / max(len(exchanges), 1)
-        return Measured(sum(took) / len(took) / trained, predicted, islands, exchange, rounds.length)
+        return Measured(sum(took) / len(took) / trained, predicted, islands, exchange, length)

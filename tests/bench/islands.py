@@ -31,6 +31,7 @@ import torch
 from dtfm.node.host.rows import Row, show
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import parse_run, read_run_file
+from dtfm.scheduler.model.rounds import Rounds
 from tests.cluster.plain import CPU, losses_of_islands
 
 SMALL = {"train": {"global_batch": 32, "micro_batch": 4}, "data": {"sequence_length": 128}}
@@ -55,6 +56,10 @@ class Way:
         outer = f"{self.codec}, rate {self.rate:g}, momentum {self.momentum:g}"
         return f"{self.islands} islands, every {self.every}, {outer}{samples}"
 
+    @property
+    def rounds(self) -> Rounds:
+        return Rounds(0, self.every + 1, 1)
+
 
 def held_out(
     way: Way, run_file: Path | None, seed: int, after: int, steps: int, device: torch.device
@@ -65,7 +70,9 @@ def held_out(
     numbers, split = range(run.train.global_batch // run.train.micro_batch), after // way.every * (way.every + 1)
     shares = {island: numbers[island :: way.islands] for island in range(way.islands)}
     found: dict[int, float] = {}
-    losses = losses_of_islands(run, lambda step: shares if step > split else {0: numbers}, found, device=device)
+    losses = losses_of_islands(
+        run, lambda step: shares if step > split else {0: numbers}, way.rounds.exchanges, found, device=device
+    )
     for _ in itertools.islice(losses, run.train.steps):
         pass
     return {step // (way.every + 1) * way.every: loss for step, loss in found.items()}
@@ -77,7 +84,7 @@ def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
     train = run.train
     train.global_batch *= way.batch
     train.warmup_steps = min(round(train.warmup_steps * rounds), int(steps * rounds) // 4)
-    train.steps, train.rounds, run.seed = round(steps * rounds), way.every, seed
+    train.steps, run.seed = round(steps * rounds), seed
     train.outer_rate, train.outer_momentum, run.network.exchange = way.rate, way.momentum, way.codec
 
 

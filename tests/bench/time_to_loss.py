@@ -42,7 +42,6 @@ from dtfm.node.data.dataset import load_data
 from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.cluster import Cluster as Network
-from dtfm.scheduler.model.rounds import Rounds
 from tests.bench import reduce
 from tests.bench.homes import CONSTANT, MICRO_BATCHES, Measured, homes, measure, running
 from tests.bench.islands import Way, held_out, steps_to
@@ -105,10 +104,10 @@ def network(line: str, count: int) -> Network:
     return Network(nodes, eight.latency[index], eight.bandwidth[index] * scaled.divisor / SLOWER)
 
 
-def ours(of: Network, rounds: Rounds | None) -> dict[str, Any]:
+def ours(of: Network, length: int | None) -> dict[str, Any]:
     """What `measure` found, as JSON can hold it."""
     with tempfile.TemporaryDirectory() as folder:
-        return asdict(measure(of, rounds, Path(folder)))
+        return asdict(measure(of, length, Path(folder)))
 
 
 def our_way(one: Measured, length: int) -> Timed:
@@ -128,7 +127,7 @@ def timed(
     for length in (0, *lengths):
         if length <= LONGEST or not measured:
             one, measured = (
-                Measured(**kept(keep, f"{line}, rounds = {length}", partial(ours, of, Rounds(length)))),
+                Measured(**kept(keep, f"{line}, rounds = {length}", partial(ours, of, length))),
                 length,
             )
             found.append(our_way(one, length))
@@ -205,15 +204,15 @@ def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, keep: Path
     return {way: [{int(step): loss for step, loss in of.items()} for of in its] for way, its in found.items()}
 
 
-def with_deaths(of: Network, rounds: Rounds, loss: float) -> tuple[float, int]:
+def with_deaths(of: Network, length: int, loss: float) -> tuple[float, int]:
     """Trains until an evaluation shows ``loss``, or MOST_DEATHS, and kills another node in the middle of each round. Returns the
     seconds that it took since the first plan, and the number of deaths."""
-    with tempfile.TemporaryDirectory() as folder, running(of, rounds, Path(folder), rounds.stride) as cluster:
+    with tempfile.TemporaryDirectory() as folder, running(of, length, Path(folder), length + 1) as cluster:
         began = cluster.wait_for("plan_adopted", timeout=300)["time"]
         deaths = 0
         while True:
             seen, name, deaths = len(cluster.events), of.ids[deaths % len(of.ids)], deaths + 1
-            cluster.wait_for("step_committed", where=partial(is_midway, rounds), after=seen, timeout=900)
+            cluster.wait_for("step_committed", where=partial(is_midway, length + 1), after=seen, timeout=900)
             cluster.nodes[name].send(signal.SIGKILL)
             cluster.wait_for("node_left", where=partial(is_of, name), after=seen)
             cluster.add(name)
@@ -225,8 +224,8 @@ def with_deaths(of: Network, rounds: Rounds, loss: float) -> tuple[float, int]:
                 return took, deaths
 
 
-def is_midway(rounds: Rounds, committed: Event) -> bool:
-    return bool(committed["step"] % rounds.stride == rounds.stride // 2)
+def is_midway(stride: int, committed: Event) -> bool:
+    return bool(committed["step"] % stride == stride // 2)
 
 
 def is_of(node: str, event: Event) -> bool:
@@ -300,7 +299,7 @@ def main() -> int:
         networks = {line: network(line, options.nodes) for line in options.lines}
         try:
             first = network(options.lines[0], 1)
-            one = Measured(**kept(options.keep, "one node alone", partial(ours, first, Rounds())))
+            one = Measured(**kept(options.keep, "one node alone", partial(ours, first, 0)))
             alone = Timed("one node alone", Way(), one.seconds, one.predicted)
             lines = {
                 line: timed(line, of, alone, options.rounds, options.hivemind, options.keep)
@@ -318,7 +317,7 @@ def main() -> int:
         draw(lines, losses, options.steps, options.picture)
     if options.deaths:
         loss = losses[Way()][0][options.steps]
-        took, deaths = with_deaths(networks[options.lines[0]], Rounds(DEATHS_IN), loss)
+        took, deaths = with_deaths(networks[options.lines[0]], DEATHS_IN, loss)
         name = f"rounds = {DEATHS_IN}, {deaths} deaths: time to the loss"
         row = Row(name, took, "s", "alone", took / (alone.seconds * options.steps))
         show("For real", [row], options.json)

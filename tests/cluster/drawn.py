@@ -1,7 +1,8 @@
 """The coordinator's command where the first letter of a node's name says its island: ``python -m tests.cluster.drawn serve ...``.
 
 Otherwise as alike.py: the islands' plans and shares are drawn for nodes and links that are all equal. Where all names of an
-island have an r in them, its nodes are replicas of one stage. Rounds that are left to the planner have 3 steps.
+island have an r in them, its nodes are replicas of one stage. Rounds that are left to the planner have 3 steps, if there are
+several islands.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def main() -> None:
         stages = 1 if all("r" in name for name in cluster.ids) else None
         return schedule(cluster, *arguments, **{**options, "stages": stages})
 
-    def advised(*_: Any, **__: Any) -> Advice:
-        return Advice(rounds=3, islands=3, speedup=2.0)
+    def advised(cluster: Cluster, *_: Any, **__: Any) -> Advice | None:
+        islands = len({name[0] for name in cluster.ids})
+        return Advice(rounds=3, islands=islands, speedup=2.0) if islands > 1 else None
 
     vars(layout).update(lay_out=drawn, partitions=by_letter, schedule=replicated)
     vars(planner).update(advice=advised)

@@ -64,13 +64,14 @@ def plain_losses(
 def losses_of_islands(
     run: Run,
     shares: Callable[[int], Mapping[int, Sequence[int]]],
+    exchanges: Callable[[int], bool | None],
     held_out: dict[int, float] | None = None,
     began: Callable[[int], Mapping[int, int]] = lambda _: {},
     device: torch.device = CPU,
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of each
-    island, by its number; one that is missing has lost what it learnt since the last exchange. In an exchange, which is every
-    (run.train.rounds + 1)-th step, the loss is that of the step before. ``held_out`` gets the held-out loss after each.
+    island, by its number; one that is missing has lost what it learnt since the last exchange. In a step that ``exchanges`` the
+    loss is that of the step before; None: there are no rounds then. ``held_out`` gets the held-out loss after each.
     ``began``: by step, the step after which an island began with moments of zero, where that is not the first."""
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
@@ -89,7 +90,7 @@ def losses_of_islands(
                 copies[island] = module, adamw_of(run, module)
         copies = {island: copies[island] for island in numbers}
         whole = sum(map(len, numbers.values()))
-        if step % (train.rounds + 1) == 0:
+        if exchanges(step):
             changes = {
                 island: (anchor - nn.utils.parameters_to_vector(module.parameters()).detach())
                 * (len(numbers[island]) / whole)
@@ -104,8 +105,6 @@ def losses_of_islands(
             anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
             for module, _ in copies.values():
                 nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
-            if held_out is not None:
-                held_out[step] = held_out_loss(data, module, train.evaluation_samples, device)
         else:
             trained, total = trained + 1, torch.zeros((), dtype=anchor.dtype, device=device)
             for island, (module, optimizer) in copies.items():
@@ -120,6 +119,10 @@ def losses_of_islands(
                 optimizer.step()
                 optimizer.zero_grad()
             loss = total.item()
+            if exchanges(step) is None:
+                anchor = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        if held_out is not None and exchanges(step) is not False:
+            held_out[step] = held_out_loss(data, module, train.evaluation_samples, device)
         yield loss
 
 

@@ -58,13 +58,18 @@ def began_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, int]]:
 
 
 def assert_exact_islands(cluster: Cluster, tolerance: float = 1e-8, rolled_back: int = 0) -> None:
-    run = read_run_file(cluster.run_file).with_rounds(ROUNDS).message("any")
+    run = read_run_file(cluster.run_file).message("any")
     run.data.source = str(cluster.folder / run.data.source)
     shares = shares_by_step(cluster)
     losses = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "step_committed"}
     assert [*losses] == [*range(1, run.train.steps + 1)]
+    with_rounds = {event["generation"] for event in cluster.of("plan_adopted") if event["plan"]["rounds"]["count"]}
+    committed = [event for event in cluster.log() if event["event"] == "step_committed"]
+    exchanges = {event["step"]: event["exchange"] for event in committed if event["generation"] in with_rounds}
     held_out: dict[int, float] = {}
-    alone = losses_of_islands(run, lambda step: shares[step], held_out, began_by_step(cluster).__getitem__)
+    alone = losses_of_islands(
+        run, lambda step: shares[step], exchanges.get, held_out, began_by_step(cluster).__getitem__
+    )
     for step in losses:
         assert losses[step] == pytest.approx(next(alone), rel=tolerance, abs=0), f"step {step}"
     told = {event["step"]: event["loss"] for event in cluster.log() if event["event"] == "evaluated"}
@@ -99,7 +104,6 @@ def test_islands_train_what_one_process_with_as_many_copies_does(
         assert cluster.finish() == 0
         assert len(islands(cluster)) == len({name[0] for name in nodes})
         assert_exact_islands(cluster)
-        assert [changed["value"] for changed in cluster.of("run_changed")] == ([ROUNDS] if "auto" in rounds else [])
         assert cluster.coordinator is not None
         assert "ignored" not in cluster.coordinator.errors
         assert not any("failed" in node.errors for node in cluster.nodes.values())
@@ -138,6 +142,22 @@ def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Pa
         assert [*began_by_step(cluster)[60].values()] == adopted
         # It had copied all before: nobody waited for its state.
         assert "standby: 6 of 6 buckets are taken over" in newcomer.errors
+
+
+@pytest.mark.timeout(240)
+def test_rounds_begin_once_somebody_is_there_to_exchange_with_and_end_once_nobody_is(tmp_path: Path) -> None:
+    with Cluster(tmp_path, text(60, rounds='"auto"', nodes=("a1",)), coordinator="tests.cluster.drawn") as cluster:
+        cluster.add("a1")
+        cluster.wait_for("step_committed", where=lambda event: event["step"] == 3)
+        cluster.add("b1")
+        cluster.wait_for("step_committed", where=lambda event: bool(event["exchange"]))
+        cluster.nodes["b1"].send(signal.SIGKILL)
+        assert cluster.finish() == 0
+        plans = [event["plan"] for event in cluster.of("plan_adopted")]
+        kinds = [(plan["rounds"]["count"] > 0, len(plan["stages"])) for plan in plans]
+        assert (kinds[0], kinds[-1]) == ((False, 1), (False, 1))
+        assert (True, 2) in kinds
+        assert_exact_islands(cluster)
 
 
 @pytest.mark.timeout(240)

@@ -217,7 +217,7 @@ class World:
         if outcome is None:
             assert self.state.planner.asked is not None
             found = self.planner(sorted(node for node, _ in self.state.planner.asked.question.nodes))
-            outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5)
+            outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5, wanted.lengths[0])
         self.feed(t.Planned(wanted.number, outcome))
 
     def belong_together(self, *nodes: str, key: str = "their key", believed: bool = False) -> None:

@@ -58,7 +58,7 @@ class Planning(World):
             evaluations=400,
             generation=wanted.generation,
         )
-        self.feed(t.Planned(wanted.number, PlanChosen(found.plan, found.sentence, 1.0, 0.5)))
+        self.feed(t.Planned(wanted.number, PlanChosen(found.plan, found.sentence, 1.0, 0.5, 0)))
 
     def switch(self) -> None:
         """A plan that was chosen is adopted after a step, and begins."""

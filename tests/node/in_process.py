@@ -35,7 +35,6 @@ from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model import plan as plans
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import Rounds
 from tests.cluster.runs import write_corpus
 from tests.node.dialling import dialler
 from tests.node.model.initialised import initialise_all
@@ -115,11 +114,13 @@ class InProcess:
     def _placement(self, name: str) -> Placement:
         train, buckets = self._loaded.run.train, self._loaded.model.buckets
         held_out = train.evaluation_samples // train.micro_batch
-        placement = placement_of(self.plan, name, held_out, buckets, rounds=Rounds(train.rounds))
+        placement = placement_of(self.plan, name, held_out, buckets)
         assert placement is not None
         return placement
 
     def _start(self, placement: Placement, stage: Stage, inherited: Inherited) -> None:
+        for bucket in stage.buckets.values() if placement.rounds.at_rest(self.step) else ():
+            bucket.rest(rounds=placement.rounds.count > 0)
         sender = cast(Sender, self.senders[placement.node])
         bandwidth = dict.fromkeys(self.senders, self._speed_of_links)
         generation = Generation(self._loaded, placement, stage, self.step, sender, self._hardware, bandwidth, inherited)
@@ -188,7 +189,7 @@ class InProcess:
     def train_unfinished(self) -> dict[str, tuple[Outcome, float]]:
         """By node, what `Generation.train` returns for the next step, which is neither committed nor aborted yet."""
         step = self.step + 1
-        exchanges = Rounds(self._loaded.run.train.rounds).exchanges(step)
+        exchanges = self.plan.rounds.exchanges(step)
         done = self._all(lambda generation: (generation.exchange if exchanges else generation.train)(step))
         return dict(zip(self.generations, done, strict=True))
 

@@ -37,7 +37,7 @@ from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.model.rounds import Rounds, fitting
+from dtfm.scheduler.model.rounds import MEASURED, mean_seconds
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
@@ -67,7 +67,7 @@ def print_plan(
     asked = _run_file(run).with_precision(bf16=all_bf16) if run is not None else None
     work, tokens, precision = _workload(workload, run, asked)
     cluster = _cluster(network, gpus, links, host_memory, precision)
-    rounds = Rounds(asked.train.round_length if asked is not None else 0)
+    length = asked.train.rounds if asked is not None and asked.train.rounds != "auto" else 0
     prices = parse_prices(price or [], parse_gpus(gpus)) if gpus is not None else []
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
@@ -77,10 +77,10 @@ def print_plan(
     def used() -> float:
         return (time.monotonic() - began) / max(deadline or math.inf, 1e-9)
 
-    def searched(rounds: Rounds) -> Decision:
+    def searched() -> Decision:
         with search_shown("Planning") as improved:
-            if rounds.length:
-                search = partial(lay_out, rounds=rounds, time_used=used)
+            if length:
+                search = partial(lay_out, length=length, time_used=used)
             else:
                 search = partial(
                     schedule,
@@ -91,21 +91,22 @@ def print_plan(
             generation = current.generation + 1 if current is not None else 0
             many = threads or os.cpu_count() or 1
             ready = partial(search, seed=seed, generation=generation, threads=many, stopped=stop.is_set)
-            return in_background(partial(ready, cluster, work, current), stop)
+            kept = work.with_rounds() if length else work
+            return in_background(partial(ready, cluster, kept, current), stop)
 
     advised, looked = None, False
     try:
-        decision, elapsed = searched(rounds), time.monotonic() - began
-        if asked is not None and asked.may_have_rounds and not (rounds.length or stages or stop.is_set()):
-            with_rounds = work.with_rounds()
-            seconds, among = decision.predicted.iteration_seconds, fitting(asked.train.steps)
+        decision, elapsed = searched(), time.monotonic() - began
+        if asked is not None and asked.may_have_rounds and not (length or stages or stop.is_set()):
+            seconds = decision.predicted.iteration_seconds
+            among = [each for each in MEASURED if each < asked.train.steps]
             with announced("Looking whether rounds would be faster"):
-                look = partial(advice, cluster, with_rounds, seconds, among, seed=seed, stopped=stop.is_set)
+                look = partial(advice, cluster, work.with_rounds(), seconds, among, seed=seed, stopped=stop.is_set)
                 advised = in_background(look, stop)
             looked = advised is not None or not stop.is_set()
             if advised is not None and asked.train.rounds == "auto":
-                rounds, work, began = Rounds(advised.rounds), with_rounds, time.monotonic()
-                decision, elapsed = searched(rounds), time.monotonic() - began
+                length, began = advised.rounds, time.monotonic()
+                decision, elapsed = searched(), time.monotonic() - began
     except Infeasible as error:
         print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
         raise typer.Exit(1) from None
@@ -114,11 +115,11 @@ def print_plan(
     if asked is not None or prices:
         steps = asked.train.steps if asked is not None else SOME_STEPS
         predicted = decision.predicted
-        each = rounds.mean_seconds(predicted.iteration_seconds, predicted.exchange_seconds)
+        each = mean_seconds(length, predicted.iteration_seconds, predicted.exchange_seconds)
         costs = bill(steps, each, prices, idle)
-    problem = Problem(cluster, work)
+    problem = Problem(cluster, work.with_rounds() if length else work)
     if json_lines:
-        more = plan_documents(problem, decision, tokens, rounds)
+        more = plan_documents(problem, decision, tokens, length)
         if gpus is not None:
             more |= {"precision": precision, "without_bf16": without_bf16(gpus) if precision == "bf16" else []}
         if costs is not None:
@@ -128,7 +129,7 @@ def print_plan(
         print(json.dumps(decision_document(decision, elapsed) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
-        print(describe_holdings(problem, decision, tokens, rounds))
+        print(describe_holdings(problem, decision, tokens, length))
         if looked:
             print(advised or NO_ROUNDS_PAY)
         if gpus is not None:

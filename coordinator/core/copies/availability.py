@@ -88,7 +88,7 @@ def availability(state: State) -> Availability:
 
     tables = [replicas(island) for island in ledger.whole_islands or sorted({*islands.values()}) or [0]]
     memory = next(filter(all, tables), tables[0])
-    for node in ledger.ready if memory and not state.rounds.length else ():  # without moments, where there are rounds
+    for node in ledger.ready if memory and not state.rounds.count else ():  # without moments, where there are rounds
         standby = state.members.sessions[node].standby
         if (
             standby is not None and step_of(standby, state) == ledger.training.step
@@ -101,7 +101,7 @@ def availability(state: State) -> Availability:
 def step_of(standby: Standby, state: State) -> int | None:
     """The last step that the standby's copy includes. The last commit counts if the standby has its gradients. None: it is still
     copying."""
-    training, following = state.ledger.training, standby.step + state.rounds.stride
+    training, following = state.ledger.training, standby.rounds.next_rest(standby.step)
     last = training.last
     if last is not None and (following, standby.voted) == (last.step, last.generation) and following == training.step:
         return following
@@ -120,7 +120,8 @@ def standby_of(state: State, session: Session) -> Standby | None:
     standby, plan = session.standby, state.ledger.training.plan
     if standby is None or plan is None:
         return None
-    ended = standby.generation != state.ledger.training.generation and session.node in plan.nodes
+    is_another_plan = standby.generation != state.ledger.training.generation
+    ended = is_another_plan and (session.node in plan.nodes or standby.rounds != state.rounds)
     return None if ended else standby
 
 

@@ -17,6 +17,7 @@ from dtfm.coordinator.core.copies.availability import (
     step_of,
 )
 from dtfm.coordinator.core.givers import Givers
+from dtfm.coordinator.core.messages import rounds_message
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State
@@ -71,7 +72,14 @@ def arrange(transition: Transition) -> None:
             caught_up_before = same is not None and (same.caught_up is not None or same.caught_up_before)
             named = _named(state, node, layers)
             due = transition.now + _copy_patience(state, node, layers, named)
-            standby = Standby(number, ledger.training.generation, layers, caught_up_before=caught_up_before, due=due)
+            standby = Standby(
+                number,
+                ledger.training.generation,
+                layers,
+                caught_up_before=caught_up_before,
+                due=due,
+                rounds=state.rounds,
+            )
             # What it has copied from those named before it keeps, if one of those named now goes on with it.
             before_it = session.copies_from if same is not None else ()
             both = zip_longest(named, before_it, fillvalue=())
@@ -85,11 +93,13 @@ def reported(transition: Transition, session: Session, report: wire.StandbyProgr
     standby = session.standby
     if standby is None or standby.number != report.number:
         return  # it answers an earlier request
-    stride = transition.state.rounds.stride
     if report.problem:
         layers = f"{standby.layers[0]}-{standby.layers[1] - 1}"
         transition.log(f"{session.node} cannot be a standby of layers {layers}: {shorten(report.problem)}")
-    has_applied = standby.voted and (report.step, report.voted) == (standby.step + stride, 0)  # what it had before
+    has_applied = standby.voted and (report.step, report.voted) == (
+        standby.rounds.next_rest(standby.step),
+        0,
+    )  # what it had before
     standby = replace(
         standby,
         caught_up=transition.state.ledger.training.step if standby.caught_up is None else standby.caught_up,
@@ -172,7 +182,7 @@ def still_copying(state: State) -> frozenset[str]:
         return frozenset()
     if arranged is None or arranged.chosen is not chosen:  # they are about to be asked
         return frozenset(_lacking(state, chosen.plan))
-    if state.rounds.length:
+    if state.rounds.count:
         return _joining(state, state.ledger.training.step)
     wanted = {node: stage.layers for stage in chosen.plan.stages for node in stage.replicas}
     return frozenset(
@@ -187,7 +197,7 @@ def _joining(state: State, step: int) -> frozenset[str]:
     chosen = state.planner.chosen
     if chosen is None:
         return frozenset()
-    generation, before = state.ledger.training.generation, step - state.rounds.stride
+    generation, before = state.ledger.training.generation, state.rounds.rested(step - 1)
     return frozenset(
         node
         for node, standby in standbys_of(state).items()
@@ -198,7 +208,7 @@ def _joining(state: State, step: int) -> frozenset[str]:
 def promote(transition: Transition) -> None:
     """Standbys that have the state as of the last commit count as holders of it from now on. With rounds they have no moments."""
     ledger = transition.state.ledger
-    for node in ledger.ready if not transition.state.rounds.length else ():
+    for node in ledger.ready if not transition.state.rounds.count else ():
         standby = transition.state.members.sessions[node].standby
         if standby is not None and step_of(standby, transition.state) == ledger.training.step:
             process = ledger.members[node].incarnation
@@ -211,7 +221,7 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
     left on one machine alone, a neighbour whose link allows it."""
     plan, chosen = state.ledger.training.in_force, state.planner.chosen
     wanted = _lacking(state, chosen.plan) if chosen is not None else {}
-    if state.rounds.length:
+    if state.rounds.count:
         return wanted  # islands are copies of each other as of the last exchange, and nobody follows their steps
     party, holders = state.ledger.party, state.ledger.holders
     copies = {stage.layers: list(stage.replicas) for stage in plan.stages}
@@ -320,23 +330,25 @@ def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fr
     """Whether this fraction of the node's memory is enough for a copy of the layers beside the stage that it trains.
 
     Copies lie in the host's memory. Where a device has its own, that is beside the state of the stage, if this is there too.
-    The device of an idle node must have room as well, at least for the state alone: the copy is there to be trained. With rounds
-    a copy is what exchanges need alone.
+    The device of an idle node must have room as well, at least for the state alone: the copy is there to be trained.
     """
-    described, device = state.ledger.description, state.ledger.members[node].device
-    workload, size = described.workload, parameter_bytes(state, layers)
-    own, outer = (
-        0.0 if trained is None else parameter_bytes(state, trained.layers),
-        workload.outer_bytes_per_parameter_byte,
-    )
+    workload, size = state.ledger.description.workload, parameter_bytes(state, layers)
+    workload, device = workload.with_rounds() if state.rounds.count else workload, state.ledger.members[node].device
+    own = 0.0 if trained is None else parameter_bytes(state, trained.layers)
+    outer = workload.for_exchanges_per_parameter_byte
     if device.host_memory_bytes == 0:
         return (own + size) * (workload.bytes_kept_per_parameter_byte + outer) <= fraction * device.memory_bytes
     if trained is None and size * workload.least_device_bytes_per_parameter_byte > device.memory_bytes:
         return False
     keeping = trained.keeping[trained.replicas.index(node)] if trained is not None and trained.keeping else Keeping()
     own *= outer if keeping.optimizer_state is OptimizerState.DEVICE else workload.host_bytes_per_parameter_byte
-    needed = own + size * (outer or workload.bytes_moved_per_parameter_byte)
-    return needed <= fraction * device.host_memory_bytes
+    return own + size * _copied_per_parameter_byte(state) <= fraction * device.host_memory_bytes
+
+
+def _copied_per_parameter_byte(state: State) -> float:
+    """What a standby copies: with rounds what islands share."""
+    workload = state.ledger.description.workload
+    return workload.bytes_shared_per_parameter_byte if state.rounds.count else workload.bytes_moved_per_parameter_byte
 
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
@@ -344,7 +356,7 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     for them beside those that it trains now, and its links keep up. With rounds, of new islands alone: a replica of one that
     goes on needs its moments, too."""
     holders, current = state.ledger.holders_in(None), state.ledger.training.in_force
-    going_on = {stage.island for stage in current.stages} if state.rounds.length else ()
+    going_on = {stage.island for stage in current.stages} if state.rounds.count else ()
     trained = {node: stage for stage in current.stages for node in stage.replicas}
     return {
         node: stage.layers
@@ -362,7 +374,7 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step, or an exchange's sum in that of a
     round; true while that is not known. ``holders``: by layer, see Ledger, which looks at every member."""
     ledger, rounds = state.ledger, state.rounds
-    share = FOLLOW_FRACTION * rounds.stride
+    share = FOLLOW_FRACTION * (rounds.length + 1)
     if ledger.training.islands and state.run.network.exchange == "topk":
         share /= min(1.0, SPARSE_UPDATE * len({*ledger.training.islands.values()}))
     if not ledger.training.step_seconds or not holders:
@@ -393,13 +405,15 @@ def _copy_patience(state: State, node: str, layers: Layers, donors: Givers) -> f
     """The seconds in which it should have copied the layers, though its links carry a tenth of what was measured."""
     links, named = state.ledger.reach.links, {name for names in donors for name in names}
     rates = [link.bandwidth for name in named if (link := links.get(name, {}).get(node)) is not None]
-    size = parameter_bytes(state, layers) * state.ledger.description.workload.bytes_moved_per_parameter_byte
+    size = parameter_bytes(state, layers) * _copied_per_parameter_byte(state)
     return max(state.patience, 10 * size / max([1.0, *rates]))
 
 
 def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:
-    members = state.ledger.members
+    members, training = state.ledger.members, state.ledger.training
     return wire.Standby(
+        rounds=rounds_message(state.rounds),
+        trained_before=training.trained(training.began.get(training.in_force.stages[0].island, 0)),
         number=number,
         first_layer=layers[0],
         past_last_layer=layers[1],

@@ -26,6 +26,7 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.steps import OVERDUE, SETTLED
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.rounds import Rounds, spread
 
 ENOUGH_TO_SAY_DAMAGED = 2
 """The number of nodes that must say that a checkpoint is damaged, where others read it too."""
@@ -54,7 +55,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         go_back(transition, newest, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
-    plan, former = replace(choice.plan, generation=ledger.training.generation + 1), ledger.training.plan
+    plan = replace(choice.plan, generation=ledger.training.generation + 1, rounds=rounds_of(transition.state, choice))
+    former = ledger.training.plan
     transition.emit(
         ev.PlanAdopted(
             plan.generation,
@@ -78,6 +80,14 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     transition.enter(Switching(frozenset(plan.nodes), deadline, states=known, givers=named))
     for node, message in assignments(ledger, reason, ledger.ready, named, snapshot.source(transition.state)):
         transition.send([node], message)
+
+
+def rounds_of(state: State, choice: PlanChosen) -> Rounds:
+    """Those in force, or if they have another length those that begin now."""
+    rounds, step = state.rounds, state.ledger.training.step
+    if choice.length in (None, round(rounds.length)):
+        return rounds
+    return spread(choice.length, state.run.train.steps - step, step, step - state.ledger.training.trained(step))
 
 
 def again(transition: Transition, reason: str) -> None:

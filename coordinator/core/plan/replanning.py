@@ -11,9 +11,8 @@ from dtfm.coordinator.core.copies import standby
 from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
 from dtfm.coordinator.core.ending import fail
-from dtfm.coordinator.core.findings import Outdated
 from dtfm.coordinator.core.phases import Gathering, Stepping
-from dtfm.coordinator.core.plan.adoption import adopt
+from dtfm.coordinator.core.plan.adoption import adopt, rounds_of
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
@@ -26,7 +25,7 @@ from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import Rounds, fitting
+from dtfm.scheduler.model.rounds import MEASURED
 
 
 class WaitReason(enum.Enum):
@@ -123,17 +122,7 @@ def planned(transition: Transition, result: Planned) -> None:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
-    if not Rounds(outcome.rounds or 0).at_rest(state.run.train.steps):
-        transition.end_question(planner, False, "train.steps has changed meanwhile")
-        return
-    if outcome.rounds is not None:
-        transition.emit(ev.RunChanged("the planner", "train.rounds", outcome.rounds, "auto", outcome.reason))
-        transition.set_run(state.run.with_rounds(outcome.rounds))
-    if outcome.rounds:  # with rounds a bucket holds more: nodes describe the run again
-        transition.emit(ev.DescriptionDropped(state.ledger.described_by))
-        transition.end_question(planner, False, outcome.reason)
-        transition.find(Outdated("it joins again, as train.rounds has changed"))
-        return
+    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome)))
     found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
@@ -324,11 +313,24 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
             horizon=horizon_seconds(training.losses, training.step, steps - training.step, training.step_seconds),
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
             carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
-            rounds=state.rounds,
-            choices=fitting(steps) if state.run.train.rounds == "auto" else None,
+            lengths=_lengths(state, hasty=hasty),
             islands={node: training.islands.get(node, 0) for layer in training.held for node, _ in layer},
         )
     )
+
+
+def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
+    """The lengths of a round from which the planner is to choose; 0: no rounds."""
+    run, step = state.run, state.ledger.training.step
+    standing = round(state.rounds.length)
+    if not (isinstance(state.phase, Stepping) or state.rounds.at_rest(step)):
+        return (standing,)
+    if not run.may_have_rounds:
+        return (0,)
+    if run.train.rounds != "auto":
+        return (standing or run.train.rounds,)
+    others = (0, *MEASURED) if not hasty else ()
+    return tuple(dict.fromkeys((standing, *(length for length in others if length < run.train.steps - step))))
 
 
 def _same_work(one: Plan, other: Plan | None) -> bool:

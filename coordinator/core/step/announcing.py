@@ -22,7 +22,7 @@ def announce(transition: Transition, plan: Plan) -> None:
     assert committed is not None
     step, rounds = committed.step, state.rounds
     at_rest = rounds.at_rest(step)  # else each island has weights of its own: nothing happens but the next step
-    last, stuck = step == run.train.steps, at_rest and leaver_is_stuck(transition.state)
+    last, stuck = at_rest and step >= run.train.steps, at_rest and leaver_is_stuck(transition.state)
     ends = last or (at_rest and state.ledger.hold is not None)
     closing = stuck or state.is_closing
     evaluate = last or (at_rest and rounds.is_due(step, run.train.evaluate_every))

@@ -33,7 +33,7 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
     """By node that has voted, this one included, what it says was passed on; empty if the step cannot be audited. Raises
     Refused."""
     plan, described = state.ledger.training.in_force, state.ledger.description
-    if not state.run.trust.audits or phase.resumed:
+    if not state.run.trust.audits or phase.resumed or state.rounds.count:
         return {}
     return {**phase.passed, node: read_passed(vote, plan, node, described)}
 

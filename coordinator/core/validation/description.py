@@ -160,7 +160,7 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
     goes on. Activations and their gradients share links, and count as the larger of the two does."""
     checkpointing, optimizer_state = run.train.activation_checkpointing, run.train.optimizer_state
     network, bits = run.network, {"fp64": 64.0, "bf16": 16.0}.get(run.train.precision, 32.0)
-    said = replace(
+    return replace(
         workload,
         checkpointing=None if checkpointing == "auto" else Checkpointing(checkpointing),
         optimizer_state=None if optimizer_state == "auto" else OptimizerState(optimizer_state),
@@ -168,8 +168,8 @@ def as_the_run_says(workload: Workload, run: RunFile) -> Workload:
         sent_per_reduced_byte=_sent(network.reduction, max(bits, 32.0)),
         sent_per_exchanged_byte=_sent(network.exchange, max(bits, 32.0)),
         exchanged_with_all=network.exchange == "topk",
+        momentum_bytes_per_parameter_byte=float(run.train.outer_momentum > 0),
     )
-    return said.with_rounds() if run.train.round_length else said
 
 
 def _sent(codec: str, bits: float) -> float:

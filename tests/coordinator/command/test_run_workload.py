@@ -129,11 +129,11 @@ def test_plan_advises_rounds_where_lines_are_slow_and_the_run_may_have_them(
     found = json.loads(typed(*slow, "--json"))
     assert ("advice" in found) == advised
     if advised:
-        assert (found["advice"]["rounds"], found["advice"]["islands"]) == (99, 2)
-        assert "\nWith [train] rounds = 99, 2 islands would reach" in typed(*slow)
+        assert (found["advice"]["rounds"], found["advice"]["islands"]) == (100, 2)
+        assert "\nWith [train] rounds = 100, 2 islands that exchange every 100 steps reach" in typed(*slow)
         auto = f'{model}[train]\nglobal_batch = 1024\nrounds = "auto"\n[cluster]\nnodes = 2\n'
         (tmp_path / "run.toml").write_text(auto)
-        assert " 2 islands exchange every 99 steps: " in typed(*slow[:-1], "2")
+        assert " 2 islands exchange every 100 steps: " in typed(*slow[:-1], "2")
 
 
 def test_readmes_run_file_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:

@@ -17,7 +17,7 @@ from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.service.planner import choose
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY
-from dtfm.scheduler.model.rounds import fitting
+from dtfm.scheduler.model.rounds import MEASURED
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
@@ -51,13 +51,14 @@ def test_rounds_are_chosen_if_the_run_leaves_them_to_the_planner_and_a_plan_come
     None
 ):
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
-    asked = replace(WANTED, workload=workload, stages=None, seconds=1.0, choices=fitting(1000))
+    asked = replace(WANTED, workload=workload, stages=None, seconds=1.0, lengths=(0, *MEASURED))
     slow = choose(replace(asked, cluster=lambda: cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)))
     assert isinstance(slow, PlanChosen)
-    assert (slow.rounds, slow.reason.partition(" would")[0]) == (99, "With [train] rounds = 99, 8 islands")
+    assert (slow.length, len(slow.plan.islands)) == (100, 8)
+    assert " 8 islands that exchange every 100 steps reach the same loss some " in slow.reason
     fast = choose(replace(asked, cluster=lambda: cities([4], 1250e6, 1250e6)))
     assert isinstance(fast, PlanChosen)
-    assert (fast.rounds, fast.reason) == (0, f"No plan was in force. {NO_ROUNDS_PAY}")
+    assert (fast.length, fast.reason) == (0, f"No plan was in force. {NO_ROUNDS_PAY}")
     assert len(fast.plan.nodes) == 4
 
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, strategies as st
 
 from dtfm.node.model.bucket import LOADED_AT_ONCE, STATE_TENSORS, Bucket, BucketSpec, bucket_bytes
-from dtfm.scheduler.model.rounds import Rounds
 
 CPU = torch.device("cpu")
 SPEC = BucketSpec(2, (2,), (("a.weight", (3, 4)), ("a.bias", (3,)), ("scale", ())))
@@ -109,12 +108,12 @@ def test_what_lies_in_writable_memory_is_loaded_without_another_copy() -> None:
 
 
 def test_islands_share_all_of_the_state_but_its_moments() -> None:
-    spec = replace(SPEC, rounds=Rounds(3))
+    spec = replace(SPEC, has_momentum=True)
     mine, theirs = Bucket(spec, CPU, torch.float32), Bucket(spec, CPU, torch.float32)
     theirs.exp_avg.fill_(1.0)
     theirs.exp_avg_sq.fill_(1.0)
     assert mine.digests()[0] != theirs.digests()[0]
     assert mine.digests()[1] == theirs.digests()[1]
-    for shared in (theirs.parameters, *theirs.outer):
+    for shared in theirs.shared:
         before, _ = theirs.digests()[1], shared.fill_(2.0)
         assert theirs.digests()[1] != before

@@ -209,7 +209,7 @@ async def test_state_that_changes_while_its_file_is_written_is_written_as_it_was
     monkeypatch.setattr(images, "PIECE_BYTES", 1 << 20)
     read = Bucket.read
 
-    def slow(bucket: Bucket, begin: int = 0, end: int | None = None) -> memoryview:
+    def slow(bucket: Bucket, begin: int = 0, end: int | None = None, **_: object) -> memoryview:
         if begin == 2 << 20 and threading.current_thread() is not threading.main_thread():
             asked.set()
         return read(bucket, begin, end)
@@ -244,7 +244,7 @@ async def test_state_that_cannot_be_copied_costs_the_snapshot_but_no_step(
     if changes:
         a.snapshots.writer.submit(go_on.wait)
 
-    def no_memory(*_: object) -> memoryview:
+    def no_memory(*_: object, **__: object) -> memoryview:
         raise RuntimeError("can't allocate memory")
 
     with monkeypatch.context() as patched:

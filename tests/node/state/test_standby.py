@@ -24,8 +24,9 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Commit, Peer, StandbyProgress
 from dtfm.protos.frame import Kind, parse
 from dtfm.protos.identity.credentials import make_authority, make_key
+from dtfm.protos.peer_pb2 import StandbyRequest
 from dtfm.protos.plan_pb2 import Run
-from dtfm.scheduler.model.rounds import Rounds
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 from tests.node.allocated import most_allocated
 from tests.node.dialling import dialler
 from tests.protos.members import NOW, member
@@ -50,11 +51,13 @@ class Donor:
     codec = Codec.OFF
     """With which gradients came from other replicas."""
 
-    def __init__(self, name: str, specs: Sequence[BucketSpec] = SPECS) -> None:
-        self.name = name
+    def __init__(self, name: str, specs: Sequence[BucketSpec] = SPECS, rounds: Rounds = NO_ROUNDS) -> None:
+        self.name, self.rounds = name, rounds
         self.store = StateStore()
         self.buckets = {spec.index: Bucket(spec, CPU, torch.float32) for spec in specs}
-        self.store.replace(HeldState(3, self.buckets))
+        for bucket in self.buckets.values():
+            bucket.rest(rounds=rounds.count > 0)
+        self.store.replace(HeldState(3, self.buckets, rounds))
         self.given, self.given_bytes = 0, 0.0
         self.train_while_giving = 0
         self._giving = asyncio.Event()
@@ -97,7 +100,7 @@ class Donor:
 
     def _update(self, step: int) -> None:
         for bucket in self.buckets.values():
-            if bucket.spec.rounds.exchanges(step):
+            if self.rounds.exchanges(step):
                 outer_step(RUN.train, bucket, bucket.gradients)
                 continue
             adamw(RUN.train, step, RATE / step, NORM_OF_ALL, bucket, bucket.gradients)
@@ -117,12 +120,14 @@ async def donors() -> AsyncIterator[list[Donor]]:
 class Standby:
     """Copies of these buckets from these donors, and what they tell."""
 
-    def __init__(self, donors: Sequence[Donor], specs: Sequence[BucketSpec] = SPECS) -> None:
+    def __init__(
+        self, donors: Sequence[Donor], specs: Sequence[BucketSpec] = SPECS, rounds: Rounds = NO_ROUNDS
+    ) -> None:
         self._told: asyncio.Queue[StandbyProgress] = asyncio.Queue()
         self.statuses: list[StandbyProgress] = []
         copied = [(Bucket(spec, CPU, torch.float32), [donor.peer for donor in donors]) for spec in specs]
         self.dialler = dialler("me")
-        self.copies = StandbyCopies(RUN, copied, self.dialler, self._told.put_nowait)
+        self.copies = StandbyCopies(RUN, copied, self.dialler, self._told.put_nowait, rounds)
 
     async def tells(self) -> StandbyProgress:
         """The next status."""
@@ -170,17 +175,16 @@ async def test_state_comes_once_and_then_every_step_is_applied_here_too(donors: 
 
 @pytest.mark.parametrize("codec", [Codec.OFF, Codec.TOPK])
 async def test_with_rounds_the_copy_is_for_a_new_island_and_follows_exchanges_alone(codec: Codec) -> None:
-    specs = [replace(spec, rounds=Rounds(2)) for spec in SPECS]
-    donor = Donor("a", specs)
+    specs, rounds = [replace(spec, has_momentum=True) for spec in SPECS], Rounds(0, 3, 1)
+    donor = Donor("a", specs, rounds)
     donor.codec = codec
     donor.peer = Peer(node="a", candidates=[f"127.0.0.1:{await donor.server.start('127.0.0.1:0')}"])
     for _ in range(4):  # steps 4 to 7, of which 6 is an exchange
         donor.train()
-    standby = Standby([donor], specs)
+    standby = Standby([donor], specs, rounds)
     await standby.until(6)
     for index, bucket in (await standby.copies.as_of(committed(6), 10)).items():
-        bucket.begin_island()
-        assert torch.equal(bucket.parameters, donor.buckets[index].outer[0])
+        assert torch.equal(bucket.parameters, donor.buckets[index].shared[0])
     for _ in range(5):
         donor.train()
     donor.train(commit=False)
@@ -189,8 +193,7 @@ async def test_with_rounds_the_copy_is_for_a_new_island_and_follows_exchanges_al
     assert copied.keys() == donor.buckets.keys()
     for index, bucket in copied.items():
         trained = donor.buckets[index]
-        assert all(map(torch.equal, bucket.outer, trained.outer))
-        bucket.begin_island()
+        assert all(map(torch.equal, bucket.shared, trained.shared))
         assert torch.equal(bucket.parameters, trained.parameters)
         assert not bucket.exp_avg.any()
         assert trained.exp_avg.any()
@@ -383,7 +386,7 @@ async def test_peers_wait_for_a_step_that_is_being_applied_and_the_lock_is_free(
         assert go_on.wait(10)
 
     donors[0].train(commit=False)
-    subscription = store.subscribe([0, 1], asyncio.get_running_loop())
+    subscription = store.subscribe(StandbyRequest(buckets=[0, 1]), asyncio.get_running_loop())
     with ThreadPoolExecutor(2) as threads:
         applied = threads.submit(store.apply, committed(5), update)
         assert applying.wait(10)
@@ -396,7 +399,7 @@ async def test_peers_wait_for_a_step_that_is_being_applied_and_the_lock_is_free(
 
 
 async def test_a_standby_that_is_too_slow_is_dropped_and_told_so(donors: list[Donor]) -> None:
-    subscription = donors[0].store.subscribe([1], asyncio.get_running_loop())
+    subscription = donors[0].store.subscribe(StandbyRequest(buckets=[1]), asyncio.get_running_loop())
     sent = subscription.frames()
     await anext(sent)
     for _ in range(MAX_BEHIND + 1):
@@ -410,7 +413,7 @@ async def test_a_standby_for_which_too_many_bytes_wait_is_dropped_but_two_steps_
     donors: list[Donor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_store, "MOST_WAITING_BYTES", SPECS[1].size)
-    subscription = donors[0].store.subscribe([1], asyncio.get_running_loop())
+    subscription = donors[0].store.subscribe(StandbyRequest(buckets=[1]), asyncio.get_running_loop())
     sent = subscription.frames()
     await anext(sent)
     for ended in (False, False, True):
@@ -423,7 +426,7 @@ async def test_a_standby_for_which_too_many_bytes_wait_is_dropped_but_two_steps_
 
 
 async def test_nothing_is_kept_for_a_standby_that_has_gone_while_a_step_was_on_its_way(donors: list[Donor]) -> None:
-    subscription = donors[0].store.subscribe([1], asyncio.get_running_loop())
+    subscription = donors[0].store.subscribe(StandbyRequest(buckets=[1]), asyncio.get_running_loop())
     sent = subscription.frames()
     await anext(sent)
     donors[0].train()
@@ -437,7 +440,7 @@ async def test_nothing_is_kept_for_a_standby_that_has_gone_while_a_step_was_on_i
 async def test_a_step_counts_as_waiting_from_before_it_is_copied_until_all_of_it_is_sent(
     donors: list[Donor],
 ) -> None:
-    subscription = donors[0].store.subscribe([0], asyncio.get_running_loop())
+    subscription = donors[0].store.subscribe(StandbyRequest(buckets=[0]), asyncio.get_running_loop())
     sent = subscription.frames()
     whole = False
     while not whole:
@@ -472,7 +475,7 @@ async def test_the_state_of_one_bucket_is_let_go_before_that_of_the_next_is_read
         return header, reading
 
     monkeypatch.setattr(source, "start", watched)
-    subscription = source.subscribe([0, 1], asyncio.get_running_loop())
+    subscription = source.subscribe(StandbyRequest(buckets=[0, 1]), asyncio.get_running_loop())
     async for frame in subscription.frames():
         if parse(frame)[0].index == 1:
             break

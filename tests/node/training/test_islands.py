@@ -18,12 +18,13 @@ from dtfm.node.model.load import load_model
 from dtfm.protos.plan_pb2 import CONSTANT, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
-from dtfm.scheduler.model.rounds import Rounds
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
 from tests.cluster.plain import losses_of_islands
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.node.in_process import InProcess
 
 ROUNDS = 3
+EVENLY = spread(ROUNDS, 3 * (ROUNDS + 1))
 
 
 def island(number: int, cuts: Sequence[int], names: Sequence[Sequence[str]], counts: Sequence[int]) -> Plan:
@@ -52,17 +53,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
     text = run_file(model=GPT2, stages=[6], steps=3 * (ROUNDS + 1)).replace("stages = [6]\n", "")
-    (tmp_path / "run.toml").write_text(
-        text.replace("[train]\n", f"[train]\nrounds = {ROUNDS}\nouter_rate = 0.7\nouter_momentum = 0.9\n")
-    )
+    (tmp_path / "run.toml").write_text(text.replace("[train]\n", "[train]\nouter_rate = 0.7\nouter_momentum = 0.9\n"))
     return read_run_file(tmp_path / "run.toml").message("test")
 
 
-def started(run: Run, plan: Plan) -> InProcess:
+def started(run: Run, plan: Plan, rounds: Rounds = EVENLY) -> InProcess:
     data = load_data(run)
     model = load_model(run.model, data.sample)
-    model.set_rounds(Rounds(run.train.rounds))
-    return InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12)
+    model.set_momentum(run.train.outer_momentum > 0)
+    return InProcess(run, replace(plan, rounds=rounds), model, data, bandwidth=1e9, flops=1e12)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
     """Under a codec but for where its blocks end: the one process has all parameters in one."""
     run.network.exchange = codec
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
-    alone = losses_of_islands(run, lambda step: shares(plan))
+    alone = losses_of_islands(run, lambda step: shares(plan), EVENLY.exchanges)
     with started(run, plan) as nodes:
         assert {generation.codecs.exchange.name.lower() for generation in nodes.generations.values()} == {codec}
         for step in range(1, run.train.steps + 1):
@@ -87,7 +86,8 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
                 for index in set().union(*buckets):
                     first, *others = (of[index] for of in buckets if index in of)
                     assert all(torch.equal(first.parameters, other.parameters) for other in others)
-                    assert all(torch.equal(first.outer[1], other.outer[1]) for other in others)
+                    assert first.momentum is not None
+                    assert all(torch.equal(first.momentum, other.shared[1]) for other in others)
                     assert {other.digests()[1] for other in others} <= {first.digests()[1]}
 
 
@@ -100,11 +100,9 @@ def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, m
     monkeypatch.setattr("dtfm.node.training.generation.adamw", sgd)
     run.network.exchange, run.train.schedule = "off", CONSTANT
     run.train.warmup_steps, run.train.learning_rate = 1, 0.1
-    together, run.train.rounds, run.train.outer_rate, run.train.outer_momentum = Run(), 1, 1.0, 0.0
-    together.CopyFrom(run)
-    together.train.rounds = 0
+    run.train.outer_rate, run.train.outer_momentum = 1.0, 0.0
     islands, one = joined([ALONE, PIPELINE, REPLICAS], 1), island(0, (0, 5), [["a"]], [10])
-    with started(run, islands) as nodes, started(together, one) as alone:
+    with started(run, islands, spread(1, 10)) as nodes, started(run, one, NO_ROUNDS) as alone:
         losses = [alone.train() for _ in range(5)]
         assert losses[4] < losses[0] - 0.1
         for expected in losses:
@@ -114,12 +112,12 @@ def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, m
 
 def test_an_exchange_that_is_given_up_leaves_the_islands_as_they_were(run: Run) -> None:
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
-    alone = losses_of_islands(run, lambda step: shares(plan))
+    alone = losses_of_islands(run, lambda step: shares(plan), EVENLY.exchanges)
     with started(run, plan) as nodes:
         for _ in range(ROUNDS):
             nodes.train()
         nodes.train(commit=False)
-        nodes.go_on(replace(plan, generation=2))
+        nodes.go_on(replace(nodes.plan, generation=2))
         nodes.train()
         assert nodes.train() == pytest.approx([*itertools.islice(alone, ROUNDS + 2)][-1], rel=1e-9, abs=0)
 
@@ -136,9 +134,9 @@ def test_what_a_sparse_exchange_leaves_out_comes_in_the_next(run: Run) -> None:
             before, learnt = dict[int, torch.Tensor](), dict[int, dict[int, torch.Tensor]]()
             for generation in nodes.generations.values():
                 for index, bucket in generation.stage.buckets.items():
-                    before[index] = bucket.outer[0].clone()
+                    before[index] = bucket.shared[0].clone()
                     share = generation.placement.share_in_exchange(index, Codec.TOPK)
-                    change = (bucket.outer[0] - bucket.parameters) * share
+                    change = (before[index] - bucket.parameters) * share
                     learnt.setdefault(index, {})[generation.placement.island] = change
             carried = left_out(nodes)
             nodes.train()
@@ -170,7 +168,7 @@ def test_what_a_sparse_exchange_leaves_out_outlives_a_change_of_plan_but_not_an_
             nodes.train()
         carried = left_out(nodes)
         assert all(residual.count_nonzero() for residual in carried.values())
-        nodes.go_on(replace(plan, generation=2))
+        nodes.go_on(replace(nodes.plan, generation=2))
         for _ in range(ROUNDS):
             nodes.train()
         nodes.train(commit=False)
@@ -179,7 +177,7 @@ def test_what_a_sparse_exchange_leaves_out_outlives_a_change_of_plan_but_not_an_
 
 def test_a_single_island_applies_all_that_it_has_learnt_whatever_the_codec(run: Run) -> None:
     run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "topk", 1.0, 0.0
-    alone = losses_of_islands(run, lambda step: {0: range(10)})
+    alone = losses_of_islands(run, lambda step: {0: range(10)}, EVENLY.exchanges)
     with started(run, island(0, (0, 3, 5), [["d", "e"], ["f"]], [6, 4])) as nodes:
         for step in range(1, run.train.steps + 1):
             loss, expected = nodes.train(), next(alone)

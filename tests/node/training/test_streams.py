@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from dtfm.node.training import reduction
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage, joined
-from dtfm.scheduler.model.rounds import Rounds
+from dtfm.scheduler.model.rounds import spread
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import CPU, InProcess, nodes_of
 from tests.node.pretended_gpu import PretendedGpus, Stream, pretended_gpus
@@ -103,24 +104,20 @@ def test_auditors_wait_for_what_they_use(tmp_path: Path, monkeypatch: pytest.Mon
 def test_islands_wait_for_what_they_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
-    text = (
-        text_of("fp32", "off")
-        .replace("[train]\n", "[train]\nrounds = 2\n")
-        .replace("steps = 4", "steps = 6")
-        .replace("stages = [2, 2]\n", "")
-    )
+    text = text_of("fp32", "off").replace("steps = 4", "steps = 6").replace("stages = [2, 2]\n", "")
     (tmp_path / "run.toml").write_text(text)
     run = read_run_file(tmp_path / "run.toml").message("test")
     run.network.exchange = codec
     data = load_data(run)
     model = load_model(run.model, data.sample)
-    model.set_rounds(Rounds(2))
     islands = [
         Plan(1, (Stage((0, len(model.layers)), (node,), (2,), (), island=n),), ()) for n, node in enumerate("ab")
     ]
     with (
         pretended_gpus() as gpus,
-        InProcess(run, joined(islands, 1), model, data, bandwidth=1e9, flops=1e12, devices=GPUS) as nodes,
+        InProcess(
+            run, replace(joined(islands, 1), rounds=spread(2, 6)), model, data, bandwidth=1e9, flops=1e12, devices=GPUS
+        ) as nodes,
     ):
         losses = [nodes.train() for _ in range(6)]
     assert losses[4] < losses[0]

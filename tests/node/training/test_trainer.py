@@ -117,7 +117,7 @@ async def test_a_node_that_is_welcomed_again_while_it_loads_says_what_the_run_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: Node
 ) -> None:
     before, now = (read_run_file(tmp_path / "run.toml").message("another") for _ in range(2))
-    now.train.rounds = 3
+    now.train.outer_rate = 0.5
     mark(f"{tmp_path}/checkpoints", "another")
     loading, welcomed = threading.Event(), threading.Event()
 

@@ -141,7 +141,7 @@ def test_sparse_codecs_are_only_for_exchanges(at: Fixture, kind: Kind) -> None:
 def exchange(*, sparse: bool) -> Expectations:
     """Of step 8, by two islands: of "me" and "mine", and of "a" and "b"."""
     islands = [Stage((0, 1), names, (1, 1), island=n) for n, names in enumerate((("me", "mine"), ("a", "b")))]
-    placement = placement_of(Plan(5, tuple(islands), ()), "me", 2, [BucketSpec(0, (0,), ())], rounds=Rounds(3))
+    placement = placement_of(Plan(5, tuple(islands), (), rounds=Rounds(0, 4, 1)), "me", 2, [BucketSpec(0, (0,), ())])
     assert placement is not None
     return Expectations(
         placement, TensorSizes(ELEMENTS, ELEMENTS, {0: BUCKET}, torch.float32, torch.float32), sparse=sparse

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 from dtfm.scheduler.islands.advice import advice
 from dtfm.scheduler.islands.layout import lay_out, tokens_needed
-from dtfm.scheduler.model.rounds import fitting
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.islands.test_layout import MEGABIT, cities
 from tests.scheduler.llama import llama
 
-WORKLOAD = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32, outer_bytes_per_parameter_byte=2.0)
-AMONG = fitting(1000)[1:]
+WORKLOAD = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32, outer_bytes_per_parameter_byte=1.0)
+AMONG = 30, 100
 
 
 def test_over_home_lines_the_rounds_that_come_soonest_to_the_same_loss_are_advised() -> None:
@@ -19,14 +18,26 @@ def test_over_home_lines_the_rounds_that_come_soonest_to_the_same_loss_are_advis
     advised = advice(cluster, WORKLOAD, alone, AMONG)
     assert advised is not None
     gains = {}
-    for rounds in AMONG:
-        predicted = lay_out(cluster, WORKLOAD, rounds=rounds, evaluations=60).predicted
-        each = predicted.iteration_seconds + predicted.exchange_seconds / rounds.length
-        gains[rounds.length] = alone / (each * tokens_needed(4, WORKLOAD, rounds))
-    assert (advised.rounds, advised.islands) == (max(gains, key=lambda length: gains[length]), 4)
+    for length in AMONG:
+        predicted = lay_out(cluster, WORKLOAD, length=length, evaluations=60).predicted
+        each = predicted.iteration_seconds + predicted.exchange_seconds / length
+        gains[length] = alone / (each * tokens_needed(4, WORKLOAD, length))
+    assert (advised.rounds, advised.islands) == (max(gains, key=lambda each: gains[each]), 4)
     assert abs(advised.speedup / max(gains.values()) - 1) < 0.05
     assert advice(cluster, WORKLOAD, alone / advised.speedup * 1.05, AMONG) is None
-    assert str(advised).startswith("With [train] rounds = 99, 4 islands would reach the same loss some 2.")
+    assert advised.gain.startswith("4 islands that exchange every 100 steps reach the same loss some 2.")
+
+
+def test_what_is_in_force_is_left_only_for_what_gains_enough_more() -> None:
+    cluster = cities([1] * 4, 100 * MEGABIT, 100 * MEGABIT)
+    alone = schedule(cluster, llama("1.1B"), evaluations=200).predicted.iteration_seconds
+    both = [advice(cluster, WORKLOAD, alone, AMONG, standing=standing) for standing in AMONG]
+    assert [each and each.rounds for each in both] == [100, 100]  # 100 gains half as much again
+    assert both[0] is not None
+    for without, standing, found in ((1.05, 0, None), (1.05, 100, 100), (0.95, 100, 100), (0.85, 100, None)):
+        at = alone / both[0].speedup * without
+        found_now = advice(cluster, WORKLOAD, at, [100], standing=standing)
+        assert (found_now and found_now.rounds) == found, (without, standing)
 
 
 def test_over_fast_lines_and_on_one_node_nothing_is_advised() -> None:

@@ -14,12 +14,11 @@ from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Reason
 from dtfm.scheduler.model.plan import Plan, Stage, check, joined
-from dtfm.scheduler.model.rounds import Rounds
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.llama import llama
 
 MEGABIT = 1e6 / 8
-ROUNDS = Rounds(30)
+LENGTH = 30
 #: Of SparseLoCo's codec (arXiv 2508.15706): 64 of 4,096 elements of 32 bits, in 2 bits and 12 of place.
 SPARSE = 64 * 14 / (4096 * 32)
 
@@ -39,7 +38,7 @@ def islands(plan: Plan) -> list[set[str]]:
 
 def test_over_fast_lines_there_is_one_island() -> None:
     workload = replace(llama("1.1B", 512), sent_per_exchanged_byte=SPARSE)
-    decision = lay_out(cities([8], 1250e6, 1250e6), workload, rounds=ROUNDS, evaluations=200)
+    decision = lay_out(cities([8], 1250e6, 1250e6), workload, length=LENGTH, evaluations=200)
     assert len(decision.plan.islands) == 1
 
 
@@ -48,22 +47,22 @@ def test_over_home_lines_each_gpu_that_holds_the_model_is_an_island_and_all_are_
         cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT),
         replace(llama("1.1B"), sent_per_exchanged_byte=SPARSE),
     )
-    decision = lay_out(cluster, workload, rounds=ROUNDS, evaluations=200)
+    decision = lay_out(cluster, workload, length=LENGTH, evaluations=200)
     assert islands(decision.plan) == [{f"n{n}"} for n in range(8)]
     step = decision.predicted.iteration_seconds
     exchange = exchange_seconds(cluster, workload, decision.plan)
     computing = 64 / 8 * sum(layer.forward_flops for layer in workload.layers) * 3 / 80e12
-    assert ROUNDS.length * computing / (ROUNDS.length * step + exchange) >= 0.9
+    assert LENGTH * computing / (LENGTH * step + exchange) >= 0.9
 
 
 def test_there_are_no_more_islands_than_pay_for_the_tokens_that_they_need() -> None:
-    lines, rounds = cities([1] * 32, 100 * MEGABIT, 100 * MEGABIT), Rounds(100)
+    lines, length = cities([1] * 32, 100 * MEGABIT, 100 * MEGABIT), 100
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
 
     def laid_out(nodes: int) -> tuple[int, float]:
-        found = lay_out(lines.only(range(nodes)), workload, rounds=rounds, evaluations=QUICK)
-        each = found.predicted.iteration_seconds + found.predicted.exchange_seconds / rounds.length
-        return len(found.plan.islands), each * tokens_needed(len(found.plan.islands), workload, rounds)
+        found = lay_out(lines.only(range(nodes)), workload, length=length, evaluations=QUICK)
+        each = found.predicted.iteration_seconds + found.predicted.exchange_seconds / length
+        return len(found.plan.islands), each * tokens_needed(len(found.plan.islands), workload, length)
 
     (few, slow), (some, best), (most, no_better) = map(laid_out, (8, 16, 32))
     assert (few, some, most) == (8, 16, 16)
@@ -73,7 +72,7 @@ def test_there_are_no_more_islands_than_pay_for_the_tokens_that_they_need() -> N
 def test_the_sentence_says_what_islands_cost_in_tokens() -> None:
     lines = cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)
     sentence = lay_out(
-        lines, replace(llama("1.1B"), sent_per_exchanged_byte=SPARSE), rounds=ROUNDS, evaluations=50
+        lines, replace(llama("1.1B"), sent_per_exchanged_byte=SPARSE), length=LENGTH, evaluations=50
     ).sentence
     assert sentence.endswith("For the same loss they need some 30% more tokens than one island.")
 
@@ -82,22 +81,22 @@ def test_tokens_needed_are_those_that_were_measured() -> None:
     """With 10 million parameters, as docs/measurements.md has it."""
     layer = replace(even_workload(layers=1, micro_batches=8).layers[0], parameter_bytes=40e6)
     small = replace(even_workload(layers=1, micro_batches=8), layers=(layer,))
-    assert tokens_needed(1, small, ROUNDS) == 1
+    assert tokens_needed(1, small, LENGTH) == 1
     for islands_, every, measured in ((2, 30, 1.16), (8, 10, 1.99), (8, 30, 2.75), (8, 100, 3.5)):
-        assert tokens_needed(islands_, small, Rounds(every)) == pytest.approx(measured, rel=0.1)
+        assert tokens_needed(islands_, small, every) == pytest.approx(measured, rel=0.1)
 
 
 def test_a_gpu_whose_host_has_no_room_for_what_exchanges_need_is_no_island_of_its_own() -> None:
     cluster = cities([1] * 4, 100 * MEGABIT, 100 * MEGABIT)
-    workload = replace(llama("1.1B"), sent_per_exchanged_byte=SPARSE, outer_bytes_per_parameter_byte=2.0)
-    poor = tuple(replace(node, host_memory_bytes=8e9 if node.id == "n0" else 16e9) for node in cluster.nodes)
-    decision = lay_out(replace(cluster, nodes=poor), workload, rounds=ROUNDS, evaluations=200)
+    workload = replace(llama("1.1B"), sent_per_exchanged_byte=SPARSE, outer_bytes_per_parameter_byte=1.0)
+    poor = tuple(replace(node, host_memory_bytes=4e9 if node.id == "n0" else 16e9) for node in cluster.nodes)
+    decision = lay_out(replace(cluster, nodes=poor), workload, length=LENGTH, evaluations=200)
     assert {"n0"} not in islands(decision.plan)
     assert {"n1"} in islands(decision.plan)
     host = 2 * sum(layer.parameter_bytes for layer in workload.layers)
     assert 8e9 < host < 16e9
     rich = tuple(replace(node, host_memory_bytes=host) for node in cluster.nodes)
-    decision = lay_out(replace(cluster, nodes=rich), workload, rounds=ROUNDS, evaluations=200)
+    decision = lay_out(replace(cluster, nodes=rich), workload, length=LENGTH, evaluations=200)
     assert islands(decision.plan) == [{f"n{n}"} for n in range(4)]
 
 
@@ -110,7 +109,7 @@ def test_no_island_spans_two_cities_with_slow_lines_between_them() -> None:
     small = replace(
         cluster, nodes=tuple(replace(node, memory_bytes=3.2e9, host_memory_bytes=None) for node in cluster.nodes)
     )
-    decision = lay_out(small, workload, rounds=ROUNDS, evaluations=200)
+    decision = lay_out(small, workload, length=LENGTH, evaluations=200)
     check(decision.plan, len(workload.layers), workload.micro_batches)
     city = dict(zip(cluster.ids, np.repeat(np.arange(len(sizes)), sizes).tolist(), strict=True))
     assert [len({city[node] for node in island}) for island in islands(decision.plan)] == [1] * len(
@@ -122,19 +121,19 @@ def test_no_island_spans_two_cities_with_slow_lines_between_them() -> None:
 @pytest.mark.soak
 def test_of_64_nodes_in_ten_cities_each_island_is_a_citys() -> None:
     sizes = [4, 5, 6, 7, 8, 9, 7, 6, 6, 6]
-    workload = replace(llama("7B", 256), sent_per_exchanged_byte=4.25 / 32, outer_bytes_per_parameter_byte=2.0)
+    workload = replace(llama("7B", 256), sent_per_exchanged_byte=4.25 / 32, outer_bytes_per_parameter_byte=1.0)
     drawn = cities(sizes, 125e6, 100 * MEGABIT)
     cluster = replace(drawn, nodes=tuple(replace(node, host_memory_bytes=32e9) for node in drawn.nodes))
-    found = islands(lay_out(cluster, workload, rounds=Rounds(100), evaluations=200).plan)
+    found = islands(lay_out(cluster, workload, length=100, evaluations=200).plan)
     city = dict(zip(cluster.ids, np.repeat(np.arange(len(sizes)), sizes).tolist(), strict=True))
     assert len(found) >= 9
     assert all(len({city[node] for node in island}) == 1 for island in found)
 
 
 def test_islands_may_be_halves_of_cities() -> None:
-    lines, rounds = cities([4] * 4, 1000 * MEGABIT, 100 * MEGABIT), Rounds(100)
+    lines, length = cities([4] * 4, 1000 * MEGABIT, 100 * MEGABIT), 100
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
-    found = islands(lay_out(lines, workload, rounds=rounds, evaluations=QUICK).plan)
+    found = islands(lay_out(lines, workload, length=length, evaluations=QUICK).plan)
     assert [len(island) for island in found] == [2] * 8
     assert all(len({int(node[1:]) // 4 for node in island}) == 1 for island in found)
 
@@ -181,8 +180,8 @@ def test_islands_that_exchange_their_largest_changes_alone_need_fewer_tokens_if_
     length: int, times: float
 ) -> None:
     workload, sparse = llama("1.1B"), replace(llama("1.1B"), exchanged_with_all=True)
-    assert tokens_needed(1, sparse, Rounds(length)) == 1
-    ratio = tokens_needed(8, sparse, Rounds(length)) / tokens_needed(8, workload, Rounds(length))
+    assert tokens_needed(1, sparse, length) == 1
+    ratio = tokens_needed(8, sparse, length) / tokens_needed(8, workload, length)
     assert ratio == pytest.approx(times, abs=0.01)
 
 
@@ -195,7 +194,7 @@ CITIES = replace(
     ),
 )
 WORKLOAD = replace(even_workload(layers=4, micro_batches=24), sent_per_exchanged_byte=SPARSE)
-PLAN = lay_out(CITIES, WORKLOAD, rounds=ROUNDS, evaluations=200).plan
+PLAN = lay_out(CITIES, WORKLOAD, length=LENGTH, evaluations=200).plan
 
 
 def test_what_is_planned_here_are_three_islands() -> None:
@@ -248,7 +247,7 @@ def test_islands_that_there_are_stay_unless_others_are_much_faster() -> None:
     cluster = cities([8], 1250e6, 1250e6)
     workload = replace(llama("1.1B", 512), sent_per_exchanged_byte=SPARSE)
     for known, count in (({}, 1), ({f"n{n}": n // 4 for n in range(8)}, 2), (pairs, 1)):
-        found = lay_out(cluster, workload, rounds=ROUNDS, numbers=known, evaluations=QUICK)
+        found = lay_out(cluster, workload, length=LENGTH, numbers=known, evaluations=QUICK)
         assert len(found.plan.islands) == count
 
 
@@ -258,11 +257,11 @@ def test_what_is_left_of_one_does_not_keep_the_others_from_staying() -> None:
     workload = replace(llama("1.1B", 512), sent_per_exchanged_byte=SPARSE)
     known = {f"n{n}": n // 4 for n in range(9)}
     cluster = replace(fast, nodes=(*fast.nodes[:8], small))
-    assert len(lay_out(cluster, workload, rounds=ROUNDS, numbers=known, evaluations=QUICK).plan.islands) == 2
+    assert len(lay_out(cluster, workload, length=LENGTH, numbers=known, evaluations=QUICK).plan.islands) == 2
 
 
 def test_an_island_keeps_its_number_though_there_are_fewer_now() -> None:
-    found = lay_out(CITIES.only([2]), WORKLOAD, rounds=ROUNDS, numbers={"n2": 7}, evaluations=QUICK).plan
+    found = lay_out(CITIES.only([2]), WORKLOAD, length=LENGTH, numbers={"n2": 7}, evaluations=QUICK).plan
     assert found.island_of("n2") == 7
 
 
@@ -272,24 +271,24 @@ def numbers(plan: Plan) -> dict[str, int]:
 
 def test_an_island_keeps_its_number_while_most_of_its_nodes_stay() -> None:
     known = numbers(PLAN)
-    again = lay_out(CITIES.only([2, 3, 4]), WORKLOAD, PLAN, rounds=ROUNDS, numbers=known, evaluations=200).plan
+    again = lay_out(CITIES.only([2, 3, 4]), WORKLOAD, PLAN, length=LENGTH, numbers=known, evaluations=200).plan
     assert {*again.nodes} == {"n2", "n3", "n4"}
     assert all(again.island_of(node) == PLAN.island_of(node) for node in again.nodes)
-    back = lay_out(CITIES, WORKLOAD, again, rounds=ROUNDS, numbers=numbers(again), evaluations=200).plan
+    back = lay_out(CITIES, WORKLOAD, again, length=LENGTH, numbers=numbers(again), evaluations=200).plan
     assert islands(back) == islands(PLAN)
     assert all(back.island_of(node) == again.island_of(node) for node in again.nodes)
 
 
 def test_nobody_joins_who_would_keep_all_waiting_for_its_state_for_longer_than_it_helps() -> None:
     even = even_workload(layers=6, micro_batches=24)
-    workload = replace(even, sent_per_exchanged_byte=SPARSE, outer_bytes_per_parameter_byte=2.0)
-    large = cities([1, 3], 125e6, 2e6)
+    workload = replace(even, sent_per_exchanged_byte=SPARSE, outer_bytes_per_parameter_byte=1.0)
+    large = cities([1, 3], 115e6, 2e6)
     small = [replace(node, memory_bytes=6.2e8, host_memory_bytes=None) for node in large.nodes[1:]]
     cluster = replace(large, nodes=(large.nodes[0], *small))
-    known = lay_out(cluster.only([0, 1, 2]), workload, rounds=ROUNDS, evaluations=200).plan
+    known = lay_out(cluster.only([0, 1, 2]), workload, length=LENGTH, evaluations=200).plan
     for horizon, reason in ((50.0, Reason.FASTER), (5.0, Reason.KEPT)):
         decision = lay_out(
-            cluster, workload, known, rounds=ROUNDS, numbers=numbers(known), horizon=horizon, evaluations=200
+            cluster, workload, known, length=LENGTH, numbers=numbers(known), horizon=horizon, evaluations=200
         )
         assert decision.reason is reason
     assert decision.plan.idle == ("n3",)
@@ -297,8 +296,8 @@ def test_nobody_joins_who_would_keep_all_waiting_for_its_state_for_longer_than_i
 
 
 def test_a_new_island_joins_at_once_as_its_nodes_copy_while_others_train() -> None:
-    known = lay_out(CITIES.only([2, 3, 4]), WORKLOAD, rounds=ROUNDS, evaluations=200).plan
-    decision = lay_out(CITIES, WORKLOAD, known, rounds=ROUNDS, numbers=numbers(known), horizon=10.0, evaluations=200)
+    known = lay_out(CITIES.only([2, 3, 4]), WORKLOAD, length=LENGTH, evaluations=200).plan
+    decision = lay_out(CITIES, WORKLOAD, known, length=LENGTH, numbers=numbers(known), horizon=10.0, evaluations=200)
     assert decision.reason is Reason.FASTER
     assert decision.plan.island_of("n0") == decision.plan.island_of("n1")
     assert decision.plan.island_of("n0") not in numbers(known).values()

@@ -46,9 +46,9 @@ def test_it_copies_all_layers_from_whoever_has_them() -> None:
     assert [list(donors.nodes) for donors in asked.donors] == [["a"], ["a"], ["b"], ["b"]]
 
 
-@pytest.mark.parametrize(("host_memory", "is_asked"), [(2 * LAYERS * 2**20, True), (2 * LAYERS * 2**20 - 1, False)])
-def test_its_host_has_room_for_what_exchanges_need(host_memory: int, is_asked: bool) -> None:
-    """The anchor and the momentum of all layers, of 1 MiB each."""
+@pytest.mark.parametrize(("host_memory", "is_asked"), [(LAYERS * 2**20, True), (LAYERS * 2**20 - 1, False)])
+def test_its_host_has_room_for_what_islands_share(host_memory: int, is_asked: bool) -> None:
+    """The parameters of all layers, of 1 MiB each."""
     world = islands("a", "b")
     world.step()
     gpu = wire.Device(kind="cuda", name="a gpu", memory_bytes=1 << 30, flops=1e11, host_memory_bytes=host_memory)

@@ -1,80 +1,156 @@
-"""`[train] rounds = "auto"`: the planner decides with the first plan. If there are rounds, all nodes join again."""
+"""`[train] rounds`: a plan comes with them, and each plan that begins while the run is at rest may come with others."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dtfm.coordinator.config.changes import goes_on_with
+import pytest
+
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.phases import Gathering
+from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.log import events as ev
-from dtfm.protos.bucket_layout import LAYOUT_BYTES
-from dtfm.scheduler.model.rounds import Rounds, fitting
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 from tests.coordinator.core.test_steering import set_key
-from tests.coordinator.script import BUCKETS, World, fresh_state, prepared, two_stages
+from tests.coordinator.script import World, fresh_state, two_stages
 from tests.coordinator.stores import checked
 
-AUTO: dict[str, Any] = {"rounds": "auto", "steps": 1000, "evaluate_every": 0}
+AUTO: dict[str, Any] = {"rounds": "auto", "steps": 60, "evaluate_every": 0}
 
 
-def answered(rounds: int | None) -> World:
-    """A world in which a and b have come, and the planner has answered the first question with these rounds."""
-    world = World(fresh_state(train=AUTO, cluster={"nodes": 2, "stages": "auto"}))
+def asked(**changes: dict[str, Any]) -> World:
+    """A world in which a and b have come, and the planner is asked the first question."""
+    world = World(fresh_state(**{"train": AUTO, "cluster": {"nodes": 2, "stages": "auto"}, **changes}))
     world.automatic_planning = False
     world.join("a", "b")
-    (wanted,) = world.wanted
-    world.wanted = []
-    assert (wanted.choices, wanted.rounds) == (fitting(1000), Rounds(0))
-    world.feed(t.Planned(wanted.number, PlanChosen(two_stages(["a", "b"]), "islands pay", 1.0, 0.5, rounds)))
     return world
 
 
-def test_with_rounds_all_nodes_join_again_and_say_anew_what_they_train() -> None:
-    world = answered(24)
-    (changed,) = world.events(ev.RunChanged)
-    assert changed.narrate() == "the planner set train.rounds to 24; it was auto. islands pay"
-    assert {left.reason for left in world.events(ev.NodeLeft)} == {"it joins again, as train.rounds has changed"}
-    assert world.hung_up == set(world.streams.values())
-    assert isinstance(world.state.phase, Gathering)
-    layouts = [bytes([7, bucket]).ljust(LAYOUT_BYTES) for bucket in range(BUCKETS)]  # with rounds a bucket holds more
+def answer(world: World, length: int, nodes: str = "ab") -> None:
+    wanted = world.wanted.pop(0)
+    world.feed(t.Planned(wanted.number, PlanChosen(two_stages([*nodes]), "so it pays", 1.0, 0.5, length)))
+
+
+def begun(length: int) -> World:
+    """The first step is in progress, with rounds of this length."""
+    world = asked()
+    answer(world, length)
+    world.settle()
+    world.wanted = []
+    return world
+
+
+def step(world: World) -> None:
+    exchanges = world.state.rounds.exchanges(world.state.ledger.training.step + 1)
+    for node in world.plan_in_force.nodes:
+        world.vote(node, **({"samples": 0, "loss_sum": 0.0} if exchanges else {}))
+
+
+def test_the_first_plan_comes_with_them_and_each_node_is_told_of_them() -> None:
+    world = asked()
+    assert world.wanted[0].lengths == (0, 10, 30)  # 100 are more than the run's steps
+    answer(world, 10)
     for node in "ab":
-        world.prepare(node, prepared(layouts=b"".join(layouts)))
-        world.report_links(node)
-        assert world.last_to(node, "welcome").run.train.rounds == 24
-    assert not world.refusals
-    assert world.state.ledger.described is not None
-    assert world.state.ledger.described.layout_of(1) == layouts[1].hex()
-    assert (world.wanted[-1].choices, world.wanted[-1].rounds) == (None, Rounds(24))
-    assert world.refolded().run == world.state.run.model_dump(mode="json")
-
-
-def test_without_rounds_the_plan_is_adopted_at_once() -> None:
-    world = answered(0)
-    assert world.events(ev.RunChanged)[0].value == 0
+        assert world.last_to(node, "assignment").plan.rounds.count == 5
+    assert world.state.rounds == Rounds(0, 60, 5)
     assert not world.hung_up
-    assert world.plan_in_force.nodes == ("a", "b")
-    assert world.state.rounds == Rounds(0)
+    assert world.refolded().training.rounds == world.state.rounds
 
 
-def test_what_was_decided_stays_through_a_restart_and_is_what_the_log_is_checked_by() -> None:
-    world = answered(24)
-    file, started = fresh_state(train=AUTO, cluster={"nodes": 2, "stages": "auto"}).run, world.whole_log[0]
-    assert isinstance(started, ev.RunStarted)
-    assert goes_on_with(file, started.run, world.state.ledger.run, 0).train.rounds == 24
-    committed = [ev.StepCommitted(step, 0, 0.5, 112, 2.0, 1.0, 8, {}, {}) for step in range(1, 26)]
+def test_without_gain_there_are_none() -> None:
+    assert begun(0).state.rounds == NO_ROUNDS
+
+
+def test_those_that_the_run_file_names_are_not_asked_about() -> None:
+    assert asked(train={**AUTO, "rounds": 7}).wanted[0].lengths == (7,)
+
+
+@pytest.mark.parametrize("trust", [{"mode": "open"}, {"audit_rate": 0.1}])
+def test_there_are_none_where_work_is_audited(trust: dict[str, Any]) -> None:
+    world = asked(trust=trust)
+    for node in "ab":
+        world.prepare(node)
+    assert {wanted.lengths for wanted in world.wanted} <= {(0,)}
+
+
+def test_once_there_are_more_nodes_they_may_begin_and_samples_go_on_where_they_were() -> None:
+    world = begun(0)
+    for _ in range(9):
+        step(world)
+    world.join("c")
+    assert world.wanted[-1].lengths == (0, 10, 30)
+    answer(world, 10)
+    step(world)
+    assert world.last_to("a", "commit").pause
+    world.apply()
+    assert world.state.rounds == Rounds(10, 50, 5)
+    assert world.plan_in_force.rounds.trained(20) == 19
+    world.settle()
+    for _ in range(50):
+        step(world)
+    assert world.state.ledger.training.trained(60) == 55
+    assert world.events(ev.StepCommitted)[-1].exchange
     assert checked(world.records).findings == ()
-    world.log += committed
-    assert "step 25 is no exchange, against the run's rounds" in [
+
+
+def test_they_may_end_and_only_at_an_exchange() -> None:
+    world = begun(10)
+    world.join("c")
+    assert world.wanted[-1].lengths == (11, 0, 10, 30)
+    answer(world, 0, "abc")
+    for number in range(1, 13):
+        assert not (number > 1 and world.last_to("a", "commit").pause)
+        step(world)
+    assert world.last_to("a", "commit").pause
+    world.apply()
+    assert world.state.rounds == Rounds(12, before=1)
+    assert world.last_to("a", "assignment").plan.rounds == wire.Assignment().plan.rounds.__class__(since=12, before=1)
+
+
+def test_between_two_exchanges_what_is_in_force_stays() -> None:
+    world = begun(10)
+    step(world)
+    world.lose("b")
+    world.join("b2")
+    assert isinstance(world.state.phase, Gathering)
+    assert world.state.ledger.training.step == 1
+    assert {wanted.lengths for wanted in world.wanted} == {(11,)}
+
+
+def test_going_back_to_before_they_began_undoes_them() -> None:
+    world = begun(0)
+    for _ in range(5):
+        step(world)
+    world.join("c")
+    answer(world, 10)
+    step(world)
+    world.apply()
+    assert world.state.rounds == Rounds(6, 54, 5)
+    ledger = ev.RolledBack(3, 6, "lost").apply(world.state.ledger)
+    assert ledger.training.rounds == NO_ROUNDS
+    assert ledger.training.trained(6) == 6
+
+
+def test_a_log_that_begins_with_a_checkpoint_knows_how_many_exchanges_it_has_had() -> None:
+    ledger = ev.RolledBack(40, 40, "this log begins", 3).apply(fresh_state().ledger)
+    assert ledger.training.rounds == Rounds(40, before=3)
+    assert (ledger.training.trained(0), ledger.training.trained(40)) == (0, 37)
+
+
+def test_a_run_that_gets_more_steps_ends_with_the_first_exchange_after_them() -> None:
+    world = begun(10)
+    assert "70" in set_key(world, "train.steps", 70)
+    for _ in range(72):
+        assert isinstance(world.state.phase, Stepping)
+        step(world)
+    assert world.last_to("a", "commit").pause
+    assert world.state.ledger.training.step == 72
+
+
+def test_what_they_are_is_what_the_log_is_checked_by() -> None:
+    world = begun(10)
+    world.log += [ev.StepCommitted(number, 1, 0.5, 112, 2.0, 1.0, 8, {}, {}) for number in range(1, 13)]
+    assert "step 12 is no exchange, against the plan's rounds" in [
         each.sentence for each in checked(world.records).findings
     ]
-
-
-def test_an_answer_for_another_number_of_steps_decides_nothing() -> None:
-    world = World(fresh_state(train=AUTO, cluster={"nodes": 2, "stages": "auto"}))
-    world.automatic_planning = False
-    world.join("a", "b")
-    assert "777" in set_key(world, "train.steps", 777)
-    world.feed(t.Planned(world.wanted.pop(0).number, PlanChosen(two_stages(["a", "b"]), "islands pay", rounds=24)))
-    assert world.state.run.train.rounds == "auto"
-    assert world.wanted[-1].choices == fitting(777)
