@@ -50,6 +50,7 @@ from dtfm.protos.identity.credentials import Identity
 from dtfm.protos.identity.enrolment import NotAdmitted, refusal_in
 from dtfm.protos.identity.private_files import cache_folder
 from dtfm.protos.identity.proof import is_let_in
+from dtfm.scheduler.formats.plan import unpack_plan
 
 log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -300,7 +301,8 @@ class Session:
             case "status":
                 self._status.told(message.status)
             case "assignment":
-                self._status.assigned(message.assignment.plan)
+                with contextlib.suppress(ValueError):  # otherwise the trainer says what is wrong
+                    self._status.assigned(unpack_plan(message.assignment.plan))
                 self._trainer.adopt(message.assignment, self._server.deliver_to)
             case "standby":
                 self._status.stands_by(message.standby)

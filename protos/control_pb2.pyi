@@ -372,12 +372,13 @@ class LinkReport(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., up: _Optional[float] = ..., down: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began", "trained_before")
+    __slots__ = ("generation", "plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from", "island_began", "trained_before")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
         nodes: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -389,7 +390,8 @@ class Assignment(_message.Message):
     COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
     ISLAND_BEGAN_FIELD_NUMBER: _ClassVar[int]
     TRAINED_BEFORE_FIELD_NUMBER: _ClassVar[int]
-    plan: _plan_pb2.Plan
+    generation: int
+    plan: bytes
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     step: int
     donors: _containers.RepeatedCompositeFieldContainer[Assignment.Donors]
@@ -400,7 +402,7 @@ class Assignment(_message.Message):
     counts_from: int
     island_began: int
     trained_before: int
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ..., trained_before: _Optional[int] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., plan: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., island_began: _Optional[int] = ..., trained_before: _Optional[int] = ...) -> None: ...
 
 class Standby(_message.Message):
     __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers", "rounds", "trained_before")

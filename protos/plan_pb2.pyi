@@ -1,8 +1,7 @@
-from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -176,75 +175,3 @@ class Rounds(_message.Message):
     count: int
     before: int
     def __init__(self, since: _Optional[int] = ..., steps: _Optional[int] = ..., count: _Optional[int] = ..., before: _Optional[int] = ...) -> None: ...
-
-class Plan(_message.Message):
-    __slots__ = ("generation", "stages", "idle", "boundaries", "takeovers", "rounds")
-    class Stage(_message.Message):
-        __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight", "loads", "keeping", "island")
-        FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
-        PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
-        REPLICAS_FIELD_NUMBER: _ClassVar[int]
-        IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-        LOADS_FIELD_NUMBER: _ClassVar[int]
-        KEEPING_FIELD_NUMBER: _ClassVar[int]
-        ISLAND_FIELD_NUMBER: _ClassVar[int]
-        first_layer: int
-        past_last_layer: int
-        replicas: _containers.RepeatedScalarFieldContainer[str]
-        in_flight: _containers.RepeatedScalarFieldContainer[int]
-        loads: _containers.RepeatedScalarFieldContainer[int]
-        keeping: _containers.RepeatedCompositeFieldContainer[Plan.Keeping]
-        island: int
-        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[int]] = ..., keeping: _Optional[_Iterable[_Union[Plan.Keeping, _Mapping]]] = ..., island: _Optional[int] = ...) -> None: ...
-    class Keeping(_message.Message):
-        __slots__ = ("by_layer", "in_host")
-        BY_LAYER_FIELD_NUMBER: _ClassVar[int]
-        IN_HOST_FIELD_NUMBER: _ClassVar[int]
-        by_layer: bool
-        in_host: bool
-        def __init__(self, by_layer: _Optional[bool] = ..., in_host: _Optional[bool] = ...) -> None: ...
-    class Boundary(_message.Message):
-        __slots__ = ("flows",)
-        FLOWS_FIELD_NUMBER: _ClassVar[int]
-        flows: _containers.RepeatedCompositeFieldContainer[Plan.Flow]
-        def __init__(self, flows: _Optional[_Iterable[_Union[Plan.Flow, _Mapping]]] = ...) -> None: ...
-    class Flow(_message.Message):
-        __slots__ = ("sender", "receiver", "micro_batches")
-        SENDER_FIELD_NUMBER: _ClassVar[int]
-        RECEIVER_FIELD_NUMBER: _ClassVar[int]
-        MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
-        sender: str
-        receiver: str
-        micro_batches: int
-        def __init__(self, sender: _Optional[str] = ..., receiver: _Optional[str] = ..., micro_batches: _Optional[int] = ...) -> None: ...
-    class Takeover(_message.Message):
-        __slots__ = ("stage", "node", "place", "heirs")
-        STAGE_FIELD_NUMBER: _ClassVar[int]
-        NODE_FIELD_NUMBER: _ClassVar[int]
-        PLACE_FIELD_NUMBER: _ClassVar[int]
-        HEIRS_FIELD_NUMBER: _ClassVar[int]
-        stage: int
-        node: str
-        place: int
-        heirs: _containers.RepeatedCompositeFieldContainer[Plan.Heir]
-        def __init__(self, stage: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[int] = ..., heirs: _Optional[_Iterable[_Union[Plan.Heir, _Mapping]]] = ...) -> None: ...
-    class Heir(_message.Message):
-        __slots__ = ("node", "micro_batches")
-        NODE_FIELD_NUMBER: _ClassVar[int]
-        MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
-        node: str
-        micro_batches: int
-        def __init__(self, node: _Optional[str] = ..., micro_batches: _Optional[int] = ...) -> None: ...
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    STAGES_FIELD_NUMBER: _ClassVar[int]
-    IDLE_FIELD_NUMBER: _ClassVar[int]
-    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
-    TAKEOVERS_FIELD_NUMBER: _ClassVar[int]
-    ROUNDS_FIELD_NUMBER: _ClassVar[int]
-    generation: int
-    stages: _containers.RepeatedCompositeFieldContainer[Plan.Stage]
-    idle: _containers.RepeatedScalarFieldContainer[str]
-    boundaries: _containers.RepeatedCompositeFieldContainer[Plan.Boundary]
-    takeovers: _containers.RepeatedCompositeFieldContainer[Plan.Takeover]
-    rounds: Rounds
-    def __init__(self, generation: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Plan.Stage, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[Plan.Boundary, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[Plan.Takeover, _Mapping]]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ...) -> None: ...

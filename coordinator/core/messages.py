@@ -1,4 +1,4 @@
-"""The coordinator's values as messages to nodes: plans, links, assignments, the beginning of a step."""
+"""The coordinator's values as messages to nodes: rounds, links, assignments, the beginning of a step."""
 
 from __future__ import annotations
 
@@ -9,53 +9,9 @@ from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.log.events import Link, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
-from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
+from dtfm.scheduler.formats.plan import pack_plan
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import Rounds
-
-
-def plan_message(plan: Plan) -> plan_pb2.Plan:
-    return plan_pb2.Plan(
-        generation=plan.generation,
-        stages=[
-            plan_pb2.Plan.Stage(
-                first_layer=stage.layers[0],
-                past_last_layer=stage.layers[1],
-                replicas=stage.replicas,
-                in_flight=stage.in_flight,
-                loads=stage.loads,
-                keeping=[
-                    plan_pb2.Plan.Keeping(
-                        by_layer=each.checkpointing is Checkpointing.LAYER,
-                        in_host=each.optimizer_state is OptimizerState.HOST,
-                    )
-                    for each in stage.keeping
-                ],
-                island=stage.island,
-            )
-            for stage in plan.stages
-        ],
-        idle=plan.idle,
-        boundaries=[
-            plan_pb2.Plan.Boundary(
-                flows=[
-                    plan_pb2.Plan.Flow(sender=flow.sender, receiver=flow.receiver, micro_batches=flow.micro_batches)
-                    for flow in flows
-                ]
-            )
-            for flows in plan.flows
-        ],
-        takeovers=[
-            plan_pb2.Plan.Takeover(
-                stage=takeover.stage,
-                node=takeover.node,
-                place=takeover.place,
-                heirs=[plan_pb2.Plan.Heir(node=node, micro_batches=count) for node, count in takeover.heirs],
-            )
-            for takeover in plan.takeovers
-        ],
-        rounds=rounds_message(plan.rounds),
-    )
 
 
 def rounds_message(rounds: Rounds) -> plan_pb2.Rounds:
@@ -91,7 +47,8 @@ def assignments(
     giving = {name for table in set(givers.values()) for layer in table for name in layer}
     named = {*plan.nodes, *giving, *on_disks} & ledger.members.keys()
     common = control_pb2.Assignment(
-        plan=plan_message(plan),
+        generation=plan.generation,
+        plan=pack_plan(plan),
         peers=[control_pb2.Peer(node=node, candidates=ledger.members[node].candidates) for node in sorted(named)],
         step=ledger.training.step,
         snapshot=source,

@@ -90,7 +90,8 @@ class Placement:
     group of each of the stage's buckets, of this node's island; ``exchange_groups`` those of all islands, with ``rounds``.
     ``stage`` and ``stages`` are of its ``island``, by number, which computes ``island_micro_batches`` of a step's
     ``all_micro_batches``. ``trained_before``: the steps that trained before it began with moments of zero; ``is_new``: now.
-    ``is_main``: it is the plan's first, which writes snapshots. ``keeping`` is how this node keeps what it needs.
+    ``is_main``: it is the plan's first, which writes snapshots. ``keeping`` is how this node keeps what it needs. ``near``: the
+    replicas of its stage and of those beside it.
     """
 
     node: str
@@ -116,6 +117,7 @@ class Placement:
     trained_before: int = 0
     is_new: bool = False
     is_main: bool = True
+    near: frozenset[str] = frozenset()
 
     @property
     def first(self) -> bool:
@@ -191,6 +193,7 @@ def placement_of(
         trained_before=trained_before,
         is_new=is_new,
         is_main=number == plan.stages[0].island,
+        near=frozenset(node for each in island.stages[max(0, index - 1) : index + 2] for node in each.replicas),
     )
 
 

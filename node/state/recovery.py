@@ -143,7 +143,7 @@ def acquire_stage(
             initialise(loaded.model, bucket, run.seed)
         else:
             raise ValueError(f"no node has the state of bucket {index} as of step {assignment.step}")
-    fetched = partial(fetch_states, from_peers, assignment.step, assignment.plan.generation, loaded.dialler)
+    fetched = partial(fetch_states, from_peers, assignment.step, placement.generation, loaded.dialler)
     if from_peers and (placement.is_new or not at_rest):
         wait(fetched(run.lease_seconds, shared=True))
         for bucket, _ in from_peers if not at_rest else ():

@@ -68,10 +68,7 @@ def set_up(
     links = [link for link in assignment.links if link.source == placement.node]
     bandwidth = {link.destination: link.bandwidth for link in links if link.bandwidth}
     inherited = inherit(earlier, stage, placement, assignment.step, progress) if earlier is not None else Inherited()
-    own = [stage for stage in assignment.plan.stages if stage.island == placement.island]
-    near = own[max(0, placement.stage - 1) : placement.stage + 2]
-    names = placement.peers.union(*(each.replicas for each in near))
-    around = [peer for peer in assignment.peers if peer.node in names]
+    around = [peer for peer in assignment.peers if peer.node in placement.peers | placement.near]
     generation = Generation(
         loaded, placement, stage, assignment.step, equipment.sender, equipment.hardware, bandwidth, inherited, around
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from dtfm.protos.control_pb2 import Commit, RunStatus, Standby, Welcome
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.plan import Plan
 
 RECENT_STEPS = 20
 """The number of steps over which speed is averaged."""
@@ -53,8 +53,8 @@ class Status:
     def assigned(self, plan: Plan) -> None:
         for stage in plan.stages:
             if self._node in stage.replicas:
-                self._load = stage.loads[list(stage.replicas).index(self._node)]
-                layers = f"layers {stage.first_layer}-{stage.past_last_layer - 1} of {plan.stages[-1].past_last_layer}"
+                self._load = stage.loads[stage.replicas.index(self._node)]
+                layers = f"layers {stage.layers[0]}-{stage.layers[1] - 1} of {plan.stages[-1].layers[1]}"
                 self._share = f"{self._load} of {sum(stage.loads)} micro-batches, {layers}"
                 self._generation, self._copy = plan.generation, ""
 

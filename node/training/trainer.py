@@ -100,8 +100,8 @@ class Trainer:
 
     def adopt(self, assignment: wire.Assignment, deliver_to: DeliverTo) -> None:
         """Calls off the present generation and sets up the assignment's, whose frames go to ``deliver_to``'s receiver."""
-        self._newest = assignment.plan.generation
-        self.interrupt(f"generation {assignment.plan.generation} replaces this one")
+        self._newest = assignment.generation
+        self.interrupt(f"generation {assignment.generation} replaces this one")
         self._commands.put(lambda: self._adopt(assignment, deliver_to))
 
     def begin(self, begin: wire.Begin) -> None:
@@ -270,7 +270,7 @@ class Trainer:
 
     def _adopt(self, assignment: wire.Assignment, deliver_to: DeliverTo) -> None:
         assert self._loaded is not None
-        number, train = assignment.plan.generation, self._loaded.run.train
+        number, train = assignment.generation, self._loaded.run.train
         self._adopting = number
         self._end_generation(assignment.last_commit)
         if number < self._newest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -11,6 +12,9 @@ from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.plan import Plan
 
 _ADAPTER = TypeAdapter(Plan)
+
+MOST_BYTES = 64 << 20
+"""Of a plan's PLAN.json."""
 
 
 def parse_plan(text: str) -> Plan:
@@ -28,6 +32,20 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     """PLAN.json as an object; parse_plan reads its dump back."""
     document: dict[str, Any] = _ADAPTER.dump_python(plan, mode="json")
     return document
+
+
+def pack_plan(plan: Plan) -> bytes:
+    """PLAN.json, compressed."""
+    return zlib.compress(_ADAPTER.dump_json(plan))
+
+
+def unpack_plan(data: bytes) -> Plan:
+    """The inverse of `pack_plan`. Raises ValueError."""
+    try:
+        text = zlib.decompressobj().decompress(data, MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"the plan is not compressed by zlib: {error}") from None
+    return parse_plan(text.decode(errors="replace"))
 
 
 def gap(decision: Decision) -> float | None:

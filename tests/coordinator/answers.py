@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from dtfm.protos import control_pb2 as wire, plan_pb2
+from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import layout_digest
+from dtfm.scheduler.formats.plan import unpack_plan
+from dtfm.scheduler.model.plan import Plan, Stage
 
 DIGEST = b"state at some step".ljust(32)
 FILE_DIGEST = bytes(32)
@@ -21,35 +23,35 @@ def answer(
 ) -> wire.NodeMessage | None:
     """What ``node`` says to ``message`` under the ``assignment`` that it got last. None: nothing, or something that the caller
     has to make up (measured links, a snapshot's files, the held-out loss)."""
-    plan = assignment.plan
     match message.WhichOneof("message"):
-        case "assignment" if stage_of(message.assignment.plan, node) is not None:
-            generation = message.assignment.plan.generation
-            states = states_of(message.assignment.plan, node)
+        case "assignment" if states := states_of(unpack_plan(message.assignment.plan), node):
+            generation = message.assignment.generation
             return wire.NodeMessage(plan_ready=wire.PlanReady(generation=generation, states=states))
         case "standby" if message.standby.past_last_layer:
             caught_up = wire.StandbyProgress(number=message.standby.number, step=assignment.step)
             return wire.NodeMessage(standby_progress=caught_up)
         case "begin":
-            return wire.NodeMessage(step_ready=vote(plan, node, message.begin.step, micro_batch))
+            return wire.NodeMessage(
+                step_ready=vote(unpack_plan(assignment.plan), node, message.begin.step, micro_batch)
+            )
         case "commit" if message.commit.pause:
             commit = message.commit
             applied = wire.Applied(generation=commit.generation, step=commit.step, state_digest=DIGEST)
             return wire.NodeMessage(applied=applied)
         case "commit":
-            return wire.NodeMessage(step_ready=vote(plan, node, message.commit.step + 1, micro_batch))
+            return wire.NodeMessage(
+                step_ready=vote(unpack_plan(assignment.plan), node, message.commit.step + 1, micro_batch)
+            )
         case "reach":
             return reached(*(peer.node for peer in message.reach.peers))
         case _:
             return None
 
 
-def states_of(
-    plan: plan_pb2.Plan, node: str, digest: bytes = DIGEST, donors: Iterable[str] = ()
-) -> list[wire.BucketState]:
+def states_of(plan: Plan, node: str, digest: bytes = DIGEST, donors: Iterable[str] = ()) -> list[wire.BucketState]:
     """What the node says of the buckets of its stage; ``donors``: from whom it has them."""
     stages = [stage for stage in plan.stages if node in stage.replicas]
-    layers = [layer for stage in stages for layer in range(stage.first_layer, stage.past_last_layer)]
+    layers = [layer for stage in stages for layer in range(*stage.layers)]
     return [wire.BucketState(bucket=layer, digest=digest, donors=donors) for layer in layers]
 
 
@@ -66,7 +68,7 @@ def reached(*nodes: str, way: str = "", problem: str = "") -> wire.NodeMessage:
     return wire.NodeMessage(reached=wire.Reached(outcomes=outcomes))
 
 
-def vote(plan: plan_pb2.Plan, node: str, step: int, micro_batch: int = 2) -> wire.StepReady:
+def vote(plan: Plan, node: str, step: int, micro_batch: int = 2) -> wire.StepReady:
     """The vote for ``step``; on the last stage of an island, with the loss of the node's micro-batches."""
     ends = {stage.island: stage for stage in plan.stages}.values()
     loads = {name: load for last in ends for name, load in zip(last.replicas, last.loads, strict=True)}
@@ -86,10 +88,10 @@ def evaluated(generation: int, step: int, losses: Iterable[float] = (2.0,) * 4) 
     return wire.NodeMessage(evaluated=wire.Evaluated(generation=generation, step=step, losses=losses))
 
 
-def buckets_of(plan: plan_pb2.Plan, node: str) -> Sequence[int]:
+def buckets_of(plan: Plan, node: str) -> Sequence[int]:
     """The buckets that ``node`` trains, and writes into a snapshot."""
     stage = stage_of(plan, node)
-    return range(stage.first_layer, stage.past_last_layer) if stage is not None else ()
+    return range(*stage.layers) if stage is not None else ()
 
 
 def bucket_content(bucket: int) -> bytes:
@@ -125,11 +127,11 @@ def uploaded(
     return wire.NodeMessage(uploaded=wire.Uploaded(step=step, parts=parts, problem=problem))
 
 
-def last_busy(plan: plan_pb2.Plan) -> str:
+def last_busy(plan: Plan) -> str:
     """A node of the last stage that has micro-batches."""
     last = plan.stages[-1]
     return next(node for node, load in zip(last.replicas, last.loads, strict=True) if load)
 
 
-def stage_of(plan: plan_pb2.Plan, node: str) -> plan_pb2.Plan.Stage | None:
+def stage_of(plan: Plan, node: str) -> Stage | None:
     return next((stage for stage in plan.stages if node in stage.replicas), None)

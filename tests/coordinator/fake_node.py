@@ -18,6 +18,7 @@ from dtfm.protos.connection import open_channel
 from dtfm.protos.identity.credentials import public_key, to_coordinator
 from dtfm.protos.identity.invitation import Invitation
 from dtfm.protos.identity.proof import proof
+from dtfm.scheduler.formats.plan import unpack_plan
 from tests.coordinator.answers import (
     answer,
     bucket_content,
@@ -136,10 +137,10 @@ class FakeNode:
         if commit.snapshot:
             files = {
                 bucket: (len(bucket_content(bucket)), _digest(bucket))
-                for bucket in buckets_of(self._assignment.plan, self.name)
+                for bucket in buckets_of(unpack_plan(self._assignment.plan), self.name)
             }
             self._say(snapshot_parts(commit.step, files))
-        if commit.evaluate and self.name == last_busy(self._assignment.plan):
+        if commit.evaluate and self.name == last_busy(unpack_plan(self._assignment.plan)):
             self._say(evaluated(commit.generation, commit.step))
 
     def _write(self, upload: wire.Upload) -> None:

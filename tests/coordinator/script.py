@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Admission, PlanChosen, State
@@ -290,7 +289,7 @@ class World:
 
     def plan_ready(self, node: str, **changes: Any) -> None:
         """The node says that it is ready for the plan in force, with some fields changed."""
-        states = states_of(plan_message(self.plan_in_force), node)
+        states = states_of(self.plan_in_force, node)
         fields = {"generation": self.state.ledger.training.generation, "states": states, **changes}
         self.hear(node, plan_ready=wire.PlanReady(**fields))
 
@@ -301,7 +300,7 @@ class World:
 
     def vote(self, node: str, **changes: Any) -> None:
         """The node votes for the step in hand, with some fields of its vote changed."""
-        said = vote(plan_message(self.plan_in_force), node, self.state.ledger.training.step + 1)
+        said = vote(self.plan_in_force, node, self.state.ledger.training.step + 1)
         said.loss_sum = 0.5 * said.samples
         if self.state.run.trust.audits:
             said.MergeFrom(wire.StepReady(**honest_work.commitments(self.plan_in_force, node)))
@@ -346,7 +345,7 @@ class World:
         """The nodes, by default all that are to, report the held-out loss after the last commit, if it is awaited."""
         plan, step = self.plan_in_force, self.state.ledger.training.step
         if (evaluation := self.state.evaluation) is None:
-            self.hear(last_busy(plan_message(plan)), evaluated(plan.generation, step))
+            self.hear(last_busy(plan), evaluated(plan.generation, step))
             return
         for node in nodes or sorted(evaluation.expected):
             self.hear(node, evaluated(plan.generation, step, [loss] * len(evaluation.expected[node])))
@@ -359,7 +358,7 @@ class World:
 
     def write_snapshot(self, *nodes: str, problem: str = "") -> None:
         """Each of the nodes, by default all of the plan, has written the state after the last commit to its disk."""
-        plan, step = plan_message(self.plan_in_force), self.state.ledger.training.step
+        plan, step = self.plan_in_force, self.state.ledger.training.step
         for node in nodes or self.plan_in_force.nodes:
             files = dict.fromkeys(buckets_of(plan, node) if not problem else (), (10, FILE_DIGEST))
             self.hear(node, snapshot_parts(step, files, problem))

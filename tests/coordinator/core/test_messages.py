@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.messages import assignments, plan_message
+from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
-from dtfm.protos import control_pb2 as wire, plan_pb2
+from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
-from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
-from dtfm.scheduler.model.plan import Flow, Plan, Stage, from_routes
+from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.every_event import DESCRIBED, DEVICE
 from tests.coordinator.script import fresh_state, training
-
-
-def test_a_plan_says_how_each_replica_keeps_what_it_needs() -> None:
-    ways = (Keeping(), Keeping(Checkpointing.LAYER, OptimizerState.HOST))
-    stages = (Stage((0, 1), ("a", "b"), (1, 1), keeping=ways), Stage((1, 2), ("c",), (2,)))
-    sent = plan_message(Plan(1, stages, ((Flow("a", "c", 1), Flow("b", "c", 1)),))).stages
-    usual, other = plan_pb2.Plan.Keeping(), plan_pb2.Plan.Keeping(by_layer=True, in_host=True)
-    assert (list(sent[0].keeping), list(sent[1].keeping)) == ([usual, other], [])
 
 
 def test_a_node_learns_the_links_that_begin_at_it() -> None:

@@ -23,7 +23,7 @@ def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None
     assert isinstance(world.state.phase, Gathering)
     world.join("b")
     assignment = world.last_to("a", "assignment")
-    assert (assignment.plan.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
+    assert (assignment.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
     assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
     world.settle()
     assert world.last_to("a", "begin") == wire.Begin(generation=2, step=2)
@@ -57,7 +57,7 @@ def test_a_plan_that_fails_after_a_crash_for_another_reason_does_not_send_traini
     world.fail_plan("a", "b cannot be reached")
     assert world.events(ev.RolledBack) == []
     assignment = world.last_to("a", "assignment")
-    assert (assignment.plan.generation, assignment.step) == (3, 3)
+    assert (assignment.generation, assignment.step) == (3, 3)
     assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
 
 

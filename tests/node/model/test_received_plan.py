@@ -2,85 +2,88 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from dtfm.coordinator.core.messages import plan_message
-from dtfm.node.model.placement import placement_of
 from dtfm.node.model.received_plan import MOST_TAKEOVERS, read_plan
-from dtfm.protos import plan_pb2
-from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
+from dtfm.scheduler.formats.plan import MOST_BYTES, pack_plan, plan_document
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
+from dtfm.scheduler.model.rounds import Rounds
 from tests.coordinator.every_event import CARRIED_ON, PLAN
+
+ISLANDS = joined(
+    [from_routes(1, [Stage((0, 3), (name,), (), island=n)], [((name,), 4)]) for n, name in enumerate("ab")], 1
+)
 
 
 def test_a_plan_is_read_as_it_was_sent() -> None:
-    for sent in (PLAN, CARRIED_ON):
-        assert read_plan(plan_pb2.Plan.FromString(plan_message(sent).SerializeToString()), 3, 8) == sent
+    for sent in (PLAN, CARRIED_ON, replace(ISLANDS, rounds=Rounds(8, 100, 9, 2))):
+        assert read_plan(pack_plan(sent), 3, 8) == sent
 
 
-def test_each_node_learns_how_it_keeps_what_it_needs() -> None:
-    message = plan_message(PLAN)
-    for stage in message.stages:
-        del stage.keeping[:]
-        for number in range(len(stage.replicas)):
-            stage.keeping.add(by_layer=True, in_host=bool(number))
-    plan = read_plan(message, 3, 8)
-    for read in plan.stages:
-        for number, node in enumerate(read.replicas):
-            placement = placement_of(plan, node, 0)
-            assert placement is not None
-            state = OptimizerState.HOST if number else OptimizerState.DEVICE
-            assert placement.keeping == Keeping(Checkpointing.LAYER, state)
+Document = dict[str, Any]
 
 
-def add_takeovers(message: plan_pb2.Plan) -> None:
-    message.takeovers.extend([plan_pb2.Plan.Takeover(node=str(n)) for n in range(MOST_TAKEOVERS + 1)])
+def add_takeovers(plan: Document) -> None:
+    heirless = {"stage": 0, "place": 0, "heirs": []}
+    plan["takeovers"] += [{"node": str(n), **heirless} for n in range(MOST_TAKEOVERS + 1)]
 
 
-def move_takeover(message: plan_pb2.Plan) -> None:
-    message.takeovers[0].stage = 7
+def move_takeover(plan: Document) -> None:
+    plan["takeovers"][0]["stage"] = 7
 
 
-def misplace(message: plan_pb2.Plan) -> None:
-    message.takeovers[0].place = 1 << 31
+def misplace(plan: Document) -> None:
+    plan["takeovers"][0]["place"] = 1 << 31
 
 
-def rename_heir(message: plan_pb2.Plan) -> None:
-    message.takeovers[0].heirs[0].node = "c"
+def rename_heir(plan: Document) -> None:
+    plan["takeovers"][0]["heirs"][0][0] = "c"
 
 
-def rename_receiver(message: plan_pb2.Plan) -> None:
-    message.boundaries[0].flows[0].receiver = "e"
+def rename_receiver(plan: Document) -> None:
+    plan["flows"][0][0]["receiver"] = "e"
 
 
-def drop_boundary(message: plan_pb2.Plan) -> None:
-    del message.boundaries[:]
+def drop_flows(plan: Document) -> None:
+    plan["flows"] = []
 
 
-def drop_loads(message: plan_pb2.Plan) -> None:
-    del message.stages[1].loads[:]
+def drop_loads(plan: Document) -> None:
+    plan["stages"][1]["loads"] = []
 
 
-def hold_one_more(message: plan_pb2.Plan) -> None:
-    message.stages[0].in_flight.append(4)
+def hold_one_more(plan: Document) -> None:
+    plan["stages"][0]["in_flight"].append(4)
 
 
-def hold_nothing(message: plan_pb2.Plan) -> None:
-    message.stages[0].in_flight[0] = 0
+def hold_nothing(plan: Document) -> None:
+    plan["stages"][0]["in_flight"][0] = 0
 
 
-def inflate(message: plan_pb2.Plan) -> None:
-    message.stages[0].loads[0] = (1 << 32) - 1
+def inflate(plan: Document) -> None:
+    plan["stages"][0]["loads"][0] = (1 << 32) - 1
 
 
-def keep_in_one_way_more(message: plan_pb2.Plan) -> None:
-    del message.stages[0].keeping[:]
-    message.stages[0].keeping.extend([plan_pb2.Plan.Keeping()] * 2)
+def keep_in_one_way_more(plan: Document) -> None:
+    plan["stages"][0]["keeping"] = [{"checkpointing": "none", "optimizer_state": "device"}] * 2
 
 
-def clear(message: plan_pb2.Plan) -> None:
-    message.Clear()
+def clear(plan: Document) -> None:
+    plan["stages"] = []
+
+
+def exchange_in_every_step(plan: Document) -> None:
+    plan["rounds"] = {"since": 0, "steps": 10, "count": 10, "before": 0}
+
+
+def misspell(plan: Document) -> None:
+    plan["stagse"] = plan.pop("stages")
 
 
 @pytest.mark.parametrize(
@@ -93,15 +96,36 @@ def clear(message: plan_pb2.Plan) -> None:
         (misplace, "the takeover of 'b' in stage 0 has place 2147483648"),
         (rename_heir, "gives 5 micro-batches to 'c', which then had 0"),
         (rename_receiver, "the flow from 'a' to 'e' after stage 0 is not between replicas of stages 0 and 1"),
-        (drop_boundary, "there are flows for 0 boundaries; 2 stages have one fewer"),
+        (drop_flows, "there are flows for 0 boundaries; 2 stages have one fewer"),
         (drop_loads, "stage 1 has 0 loads; it has 1 replicas"),
         (inflate, "stage 0's loads add up to 4294967295; a step has 8 micro-batches"),
         (keep_in_one_way_more, "stage 0 says of 2 .* how they keep"),
         (clear, "the plan has no stages"),
+        (exchange_in_every_step, "10 of 10 steps are exchanges; at most half of them may be"),
+        (misspell, "stages is missing; stagse is unknown"),
     ],
 )
-def test_an_impossible_plan_is_refused_by_name(spoil: Callable[[plan_pb2.Plan], None], problem: str) -> None:
-    message = plan_message(CARRIED_ON)
-    spoil(message)
+def test_an_impossible_plan_is_refused_by_name(spoil: Callable[[Document], None], problem: str) -> None:
+    plan = plan_document(CARRIED_ON)
+    spoil(plan)
     with pytest.raises(ValueError, match=problem):
-        read_plan(message, 3, 8)
+        read_plan(zlib.compress(json.dumps(plan).encode()), 3, 8)
+
+
+def packed(plan: Plan) -> bytes:
+    return zlib.compress(json.dumps(plan_document(plan)).encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "not JSON: "),
+        (b"no zlib", "the plan is not compressed by zlib: "),
+        (packed(PLAN)[:40], "not JSON: "),
+        (zlib.compress(b" " * (MOST_BYTES + 1)), "not JSON: "),
+        (packed(ISLANDS), "there are 2 islands, and no rounds after which they exchange what they learn"),
+    ],
+)
+def test_what_is_no_plan_is_refused(data: bytes, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        read_plan(data, 3, 8)

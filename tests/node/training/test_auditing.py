@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 import torch
 
-from dtfm.coordinator.core.messages import plan_message
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
@@ -24,6 +23,7 @@ from dtfm.protos.control_pb2 import Assignment, Audit, Begin, Commit, Device, No
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.runs import GPT2, run_file, write_corpus
 from tests.cluster.warm_up import load_once
+from tests.node.assignments import assigned
 from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
 from tests.node.training.auditors import digests
@@ -106,8 +106,8 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     nodes = {name: Node(name, tmp_path / name) for name in NAMES}
     ports = {name: await node.server.start("127.0.0.1:0") for name, node in nodes.items()}
     peers = [Peer(node=name, candidates=[f"127.0.0.1:{port}"]) for name, port in ports.items()]
-    plan = plan_message(even_plan(LAYERS, 2, 2, MICRO_BATCHES))
-    assignment = Assignment(plan=plan, donors=[Assignment.Donors() for _ in range(LAYERS)], peers=peers)
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
+    assignment = assigned(plan, donors=[Assignment.Donors() for _ in range(LAYERS)], peers=peers)
     for name, node in nodes.items():
         node.trainer.prepare(message, dialler(name), ["/"])
         assert (await node.said.get()).prepared.flops > 0  # transformers builds one model at a time
@@ -152,7 +152,7 @@ async def test_an_audit_of_another_step_or_after_the_commit_is_not_answered(run:
     run.commit()
     assert (await auditor.said.get()).applied.step == 1
     auditor.trainer.audit(audit)
-    auditor.trainer.adopt(Assignment(plan=plan_message(even_plan(LAYERS, 2, 2, MICRO_BATCHES))), lambda _: None)
+    auditor.trainer.adopt(assigned(even_plan(LAYERS, 2, 2, MICRO_BATCHES)), lambda _: None)
     assert (await auditor.said.get()).WhichOneof("message") != "audited"
 
 
@@ -194,5 +194,5 @@ async def test_an_abort_calls_off_an_audit_and_what_was_kept(run: Run, monkeypat
     for node in run.nodes.values():
         node.trainer.call_off("a test")
         assert node.equipment.kept._offer is None
-    auditor.trainer.adopt(Assignment(plan=plan_message(even_plan(LAYERS, 1, 1, MICRO_BATCHES - 1))), lambda _: None)
+    auditor.trainer.adopt(assigned(even_plan(LAYERS, 1, 1, MICRO_BATCHES - 1)), lambda _: None)
     assert (await auditor.said.get()).WhichOneof("message") == "plan_failed"

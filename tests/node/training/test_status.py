@@ -6,15 +6,9 @@ from typing import Any
 
 from dtfm.node.training.status import Status
 from dtfm.protos.control_pb2 import Commit, RunStatus, Standby, Welcome
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.plan import Plan, Stage
 
-PLAN = Plan(
-    generation=3,
-    stages=[
-        Plan.Stage(first_layer=0, past_last_layer=5, replicas=["a", "b"], loads=[6, 2]),
-        Plan.Stage(first_layer=5, past_last_layer=10, replicas=["c"], loads=[8]),
-    ],
-)
+PLAN = Plan(3, (Stage((0, 5), ("a", "b"), (6, 2)), Stage((5, 10), ("c",), (8,))), ())
 
 
 class Clock:

@@ -18,7 +18,6 @@ import pytest
 import torch
 from blake3 import blake3
 
-from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.service.checkpoint_folder import mark
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
@@ -49,6 +48,7 @@ from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.cluster.runs import run_file, write_corpus
 from tests.cluster.warm_up import load_once
+from tests.node.assignments import assigned
 from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
 
@@ -89,7 +89,7 @@ class Node:
 
         peers = [Peer(node=name, candidates=[NOBODY]) for stage in plan.stages for name in stage.replicas]
         donors = [Assignment.Donors() for _ in range(LAYERS)]
-        self.trainer.adopt(Assignment(plan=plan_message(plan), donors=donors, peers=peers), deliver_to)
+        self.trainer.adopt(assigned(plan, donors=donors, peers=peers), deliver_to)
 
 
 @pytest.fixture
@@ -287,10 +287,10 @@ async def test_an_impossible_plan_is_refused_with_what_is_wrong(node: Node) -> N
 async def test_a_node_says_at_once_that_it_lacks_state_that_others_are_to_get_from_it(
     node: Node, in_plan: bool
 ) -> None:
-    plan = plan_message(even_plan(LAYERS, 1, 1, MICRO_BATCHES) if in_plan else WITHOUT_N0)
+    plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES) if in_plan else WITHOUT_N0
     donors = [Assignment.Donors(nodes=["n0", "n1"])] * 2 + [Assignment.Donors(nodes=["n1"])] * (LAYERS - 2)
     peers = [Peer(node="n1", candidates=[NOBODY])]
-    node.trainer.adopt(Assignment(plan=plan, step=3, donors=donors, peers=peers), lambda _: None)
+    node.trainer.adopt(assigned(plan, step=3, donors=donors, peers=peers), lambda _: None)
     async with asyncio.timeout(LEASE / 2):  # n1 is known to be out of reach only after a lease
         failed = (await node.reports.get()).plan_failed
     assert (failed.generation, list(failed.lost)) == (1, [0, 1])
@@ -443,10 +443,10 @@ async def test_a_checkpoint_that_the_coordinator_names_is_read_only_where_the_ru
     run = read_run_file(tmp_path / "run.toml").message("test")
     node.trainer.prepare(run, dialler("n0"), [str(tmp_path)])
     assert (await node.reports.get()).HasField("prepared")
-    plan = plan_message(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
     donors = [Assignment.Donors() for _ in range(LAYERS)]
     source = SnapshotSource(folder=folder.format(tmp_path))
-    node.trainer.adopt(Assignment(plan=plan, step=1, donors=donors, snapshot=source), lambda _: None)
+    node.trainer.adopt(assigned(plan, step=1, donors=donors, snapshot=source), lambda _: None)
     assert (await node.reports.get()).plan_failed.problem.startswith("checkpoint.uri")
 
 
@@ -460,10 +460,10 @@ async def test_state_made_by_another_commit_of_the_same_step_does_not_count(node
     assert (await node.reports.get()).step_ready.step == 1
     node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, pause=True))
     assert (await node.reports.get()).applied.step == 1
-    again = plan_message(replace(plan, generation=5))
+    again = replace(plan, generation=5)
     donors = [Assignment.Donors(nodes=["n0"])] * LAYERS
     last = Commit(generation=generation, step=1, gradient_norm=1.0)
-    node.trainer.adopt(Assignment(plan=again, step=1, donors=donors, last_commit=last), lambda _: None)
+    node.trainer.adopt(assigned(again, step=1, donors=donors, last_commit=last), lambda _: None)
     report = await node.reports.get()
     if generation == 1:
         assert report.plan_ready.generation == 5
@@ -485,8 +485,8 @@ async def test_until_a_plan_begins_a_node_has_what_it_held_though_it_got_another
     mine = dict(node.equipment.store.held.buckets)
     for check in ("check_checkpoint", "read_bucket"):  # the other state is zeros
         monkeypatch.setattr(f"dtfm.node.state.recovery.{check}", lambda *_: None)
-    others = Assignment(
-        plan=plan_message(replace(plan, generation=2)),
+    others = assigned(
+        replace(plan, generation=2),
         step=1,
         donors=[Assignment.Donors()] * LAYERS,
         snapshot=SnapshotSource(folder="memory://another"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.core.trust.disputes import kept_apart
@@ -46,7 +45,7 @@ def handing_over(old: Iterable[str], new: Iterable[str], steps: int = 1, **chang
 
 def say(world: World, nodes: Iterable[str], digest: bytes = DIGEST, donors: Iterable[str] = ()) -> None:
     for node in nodes:
-        world.plan_ready(node, states=states_of(plan_message(world.plan_in_force), node, digest, donors))
+        world.plan_ready(node, states=states_of(world.plan_in_force, node, digest, donors))
 
 
 def doubted(world: World) -> list[tuple[str, ...]]:
@@ -226,7 +225,7 @@ def handed_on() -> World:
     world.settle()
     world.join("c")
     world.step()
-    plan_before = plan_message(world.plan_in_force)
+    plan_before = world.plan_in_force
     for node in "ab":
         states = states_of(plan_before, node)
         applied = wire.Applied(generation=1, step=1, state_digest=DIGEST, states=states)
@@ -266,7 +265,7 @@ def test_those_without_a_part_vouch_when_they_hear_of_the_plan() -> None:
 )
 def test_a_node_must_say_what_it_holds_of_each_bucket_of_its_stage_once(change) -> None:  # type: ignore[no-untyped-def]
     world = handing_over("ab", "c")
-    states = states_of(plan_message(world.plan_in_force), "c")
+    states = states_of(world.plan_in_force, "c")
     change(states)
     stream = world.streams["c"]
     world.plan_ready("c", states=states)

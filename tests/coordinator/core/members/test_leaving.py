@@ -22,7 +22,7 @@ def test_a_replica_that_wants_to_leave_works_on_until_the_others_train_without_i
     assert world.last_to("a", "commit").pause
     world.apply()
     assignment = world.last_to("b", "assignment")
-    assert (assignment.plan.generation, assignment.step) == (2, 1)
+    assert (assignment.generation, assignment.step) == (2, 1)
     assert "a" not in world.plan_in_force.nodes
     assert ["a", "b"] in map(sorted, world.donors_to("b"))  # a still gives its state
     assert "finish" not in world.kinds_to("a")

@@ -22,7 +22,7 @@ def test_a_plan_goes_to_every_ready_node_and_begins_when_its_nodes_are_ready() -
     world.join("a", "b")
     assert isinstance(world.state.phase, Switching)
     assignment = world.last_to("a", "assignment")
-    assert assignment.plan.generation == 1
+    assert assignment.generation == 1
     assert [peer.node for peer in assignment.peers] == ["a", "b"]
     assert (assignment.step, assignment.snapshot.folder) == (0, "")
     assert world.donors_to("a") == [[], [], [], []]

@@ -32,7 +32,7 @@ def test_plan_now_changes_the_plan_at_the_next_commit() -> None:
     assert world.last_to("a", "commit").pause
     assert isinstance(world.state.phase, Pausing)
     world.apply()
-    assert world.last_to("c", "assignment").plan.generation == 2
+    assert world.last_to("c", "assignment").generation == 2
     assert world.last_to("c", "assignment").step == 1
 
 

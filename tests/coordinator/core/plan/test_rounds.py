@@ -10,7 +10,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.log import events as ev
-from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 from tests.coordinator.core.test_steering import set_key
 from tests.coordinator.script import World, fresh_state, two_stages
@@ -52,7 +52,7 @@ def test_the_first_plan_comes_with_them_and_each_node_is_told_of_them() -> None:
     assert world.wanted[0].lengths == (0, 10, 30)  # 100 are more than the run's steps
     answer(world, 10)
     for node in "ab":
-        assert world.last_to(node, "assignment").plan.rounds.count == 5
+        assert unpack_plan(world.last_to(node, "assignment").plan).rounds == Rounds(0, 60, 5)
     assert world.state.rounds == Rounds(0, 60, 5)
     assert not world.hung_up
     assert world.refolded().training.rounds == world.state.rounds
@@ -94,6 +94,19 @@ def test_once_there_are_more_nodes_they_may_begin_and_samples_go_on_where_they_w
     assert checked(world.records).findings == ()
 
 
+def test_once_they_have_begun_with_the_plan_in_force_the_planner_looks_for_islands() -> None:
+    world = begun(0)
+    plan = world.plan_in_force
+    world.join("c")
+    world.feed(t.Planned(world.wanted.pop(0).number, PlanChosen(plan, "rounds begin", length=10)))
+    step(world)
+    world.apply()
+    assert world.plan_in_force.rounds == Rounds(1, 59, 5)
+    assert not world.wanted
+    world.settle()
+    assert [wanted.lengths for wanted in world.wanted] == [(11, 0, 10, 30)]
+
+
 def test_they_may_end_and_only_at_an_exchange() -> None:
     world = begun(10)
     world.join("c")
@@ -105,7 +118,7 @@ def test_they_may_end_and_only_at_an_exchange() -> None:
     assert world.last_to("a", "commit").pause
     world.apply()
     assert world.state.rounds == Rounds(12, before=1)
-    assert world.last_to("a", "assignment").plan.rounds == wire.Assignment().plan.rounds.__class__(since=12, before=1)
+    assert unpack_plan(world.last_to("a", "assignment").plan).rounds == Rounds(12, before=1)
 
 
 def test_between_two_exchanges_what_is_in_force_stays() -> None:

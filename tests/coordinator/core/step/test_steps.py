@@ -139,7 +139,7 @@ def test_a_nan_step_is_tried_again_with_the_same_plan_until_two_have_said_so_twi
         aborted = world.events(ev.StepAborted)[-1]
         assert (aborted.step, aborted.problem, aborted.node) == (2, "NON_FINITE", node)
         if attempt < 4:
-            assert world.last_to("a", "assignment").plan.generation == attempt + 1
+            assert world.last_to("a", "assignment").generation == attempt + 1
             world.settle()
             assert world.last_to("a", "begin") == wire.Begin(generation=attempt + 1, step=2)
     assert world.exit_code == 1
@@ -170,7 +170,7 @@ def test_losing_a_replica_aborts_the_step_and_the_others_go_on_with_their_state(
     assert (aborted.step, aborted.problem, aborted.node) == (2, "NODE_LEFT", "a")
     assert world.last_to("b", "abort").step == 2
     assignment = world.last_to("b", "assignment")
-    assert (assignment.plan.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
+    assert (assignment.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
     assert world.donors_to("b") == [["b"], ["b"], ["c"], ["c"]]
     world.settle()
     assert world.last_to("c", "begin") == wire.Begin(generation=2, step=2)

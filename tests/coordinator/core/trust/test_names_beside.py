@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.core.trust.disputes import kept_apart
@@ -97,7 +96,7 @@ def test_who_gets_no_state_from_either_name_of_the_only_party_that_has_it_is_one
     for _ in range(ATTEMPTS):
         assert "x" in world.plan_in_force.nodes
         if state:
-            others = states_of(plan_message(world.plan_in_force), "x", b"another state".ljust(32), ["m1", "m2"])
+            others = states_of(world.plan_in_force, "x", b"another state".ljust(32), ["m1", "m2"])
             for node in ("m1", "m2", "b"):
                 world.plan_ready(node)
             world.plan_ready("x", states=others)
