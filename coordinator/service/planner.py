@@ -92,8 +92,12 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
             return _chosen(plain, 0, NO_ROUNDS_PAY)
         length, gain = best.rounds, f"{best.gain}."
     decision = _planned(wanted, length, stopped)
-    if others and length != standing and len(decision.plan.islands) == 1:
-        return _chosen(plain, 0, NO_ROUNDS_PAY)
+    before = wanted.incumbent
+    if others and length != standing:
+        if len(decision.plan.islands) == 1:
+            return _chosen(plain, 0, NO_ROUNDS_PAY)
+        if before is not None and set(before.nodes) <= {*decision.plan.nodes, *decision.plan.idle}:
+            return PlanChosen(before, f"Rounds begin, in which others can get ready: {gain}", length=length)
     return _chosen(decision, length, gain)
 
 

@@ -230,13 +230,13 @@ class Train(Table):
         'its "host", which then computes AdamW. "auto": the planner chooses for each node, "device" where there is room.',
     )
     rounds: Literal["auto"] | int = Field(
-        default=0,
+        default="auto",
         description="0: all nodes exchange gradients in every step. 2 to 10,000, for slow lines: the planner divides the nodes "
-        "into islands by their links, and each trains a copy of the model on its share of the samples; after this many steps "
-        "the islands exchange what they have learnt, in a step of its own, which trains nothing. `steps` counts both. "
-        'Evaluations, checkpoints, pauses and changes of plan wait for an exchange. "auto": with the first plan the '
-        "planner chooses some 10, 30 or 100 steps, or 0, whichever brings the nodes that are there to the same loss "
-        "soonest.",
+        "into islands by their links, and each trains a copy of the model on its share of the samples; after about this many "
+        "steps the islands exchange what they have learnt, in a step of its own, which trains nothing. `steps` counts both. "
+        'Evaluations, checkpoints, pauses and changes of plan wait for an exchange. "auto": with each plan the planner may '
+        "choose 10, 30 or 100 steps, or 0, whichever brings the nodes that are there to the same loss soonest. It stays 0 "
+        "where strangers train, where work is audited, and where `cluster.stages` is given.",
     )
     outer_rate: float = Field(
         default=1.0,

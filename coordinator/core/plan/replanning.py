@@ -123,7 +123,8 @@ def planned(transition: Transition, result: Planned) -> None:
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
     outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome)))
-    found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
+    training, hasty = state.ledger.training, asked.hasty or outcome.predicted_seconds is None
+    found = Answer(asked.question, hasty, outcome.plan)
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
     if not isinstance(state.phase, Gathering | Stepping):

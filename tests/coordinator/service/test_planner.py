@@ -17,7 +17,8 @@ from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.service.planner import choose
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY
-from dtfm.scheduler.model.rounds import MEASURED
+from dtfm.scheduler.model.plan import Stage, from_routes, joined
+from dtfm.scheduler.model.rounds import MEASURED, Rounds
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
@@ -60,6 +61,47 @@ def test_rounds_are_chosen_if_the_run_leaves_them_to_the_planner_and_a_plan_come
     assert isinstance(fast, PlanChosen)
     assert (fast.length, fast.reason) == (0, f"No plan was in force. {NO_ROUNDS_PAY}")
     assert len(fast.plan.nodes) == 4
+
+
+def test_where_rounds_begin_the_plan_in_force_goes_on_with_them_first_so_that_others_get_ready_meanwhile() -> None:
+    workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
+    lines = cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)
+    alone = choose(replace(WANTED, workload=workload, stages=None, seconds=5.0, cluster=lambda: lines.only([0])))
+    assert isinstance(alone, PlanChosen)
+    asked = replace(WANTED, workload=workload, stages=None, seconds=5.0, cluster=lambda: lines, incumbent=alone.plan)
+    begun = choose(replace(asked, lengths=(0, *MEASURED), islands={"n0": 0}))
+    assert isinstance(begun, PlanChosen)
+    assert (begun.plan, begun.length, begun.predicted_seconds) == (alone.plan, 100, None)
+    before = replace(alone.plan, rounds=Rounds(7, 1000, 10))
+    grown = choose(replace(asked, lengths=(100, 0, 10, 30), islands={"n0": 0}, incumbent=before))
+    assert isinstance(grown, PlanChosen)
+    assert (len(grown.plan.islands), grown.length) == (8, 100)
+    ended = choose(replace(asked, lengths=(100, 0, 10, 30), incumbent=before, cluster=lambda: lines.only([0])))
+    assert isinstance(ended, PlanChosen)
+    assert (ended.plan.nodes, ended.length) == (("n0",), 0)
+
+
+def test_of_several_islands_the_one_goes_on_without_rounds_that_most_nodes_know() -> None:
+    workload = replace(llama("1.1B"), micro_batches=512, sent_per_exchanged_byte=4.25 / 32)
+    fast = cities([4], 1250e6, 1250e6)
+    alone = [
+        from_routes(1, [Stage((0, 24), (name,), (), island=n)], [((name,), 128)]) for n, name in enumerate(fast.ids)
+    ]
+    before = replace(joined(alone, 1), rounds=Rounds(0, 1000, 30))
+    known = {"n0": 0, "n1": 1, "n2": 3, "n3": 3}
+    chosen = choose(
+        replace(
+            WANTED,
+            workload=workload,
+            stages=None,
+            cluster=lambda: fast,
+            incumbent=before,
+            lengths=(30, 0, 10, 100),
+            islands=known,
+        )
+    )
+    assert isinstance(chosen, PlanChosen)
+    assert (chosen.length, {stage.island for stage in chosen.plan.stages}) == (0, {3})
 
 
 def test_a_question_that_nobody_wants_any_more_ends_soon() -> None:
