@@ -34,7 +34,6 @@ from dtfm.coordinator.service.checkpoint_folder import (
     state_of_weights,
 )
 from dtfm.protos import control_pb2 as wire, coordinator_disk
-from dtfm.protos.bucket_layout import MOMENTS, MOMENTUM
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.run_file.run_file import parse_run
 
@@ -200,10 +199,9 @@ def _state_digest(content: bytes, moments: str) -> str:
     header, data = json.loads(content[8:begin]), memoryview(content)[begin:]
     if moments:
         return state_of_weights(blake3(data).digest(), moments)
-    names = (*MOMENTS, MOMENTUM) if MOMENTUM in header else MOMENTS
-    tensors = 1 + len(names)
+    found = [entry["data_offsets"] for name, entry in header.items() if name.startswith("optimizer.")]
+    tensors = 1 + len(found)
     each = len(data) // tensors
-    found = [header.get(name, {}).get("data_offsets") for name in names]
     if found != [[i * each, (i + 1) * each] for i in range(1, tensors)]:
         return ""
     return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(tensors))).hexdigest()

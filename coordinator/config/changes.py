@@ -41,8 +41,10 @@ AT_A_START = (
     "train.optimizer_state",
     "train.evaluate_every",
     "train.evaluation_samples",
+    "train.rounds",
 )
-"""These do not change what is learned, but for the number of steps, with which the learning rate falls."""
+"""These do not change what is learned, but for the number of steps, with which the learning rate falls, and rounds, which plans
+change, too."""
 
 _OF_STEPS = {"warmup_steps", "decay_steps"}
 """Their defaults are those of the steps that the run began with."""

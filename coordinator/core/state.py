@@ -61,6 +61,11 @@ class Standby:
     due: float = math.inf
     rounds: Rounds = NO_ROUNDS
 
+    @property
+    def is_of_all(self) -> bool:
+        """Whether it copies all of the state: with rounds it has no moments."""
+        return not self.rounds.count
+
 
 @dataclass(frozen=True, slots=True)
 class Session:

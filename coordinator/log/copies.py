@@ -179,7 +179,8 @@ class StandbyPromoted:
             holders if process in holders or layer not in layers else (*holders, process)
             for layer, holders in enumerate(ledger.training.held)
         )
-        return replace(ledger, training=replace(ledger.training, held=held))
+        islands = ledger.training.islands and {**ledger.training.islands, self.node: ledger.whole_island}
+        return replace(ledger, training=replace(ledger.training, held=held, islands=islands))
 
     def narrate(self) -> str:
         layers = f"{self.layers[0]}-{self.layers[1] - 1}"

@@ -114,7 +114,7 @@ class Training:
             last=None,
             counts_from=self.generation + 1,
             step=step,
-            all_rounds=(Rounds(step, before=exchanges),) if exchanges else known,
+            all_rounds=(NO_ROUNDS, Rounds(step, before=exchanges)) if exchanges else known,
         )
 
 

@@ -84,6 +84,7 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
             plain.predicted.iteration_seconds,
             [each for each in wanted.lengths if each],
             standing=standing,
+            overhead=wanted.overhead,
             numbers=wanted.islands,
             seed=wanted.seed,
             stopped=lambda: stopped() or used() > 1,
@@ -92,12 +93,8 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
             return _chosen(plain, 0, NO_ROUNDS_PAY)
         length, gain = best.rounds, f"{best.gain}."
     decision = _planned(wanted, length, stopped)
-    before = wanted.incumbent
-    if others and length != standing:
-        if len(decision.plan.islands) == 1:
-            return _chosen(plain, 0, NO_ROUNDS_PAY)
-        if before is not None and set(before.nodes) <= {*decision.plan.nodes, *decision.plan.idle}:
-            return PlanChosen(before, f"Rounds begin, in which others can get ready: {gain}", length=length)
+    if others and length != standing and len(decision.plan.islands) == 1:
+        return _chosen(plain, 0, NO_ROUNDS_PAY)
     return _chosen(decision, length, gain)
 
 
@@ -105,15 +102,14 @@ def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool]) -> De
     ask, workload, incumbent = partial(schedule, stages=wanted.stages), wanted.workload, wanted.incumbent
     if length:
         ask, workload = partial(layout.lay_out, length=length, numbers=wanted.islands), workload.with_rounds()
-    else:
-        ask = partial(ask, overhead=wanted.overhead)
-        if incumbent is not None and incumbent.rounds.count:  # one island goes on, with the others' nodes
-            largest = max(incumbent.islands, key=lambda island: len(chains(island)))
-            incumbent = replace(layout.with_share(largest, workload.micro_batches), idle=(), rounds=NO_ROUNDS)
+    elif incumbent is not None and incumbent.rounds.count:  # one island goes on, with the others' nodes
+        largest = max(incumbent.islands, key=lambda island: len(chains(island)))
+        incumbent = replace(layout.with_share(largest, workload.micro_batches), idle=(), rounds=NO_ROUNDS)
     decision = ask(
         wanted.cluster(),
         workload,
         incumbent,
+        overhead=wanted.overhead,
         seed=wanted.seed,
         time_used=_time_used(wanted.seconds),
         generation=wanted.generation,

@@ -62,8 +62,9 @@ class Bucket:
     The state is in the memory of ``home``, but for the ``momentum`` of exchanges, if the run has that, which is used once in a
     round and lies in the host's. So does the ``anchor``, the parameters as of the last exchange, which there is with rounds and
     which is no part of the state. The ``gradients`` are on ``device``, where they are computed. Gradients are added in
-    place: zero them by filling, never by replacing. They are allocated on first access, so that a copy of the state takes no
-    memory for them. ``donors``: the nodes that gave the state to this one, while nobody has found yet that it is right.
+    place: zero them by filling, never by replacing. They, and moments of zero, are allocated on first access, by the thread that
+    makes the bucket or trains it: a copy of what islands share takes no memory for them. ``donors``: the nodes that gave the
+    state to this one, while nobody has found yet that it is right.
     """
 
     def __init__(
@@ -73,8 +74,7 @@ class Bucket:
         self.device = device
         self.donors: tuple[str, ...] = ()
         self.parameters = torch.zeros(spec.size, dtype=dtype, device=home or device)
-        self.exp_avg = torch.zeros_like(self.parameters)
-        self.exp_avg_sq = torch.zeros_like(self.parameters)
+        self._moments: tuple[torch.Tensor, torch.Tensor] | None = None
         self.momentum = torch.zeros_like(self.parameters, device=HOST) if spec.has_momentum else None
         self.anchor: torch.Tensor | None = None
         self._gradients: torch.Tensor | None = None
@@ -82,6 +82,21 @@ class Bucket:
     @property
     def home(self) -> torch.device:
         return self.parameters.device
+
+    @property
+    def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """AdamW's."""
+        if self._moments is None:
+            self._moments = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
+        return self._moments
+
+    @property
+    def exp_avg(self) -> torch.Tensor:
+        return self.moments[0]
+
+    @property
+    def exp_avg_sq(self) -> torch.Tensor:
+        return self.moments[1]
 
     @property
     def gradients(self) -> torch.Tensor:
@@ -102,7 +117,7 @@ class Bucket:
     def for_new_island(self, *, at_rest: bool) -> Bucket:
         """A bucket with what all islands share, and moments of zero. This one stays as it is."""
         other = copy.copy(self)
-        other.exp_avg, other.exp_avg_sq = torch.zeros_like(self.exp_avg), torch.zeros_like(self.exp_avg_sq)
+        other._moments = None
         if not at_rest:
             other.parameters = self.shared[0].to(self.home, copy=True)
         return other
@@ -113,12 +128,14 @@ class Bucket:
             return self
         other = copy.copy(self)
         other.device, other._gradients = device, None
-        other.parameters, other.exp_avg, other.exp_avg_sq = (tensor.to(home) for tensor in self.state[:STATE_TENSORS])
+        other.parameters = self.parameters.to(home)
+        if self._moments is not None:
+            other._moments = self._moments[0].to(home), self._moments[1].to(home)
         return other
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:
-        return self.parameters, self.exp_avg, self.exp_avg_sq, *self._momenta
+        return self.parameters, *self.moments, *self._momenta
 
     @property
     def shared(self) -> tuple[torch.Tensor, ...]:

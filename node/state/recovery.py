@@ -154,8 +154,9 @@ def acquire_stage(
         wait(snapshots.restore(assignment.step, from_disks, assignment.peers))
         check_agreed((bucket for bucket, _ in from_disks.values()), assignment.snapshot)
     for index, bucket in stage.buckets.items():
-        for moment in (bucket.exp_avg, bucket.exp_avg_sq) if placement.is_new and index not in usable else ():
-            moment.zero_()
+        for moment in bucket.moments:  # there from now on: other threads will read them
+            if placement.is_new:
+                moment.zero_()
         stage.refresh(index)
     return stage
 

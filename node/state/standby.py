@@ -86,17 +86,17 @@ class StandbyCopies:
         copied: Sequence[tuple[Bucket, Sequence[Peer]]],
         dialler: Dialler,
         tell: Tell,
-        rounds: Rounds = NO_ROUNDS,
-        trained_before: int = 0,
+        counted: tuple[Rounds, int] = (NO_ROUNDS, 0),
     ) -> None:
-        """``copied``: the buckets to fill, each with its donors. ``rounds`` and ``trained_before`` as in the request."""
+        """``copied``: the buckets to fill, each with its donors. ``counted``: how steps are, by the rounds, and those that had
+        trained before the donors' moments began."""
         self._run = run
-        self.rounds, self._trained_before = rounds, trained_before
+        self.counted, (self._rounds, self._trained_before) = counted, counted
         self._dialler = dialler
         self._tell = tell
         self._told: StandbyProgress | None = None
         self._copies = {
-            bucket.spec.index: _Copy(bucket, list(donors), shared=rounds.count > 0) for bucket, donors in copied
+            bucket.spec.index: _Copy(bucket, list(donors), shared=self._rounds.count > 0) for bucket, donors in copied
         }
         self._problem = ""
         self._changed = asyncio.Condition()
@@ -170,7 +170,7 @@ class StandbyCopies:
 
     async def _receive(self, donor: Peer, indices: Collection[int]) -> None:
         """Reads one donor's stream until it breaks, then asks the next donors."""
-        request = StandbyRequest(buckets=indices, shared=self.rounds.count > 0).SerializeToString()
+        request = StandbyRequest(buckets=indices, shared=self._rounds.count > 0).SerializeToString()
         try:
             target = self._dialler.target(donor)
             async with self._dialler.open(donor.node, target, self._run.lease_seconds) as channel:
@@ -207,9 +207,9 @@ class StandbyCopies:
         if header.kind is Kind.COMMITTED and header.step == copy.applied == copy.step:
             return  # `as_of` was faster
         size = bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype, shared=copy.shared)
-        totals, step = {Kind.STATE: size}, self.rounds.rested(header.step)
+        totals, step = {Kind.STATE: size}, self._rounds.rested(header.step)
         if copy.started and copy.step is not None:
-            totals, step = {}, self.rounds.next_rest(copy.step)
+            totals, step = {}, self._rounds.next_rest(copy.step)
             if header.total <= copy.bucket.parameters.nbytes:
                 totals[Kind.UPDATE] = header.total  # where most gradients are zero, it is less
             if copy.voted is not None:
@@ -253,7 +253,7 @@ class StandbyCopies:
             if copy.shared:
                 outer_step(train, bucket, gradients)
             elif len(gradients):
-                trained = self.rounds.trained(step) - self._trained_before
+                trained = self._rounds.trained(step) - self._trained_before
                 adamw(train, trained, rate, gradient_norm, bucket, gradients)
             copy.step = step
 
@@ -269,7 +269,7 @@ class StandbyCopies:
         problem = "" if self.is_sound else self._problem or "some layers have no donor"
         copies = self._copies.values()
         step, voted = self._common_step()
-        if not problem and (step is None or any(copy.newest > self.rounds.next_rest(step) for copy in copies)):
+        if not problem and (step is None or any(copy.newest > self._rounds.next_rest(step) for copy in copies)):
             return
         status = StandbyProgress(step=step or 0, voted=voted, problem=problem[:MOST_CHARACTERS])
         if status != self._told:
@@ -292,7 +292,7 @@ class StandbyCopies:
 
     def _next(self, step: int | None) -> int | None:
         """The next step that changes a copy as of ``step``."""
-        return None if step is None else self.rounds.next_rest(step)
+        return None if step is None else self._rounds.next_rest(step)
 
 
 def _gradients(bucket: Bucket, data: bytearray) -> torch.Tensor:

@@ -24,6 +24,8 @@ class StandbyRole:
         self._node = node
         self._report = report
         self._copies: StandbyCopies | None = None
+        self.is_of_all = True
+        """Whether what it was last asked to copy is all of the state, and not only what islands share."""
         self._one_at_a_time = asyncio.Lock()
 
     async def assume(self, loaded: LoadedRun, wanted: Standby, trained: Collection[int]) -> None:
@@ -37,9 +39,10 @@ class StandbyRole:
         donors = donors_of(wanted, loaded.model.buckets, self._node)
         for index in trained:
             donors.pop(loaded.model.buckets[index], None)
-        rounds = read_rounds(wanted.rounds)
+        counted = read_rounds(wanted.rounds), wanted.trained_before
+        self.is_of_all = not wanted.rounds.count
         async with self._one_at_a_time:
-            if self._copies is not None and self._copies.rounds == rounds and self._copies.serves(donors):
+            if self._copies is not None and self._copies.counted == counted and self._copies.serves(donors):
                 self._copies.tell_instead(tell)
                 return
             await self._end()
@@ -52,15 +55,10 @@ class StandbyRole:
                 copied = await asyncio.to_thread(
                     lambda: [(Bucket(s, HOST, dtype), peers) for s, peers in donors.items()]
                 )
-                self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell, rounds, wanted.trained_before)
+                self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell, counted)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
                 tell(StandbyProgress(problem=sentence_of(error)))
-
-    @property
-    def has_all_state(self) -> bool:
-        """Whether its copies are of all of the state, and not only of what islands share."""
-        return self._copies is not None and not self._copies.rounds.count
 
     async def take(self, commit: Commit, patience: float) -> Mapping[int, Bucket]:
         """The copies that include the last ``commit``; see `StandbyCopies.as_of`. Ends the role, unless cancelled."""

@@ -296,7 +296,7 @@ class Trainer:
         )
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
         begins = placement is not None and placement.is_new  # what islands share is all that it needs
-        if inventory.is_incomplete and (begins or self._standby.has_all_state):  # copies of less are for others
+        if inventory.is_incomplete and (begins or self._standby.is_of_all):  # copies of less are for others
             inventory = replace(inventory, copied=self._take_copies(assignment))
             self._hold(assignment.step, {**inventory.held, **inventory.copied})
         if lost := inventory.lost:

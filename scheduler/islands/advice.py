@@ -41,6 +41,7 @@ def advice(
     among: Sequence[int],
     *,
     standing: int = 0,
+    overhead: float = 0.0,
     numbers: Mapping[str, int] | None = None,
     seed: int = 0,
     stopped: Callable[[], bool] = lambda: False,
@@ -48,7 +49,7 @@ def advice(
     """Of the lengths of a round ``among`` the one that gains most over a plan that takes ``without`` seconds per step; None: none
     gains. What is in force, the ``standing`` length (0: no rounds), is left only for what gains MARGIN more.
 
-    ``workload``: with what rounds take. ``numbers`` as in `lay_out`, ``stopped`` as in `schedule`.
+    ``workload``: with what rounds take. ``overhead`` and ``numbers`` as in `lay_out`, ``stopped`` as in `schedule`.
     """
     best, known, most = None, Known(), 1.0 if standing else 1 + MARGIN
     for length in among:
@@ -57,6 +58,7 @@ def advice(
                 cluster,
                 workload,
                 length=length,
+                overhead=overhead,
                 numbers=numbers,
                 seed=seed,
                 evaluations=QUICK,

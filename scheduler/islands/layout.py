@@ -57,6 +57,7 @@ def lay_out(
     incumbent: Plan | None = None,
     *,
     length: int,
+    overhead: float = 0.0,
     numbers: Mapping[str, int] | None = None,
     horizon: float = HORIZON_SECONDS,
     seed: int = 0,
@@ -72,10 +73,12 @@ def lay_out(
     Islands get shares of a step's micro-batches in proportion to their speed. ``evaluations`` bounds the plans that are tried for
     each island that is drawn. ``numbers``: by node, the number of the island whose state it has. A layout that replaces the
     ``incumbent`` must win back within ``horizon`` seconds what it takes to give nodes their state, for which all wait.
-    ``time_used`` to ``stopped`` as in `schedule`. ``known``: plans that were tried for other rounds, with all else the same; it
-    gets those that are tried now. Raises Infeasible when no plan fits.
+    ``overhead``, and ``time_used`` to ``stopped``, as in `schedule`. ``known``: plans that were tried for other rounds, with all
+    else the same; it gets those that are tried now. Raises Infeasible when no plan fits.
     """
-    search = _Search(cluster, workload, length, seed, time_used, threads, stopped, {} if known is None else known)
+    search = _Search(
+        cluster, workload, length, overhead, seed, time_used, threads, stopped, {} if known is None else known
+    )
     numbers = numbers or {}
     known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
     standing = tuple(sorted(part for part in known_by if part and search.speed(part)))
@@ -167,13 +170,14 @@ class _Search:
         cluster: Cluster,
         workload: Workload,
         length: int,
+        overhead: float,
         seed: int,
         time_used: TimeUsed | None,
         threads: int,
         stopped: Callable[[], bool],
         known: Known,
     ) -> None:
-        self._cluster, self._workload, self._length = cluster, workload, length
+        self._cluster, self._workload, self._length, self._overhead = cluster, workload, length, overhead
         self._seed, self._time_used, self._threads, self._stopped = seed, time_used, threads, stopped
         self._plans, self._speeds, self.tried = known, dict[tuple[int, ...], float](), 0
         self.best: tuple[float, Partition, list[int]] | None = None
@@ -215,7 +219,7 @@ class _Search:
     def seconds(self, islands: Sequence[Plan]) -> tuple[float, float]:
         """Of a step that trains, and of the exchange."""
         exchange = exchange_seconds(self._cluster, self._workload, joined(islands, 0))
-        return max(map(self._seconds, islands)), exchange
+        return max(map(self._seconds, islands)) + self._overhead, exchange
 
     def price(self, islands: Sequence[Plan]) -> float:
         """What is compared: seconds per step, as more tokens make more steps."""
@@ -324,11 +328,14 @@ def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workloa
 
 
 def renumbered(islands: Sequence[Plan], before: Mapping[str, int]) -> list[Plan]:
-    """Each with the number that most of its nodes know, so that they keep the state that they have."""
+    """Each with the number that most of its nodes know, so that they keep the state that they have. If nobody knows any, the
+    first goes on with one that there is: others hand its state out."""
     free = [*range(len(islands) + max(before.values(), default=0) + 1)]
-    found = []
+    found = list[Plan]()
     for island in sorted(islands, key=lambda island: -sum(node in before for node in island.nodes)):
         counted = Counter(before[node] for node in island.nodes if before.get(node) in free)
+        if not counted and not found:
+            counted.update(before.values() or [0])
         number = counted.most_common(1)[0][0] if counted else min(set(free) - {*before.values()})
         free.remove(number)
         found.append(numbered(island, number))

@@ -62,9 +62,10 @@ class Rounds:
 
 
 def spread(length: int, steps: int, since: int = 0, before: int = 0) -> Rounds:
-    """Rounds of about ``length`` steps that train (0: no rounds), for the ``steps`` after ``since``, the last one an exchange."""
-    count = max(1, round(steps / (length + 1))) if length and steps > 1 else 0
-    return Rounds(since, steps if count else 0, min(count, steps // 2), before)
+    """Rounds of about ``length`` steps that train (0: no rounds), for the ``steps`` after ``since``, or two; the last
+    one is an exchange."""
+    steps = max(2, steps) if length else 0
+    return Rounds(since, steps, min(max(1, round(steps / (length + 1))), steps // 2), before)
 
 
 def mean_seconds(length: int, step: float, exchange: float) -> float:

@@ -88,11 +88,10 @@ def availability(state: State) -> Availability:
 
     tables = [replicas(island) for island in ledger.whole_islands or sorted({*islands.values()}) or [0]]
     memory = next(filter(all, tables), tables[0])
-    for node in ledger.ready if memory and not state.rounds.count else ():  # without moments, where there are rounds
+    for node in ledger.ready if memory else ():
         standby = state.members.sessions[node].standby
-        if (
-            standby is not None and step_of(standby, state) == ledger.training.step
-        ):  # training cannot go on from an older one
+        # Training cannot go on from an older one.
+        if standby is not None and standby.is_of_all and step_of(standby, state) == ledger.training.step:
             for layer in range(*standby.layers):
                 memory[layer].append(Copy(node, ledger.training.step))
     return Availability(tuple(map(tuple, memory)), _disks(state), ledger.copies.resumable_step)

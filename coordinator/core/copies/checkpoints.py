@@ -66,7 +66,8 @@ def uploaded(transition: Transition, session: Session, message: wire.Uploaded) -
     if upload is None or upload.step != message.step or node not in upload.sending:
         transition.log(f"ignored that {node} has sent files of step {message.step}: none is awaited from it")
         return
-    check_moments(message, weights=upload.weights)
+    has_momentum = transition.state.run.train.outer_momentum > 0
+    check_moments(message, 2 + has_momentum if upload.weights else 0)
     mine = upload.sending[node].buckets
     files = {
         part.bucket: ev.CheckpointFile(part.size_bytes, part.digest.hex(), part.nonce, part.moments.hex())

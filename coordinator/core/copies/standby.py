@@ -206,11 +206,11 @@ def _joining(state: State, step: int) -> frozenset[str]:
 
 
 def promote(transition: Transition) -> None:
-    """Standbys that have the state as of the last commit count as holders of it from now on. With rounds they have no moments."""
+    """Standbys that have the state as of the last commit count as holders of it from now on."""
     ledger = transition.state.ledger
-    for node in ledger.ready if not transition.state.rounds.count else ():
+    for node in ledger.ready:
         standby = transition.state.members.sessions[node].standby
-        if standby is not None and step_of(standby, transition.state) == ledger.training.step:
+        if standby is not None and standby.is_of_all and step_of(standby, transition.state) == ledger.training.step:
             process = ledger.members[node].incarnation
             transition.emit(ev.StandbyPromoted(node, process, standby.layers, ledger.training.step))
 
@@ -370,12 +370,27 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     }
 
 
+def would_keep_waiting(state: State, plan: Plan) -> bool:
+    """Whether all would wait for a node that cannot copy beforehand what it lacks for ``plan``, and do without it now."""
+    in_force, holders = state.ledger.training.plan, state.ledger.holders_in(None)
+    if in_force is None or not set(in_force.nodes) <= set(state.ledger.staying):
+        return False
+    copying = _lacking(state, plan)
+    lacks = (
+        node not in holders[layer] and node not in copying
+        for stage in plan.stages
+        for node in stage.replicas
+        for layer in range(*stage.layers)
+    )
+    return bool(holders) and any(lacks)
+
+
 def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, layers: Layers) -> bool:
     """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step, or an exchange's sum in that of a
     round; true while that is not known. ``holders``: by layer, see Ledger, which looks at every member."""
     ledger, rounds = state.ledger, state.rounds
     share = FOLLOW_FRACTION * (rounds.length + 1)
-    if ledger.training.islands and state.run.network.exchange == "topk":
+    if rounds.count and ledger.training.islands and state.run.network.exchange == "topk":
         share /= min(1.0, SPARSE_UPDATE * len({*ledger.training.islands.values()}))
     if not ledger.training.step_seconds or not holders:
         return True

@@ -85,9 +85,10 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
 def rounds_of(state: State, choice: PlanChosen) -> Rounds:
     """Those in force, or if they have another length those that begin now."""
     rounds, step = state.rounds, state.ledger.training.step
-    if choice.length in (None, round(rounds.length)):
+    length = round(choice.plan.rounds.length) if choice.length is None else choice.length
+    if length == round(rounds.length):
         return rounds
-    return spread(choice.length, state.run.train.steps - step, step, step - state.ledger.training.trained(step))
+    return spread(length, state.run.train.steps - step, step, step - state.ledger.training.trained(step))
 
 
 def again(transition: Transition, reason: str) -> None:

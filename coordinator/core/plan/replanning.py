@@ -25,7 +25,7 @@ from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import MEASURED
+from dtfm.scheduler.model.rounds import MEASURED, spread
 
 
 class WaitReason(enum.Enum):
@@ -122,6 +122,9 @@ def planned(transition: Transition, result: Planned) -> None:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
+    if outcome.length and not state.rounds.count and standby.would_keep_waiting(state, outcome.plan):
+        reason = f"Rounds begin with the plan in force, so that others can get ready meanwhile. {outcome.reason}"
+        outcome = PlanChosen(state.ledger.training.in_force, reason, length=outcome.length)
     outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome)))
     training, hasty = state.ledger.training, asked.hasty or outcome.predicted_seconds is None
     found = Answer(asked.question, hasty, outcome.plan)
@@ -237,7 +240,7 @@ def _carry_on(state: State) -> CarryOn | None:
         return None
     if attempts_since_commit(ledger, Charge.PLAN_FAILED) == ATTEMPTS - 1:
         return None  # the last attempt is made with another plan
-    whole, several = {*ledger.whole_islands, None}, ledger.training.islands
+    whole, several = {*ledger.whole_islands, None}, len({*ledger.training.islands.values()}) > 1
     gone = {node for node in plan.nodes if ledger.source_of(node) not in whole} if several else set[str]()
     present = [node for node in ledger.ready if node in {*ledger.staying, *plan.nodes} - gone]
     holders = availability(state).in_memory(ledger.training.step)
@@ -315,7 +318,12 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
             seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
             carry_on=_carry_on(state) if isinstance(state.phase, Gathering) else None,
             lengths=_lengths(state, hasty=hasty),
-            islands={node: training.islands.get(node, 0) for layer in training.held for node, _ in layer},
+            islands={
+                node: number
+                for layer in training.held
+                for node, _ in layer
+                if (number := training.islands.get(node, 0)) in ledger.whole_islands
+            },
         )
     )
 
@@ -329,7 +337,8 @@ def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
     if not run.may_have_rounds:
         return (0,)
     if run.train.rounds != "auto":
-        return (standing or run.train.rounds,)
+        goes_on = spread(run.train.rounds, state.rounds.steps).count == state.rounds.count
+        return (standing if goes_on else run.train.rounds,)
     others = (0, *MEASURED) if not hasty else ()
     return tuple(dict.fromkeys((standing, *(length for length in others if length < run.train.steps - step))))
 

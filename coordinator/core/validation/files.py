@@ -29,9 +29,9 @@ def check_uploaded(message: wire.Uploaded, buckets: int) -> None:
         require(_NONCE.fullmatch(part.nonce) is not None, "parts.nonce", part.nonce, "32 hexadecimal digits")
 
 
-def check_moments(message: wire.Uploaded, *, weights: bool) -> None:
-    """Raises Refused unless those files that have the ``weights`` alone come with the digests of the moments."""
-    size = 2 * DIGEST_BYTES if weights else 0
+def check_moments(message: wire.Uploaded, count: int) -> None:
+    """Raises Refused unless each file comes with the digests of so many tensors of the state that it leaves out."""
+    size = count * DIGEST_BYTES
     for part in message.parts:
         require(len(part.moments) == size, "parts.moments", part.moments.hex(), f"{size} bytes")
 

@@ -63,22 +63,44 @@ def test_rounds_are_chosen_if_the_run_leaves_them_to_the_planner_and_a_plan_come
     assert len(fast.plan.nodes) == 4
 
 
-def test_where_rounds_begin_the_plan_in_force_goes_on_with_them_first_so_that_others_get_ready_meanwhile() -> None:
+def test_islands_are_drawn_anew_with_other_rounds_and_one_node_that_is_left_needs_none() -> None:
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
     lines = cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)
-    alone = choose(replace(WANTED, workload=workload, stages=None, seconds=5.0, cluster=lambda: lines.only([0])))
+    asked = replace(WANTED, workload=workload, stages=None, seconds=5.0, cluster=lambda: lines)
+    alone = choose(replace(asked, cluster=lambda: lines.only([0])))
     assert isinstance(alone, PlanChosen)
-    asked = replace(WANTED, workload=workload, stages=None, seconds=5.0, cluster=lambda: lines, incumbent=alone.plan)
-    begun = choose(replace(asked, lengths=(0, *MEASURED), islands={"n0": 0}))
+    begun = choose(replace(asked, incumbent=alone.plan, lengths=(0, *MEASURED), islands={"n0": 0}))
     assert isinstance(begun, PlanChosen)
-    assert (begun.plan, begun.length, begun.predicted_seconds) == (alone.plan, 100, None)
-    before = replace(alone.plan, rounds=Rounds(7, 1000, 10))
-    grown = choose(replace(asked, lengths=(100, 0, 10, 30), islands={"n0": 0}, incumbent=before))
-    assert isinstance(grown, PlanChosen)
-    assert (len(grown.plan.islands), grown.length) == (8, 100)
-    ended = choose(replace(asked, lengths=(100, 0, 10, 30), incumbent=before, cluster=lambda: lines.only([0])))
+    assert (len(begun.plan.islands), begun.length) == (8, 100)
+    before = replace(begun.plan, rounds=Rounds(7, 1000, 10))
+    asked = replace(asked, incumbent=before, lengths=(100, 0, 10, 30), islands={"n3": 3})
+    ended = choose(replace(asked, cluster=lambda: lines.only([3])))
     assert isinstance(ended, PlanChosen)
-    assert (ended.plan.nodes, ended.length) == (("n0",), 0)
+    assert (ended.plan.nodes, ended.plan.stages[0].island, ended.length) == (("n3",), 3, 0)
+
+
+def test_what_steps_take_beside_the_model_counts_with_rounds_too() -> None:
+    workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
+    lines = cities([1] * 4, 3000 * MEGABIT, 3000 * MEGABIT)
+    asked = replace(WANTED, workload=workload, stages=None, seconds=5.0, cluster=lambda: lines, lengths=(0, *MEASURED))
+    found = [choose(replace(asked, overhead=overhead)) for overhead in (0.0, 5.0)]
+    assert [each.length for each in found if isinstance(each, PlanChosen)] == [0, 0]
+    slow, late = (choose(replace(asked, overhead=seconds, lengths=(30,))) for seconds in (0.0, 5.0))
+    assert isinstance(slow, PlanChosen)
+    assert isinstance(late, PlanChosen)
+    assert slow.predicted_seconds is not None
+    assert late.predicted_seconds is not None
+    assert late.predicted_seconds > slow.predicted_seconds + 4.9
+
+
+@pytest.mark.parametrize(("known", "number"), [({"old": 0}, 0), ({"old": 2, "n1": 1}, 1), ({}, 0)])
+def test_a_plan_whose_nodes_are_all_new_goes_on_with_the_island_that_there_is(
+    known: dict[str, int], number: int
+) -> None:
+    fast = cities([2], 1250e6, 1250e6)
+    chosen = choose(replace(WANTED, workload=llama("1.1B"), stages=None, cluster=lambda: fast, islands=known))
+    assert isinstance(chosen, PlanChosen)
+    assert {stage.island for stage in chosen.plan.stages} == {number}
 
 
 def test_of_several_islands_the_one_goes_on_without_rounds_that_most_nodes_know() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from dtfm.node.model.bucket import LOADED_AT_ONCE, STATE_TENSORS, Bucket, BucketSpec, bucket_bytes
+from dtfm.node.model.bucket import HOST, LOADED_AT_ONCE, STATE_TENSORS, Bucket, BucketSpec, bucket_bytes
 
 CPU = torch.device("cpu")
 SPEC = BucketSpec(2, (2,), (("a.weight", (3, 4)), ("a.bias", (3,)), ("scale", ())))
@@ -52,7 +52,7 @@ def test_a_digest_tells_of_every_tensor_of_the_state_and_of_their_order() -> Non
         tensor[3] += 1
         digests.add(one.digests()[0])
         tensor[3] -= 1
-    one.exp_avg, one.exp_avg_sq = one.exp_avg_sq, one.exp_avg
+    one._moments = one.exp_avg_sq, one.exp_avg
     digests.add(one.digests()[0])
     assert len(digests) == 5
     assert bucket_with(1).digests()[0] in digests
@@ -105,6 +105,14 @@ def test_what_lies_in_writable_memory_is_loaded_without_another_copy() -> None:
     tracemalloc.stop()
     assert most < 1 << 16
     assert bucket.read() == state
+
+
+def test_a_copy_of_what_islands_share_has_no_memory_for_moments() -> None:
+    bucket = Bucket(replace(SPEC, has_momentum=True), CPU, torch.float32)
+    bucket.load(bytes(bucket_bytes(bucket.spec, torch.float32, shared=True)), shared=True)
+    new = bucket.for_new_island(at_rest=True).placed(CPU, HOST)
+    assert new.read(shared=True) == bytes(2 * 16 * 4)
+    assert (bucket._moments, new._moments) == (None, None)
 
 
 def test_islands_share_all_of_the_state_but_its_moments() -> None:

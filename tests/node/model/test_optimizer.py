@@ -116,6 +116,7 @@ def test_a_squared_norm_is_that_of_all_elements_in_float64(size: int, dtype: tor
 def test_a_norm_and_an_update_take_little_memory_beside_the_bucket() -> None:
     bucket = Bucket(BucketSpec(0, (0,), (("matrix", (40, CPU_CHUNK)),)), torch.device("cpu"), torch.float32)
     bucket.gradients.fill_(1)
+    assert bucket.moments
 
     def update() -> None:
         norm = math.sqrt(*squared_norms([bucket.gradients]))

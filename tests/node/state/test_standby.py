@@ -127,7 +127,7 @@ class Standby:
         self.statuses: list[StandbyProgress] = []
         copied = [(Bucket(spec, CPU, torch.float32), [donor.peer for donor in donors]) for spec in specs]
         self.dialler = dialler("me")
-        self.copies = StandbyCopies(RUN, copied, self.dialler, self._told.put_nowait, rounds)
+        self.copies = StandbyCopies(RUN, copied, self.dialler, self._told.put_nowait, (rounds, 0))
 
     async def tells(self) -> StandbyProgress:
         """The next status."""

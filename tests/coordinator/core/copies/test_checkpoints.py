@@ -263,9 +263,12 @@ def test_files_that_no_checkpoint_can_have_are_refused(message: wire.NodeMessage
     assert words in refused(world, "a")
 
 
-def test_weights_come_with_the_digests_of_the_moments() -> None:
-    world = checkpoint_under_way(checkpoint={**WEIGHTS, "every": 2})
-    world.hear("a", uploaded(2, {0: (10, FILE_DIGEST)}))
+@pytest.mark.parametrize(("momentum", "size"), [(0.0, 64), (0.9, 96)])
+def test_weights_come_with_the_digests_of_the_rest_of_the_state(momentum: float, size: int) -> None:
+    world = checkpoint_under_way(checkpoint={**WEIGHTS, "every": 2}, train={"outer_momentum": momentum})
+    world.hear("a", uploaded(2, {0: (10, FILE_DIGEST)}, moments=bytes(size)))
+    assert not world.refusals
+    world.hear("a", uploaded(2, {0: (10, FILE_DIGEST)}, moments=bytes(size - 32)))
     assert "parts.moments" in refused(world, "a")
 
 

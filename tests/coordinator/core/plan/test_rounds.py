@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dtfm.coordinator.config.changes import check_same
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.phases import Gathering, Stepping
+from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
+from dtfm.coordinator.core.plan.replanning import _lengths
 from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.formats.plan import unpack_plan
-from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
+from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
+from tests.coordinator.answers import links
 from tests.coordinator.core.test_steering import set_key
-from tests.coordinator.script import World, fresh_state, two_stages
+from tests.coordinator.script import LEASE, World, fresh_state, two_stages
 from tests.coordinator.stores import checked
 
 AUTO: dict[str, Any] = {"rounds": "auto", "steps": 60, "evaluate_every": 0}
@@ -94,17 +99,66 @@ def test_once_there_are_more_nodes_they_may_begin_and_samples_go_on_where_they_w
     assert checked(world.records).findings == ()
 
 
-def test_once_they_have_begun_with_the_plan_in_force_the_planner_looks_for_islands() -> None:
+def test_where_all_would_wait_for_a_node_they_begin_with_the_plan_in_force_and_the_planner_looks_again() -> None:
     world = begun(0)
-    plan = world.plan_in_force
-    world.join("c")
-    world.feed(t.Planned(world.wanted.pop(0).number, PlanChosen(plan, "rounds begin", length=10)))
+    world.now += 1.0
+    step(world)  # of a second, with 2 MiB of gradients for each stage
+    world.prepare("c")
+    measured = links("c", ["a", "b"])
+    for link in measured.links.links:
+        link.bandwidth = 1 << 20
+    world.hear("c", measured)
+    world.now += TOGETHER_LEASES * LEASE
+    world.feed(t.TimePassed())
+    before = world.plan_in_force
+    answer(world, 10, "ac")
     step(world)
     world.apply()
-    assert world.plan_in_force.rounds == Rounds(1, 59, 5)
+    assert world.plan_in_force.stages == before.stages
+    assert world.plan_in_force.rounds == Rounds(2, 58, 5)
     assert not world.wanted
     world.settle()
     assert [wanted.lengths for wanted in world.wanted] == [(11, 0, 10, 30)]
+
+
+def test_a_plan_that_is_adopted_later_than_was_thought_has_rounds_all_the_same() -> None:
+    world = begun(0)
+    for _ in range(57):
+        step(world)
+    world.join("c")
+    world.wanted = world.wanted[-1:]
+    step(world)
+    step(world)
+    answer(world, 10)
+    step(world)
+    assert world.state.is_closing
+    assert spread(10, -3, 60) == Rounds(60, 2, 1)
+
+
+def test_another_length_in_the_run_file_counts_from_the_next_plan_on() -> None:
+    world = begun(10)
+    for rounds, lengths in (("auto", (11, 0, 10, 30)), (11, (11,)), (10, (11,)), (20, (20,)), (0, (0,))):
+        run = world.state.run
+        changed = run.model_copy(update={"train": run.train.model_copy(update={"rounds": rounds})})
+        assert _lengths(replace(world.state, run=changed), hasty=False) == lengths
+        check_same(run, changed, 1)
+
+
+def test_a_standby_that_has_all_of_the_state_takes_over_before_they_have_begun() -> None:
+    world = begun(0)
+    for _ in range(5):
+        step(world)
+    world.join("c")
+    answer(world, 10)
+    step(world)
+    world.apply()
+    assert isinstance(world.state.phase, Switching)
+    world.lose("a")
+    world.wait(2 * LEASE, beating="bc")
+    while world.wanted:
+        answer(world, world.wanted[0].lengths[0], "cb")
+    assert [event.node for event in world.events(ev.StandbyPromoted)] == ["c"]
+    assert not world.events(ev.RolledBack)
 
 
 def test_they_may_end_and_only_at_an_exchange() -> None:
@@ -149,6 +203,7 @@ def test_a_log_that_begins_with_a_checkpoint_knows_how_many_exchanges_it_has_had
     ledger = ev.RolledBack(40, 40, "this log begins", 3).apply(fresh_state().ledger)
     assert ledger.training.rounds == Rounds(40, before=3)
     assert (ledger.training.trained(0), ledger.training.trained(40)) == (0, 37)
+    assert ev.RolledBack(0, 41, "lost").apply(ledger).training.rounds == NO_ROUNDS
 
 
 def test_a_run_that_gets_more_steps_ends_with_the_first_exchange_after_them() -> None:
