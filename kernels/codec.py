@@ -14,13 +14,16 @@ import torch
 from dtfm.kernels.layout import BLOCKS, Codec
 from dtfm.kernels.memory import MEMORY
 from dtfm.kernels.transfer import to_device, to_host
-from dtfm.kernels.with_cupy import module_with_cupy
+from dtfm.kernels.with_cupy import gpu_kernels
 
 __all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode", "encode", "encoded_bytes"]
 
 # The numbers are sent in frames: never reuse one.
 DTYPES: dict[int, torch.dtype] = {1: torch.float32, 2: torch.float64, 3: torch.bfloat16, 4: torch.float16}
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+
+KEPT = 0.95
+"""The share of what is left out that counts in the next exchange, as in SparseLoCo (arXiv 2508.15706): older changes fade."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
 
 def _encode(codec: Codec, flat: torch.Tensor) -> memoryview | None:
     length = encoded_bytes(codec, flat.numel(), flat.dtype)
-    if flat.is_cuda and (gpu := module_with_cupy("gpu", flat.device)) is not None:
+    if flat.is_cuda and (gpu := gpu_kernels(flat.device)) is not None:
         encoded: memoryview | None = gpu.encode(codec, flat, length)
         return encoded
     from dtfm.kernels import cpu  # imported here: see with_cupy.prepare
@@ -98,7 +101,7 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
         if device.type == "cuda":
             return to_device(encoded, device).view(dtype)
         return torch.frombuffer(encoded, dtype=dtype, count=elements)
-    if device.type == "cuda" and (gpu := module_with_cupy("gpu", device)) is not None:
+    if device.type == "cuda" and (gpu := gpu_kernels(device)) is not None:
         decoded: torch.Tensor = gpu.decode(codec, encoded, elements, dtype, device)
         return decoded
     from dtfm.kernels import cpu
@@ -106,3 +109,21 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
     restored = MEMORY.take(4 * elements).view(np.float32)
     cpu.decode(codec, np.frombuffer(encoded, np.uint8), restored)
     return torch.from_numpy(restored).to(device, dtype)
+
+
+def encode_with_feedback(
+    codec: Codec, changes: torch.Tensor, carried: torch.Tensor | None
+) -> tuple[Encoded, torch.Tensor]:
+    """Encodes ``changes`` (any shape, n elements) plus KEPT of ``carried`` (1-D float32, n elements; None at first): what a codec
+    leaves out of one exchange is added to the next one's changes (error feedback, arXiv 1809.07599, algorithm 1).
+
+    Returns what is sent, and the residual (1-D float32, on the changes' device): what was encoded, less what arrives, and 0 where
+    that is not finite. Replace ``carried`` by it only once the exchange is committed: one that is aborted has no effect.
+    """
+    corrected = changes.detach().reshape(-1).float()
+    if carried is not None:
+        corrected = corrected + KEPT * carried
+    encoded = encode(codec, corrected)
+    decoded = decode(encoded.codec, encoded.data, corrected.numel(), corrected.dtype, corrected.device)
+    residual = torch.nan_to_num(corrected - decoded, nan=0.0, posinf=0.0, neginf=0.0)
+    return encoded, residual

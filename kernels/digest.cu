@@ -2,7 +2,7 @@
 // 1024 bytes, then level by level those of their parents. A tree whose left half is the largest whole one is what comes of
 // merging neighbours on each level and carrying an odd one up.
 //
-// gpu_digest.py launches this with 256 threads per thread block, and compiles this text, which includes no header, with NVRTC.
+// gpu.py launches this with 256 threads per thread block, and compiles this text, which includes no header, with NVRTC.
 
 using u8 = unsigned char;
 using u32 = unsigned int;

@@ -10,7 +10,7 @@ import torch
 from blake3 import blake3
 
 from dtfm.kernels.transfer import to_host
-from dtfm.kernels.with_cupy import module_with_cupy
+from dtfm.kernels.with_cupy import gpu_kernels
 
 COPIED_AT_ONCE = 64 << 20
 """Bytes that are copied from a GPU at a time where CuPy is not installed."""
@@ -24,7 +24,7 @@ def digest(tensor: torch.Tensor) -> bytes:
     data = tensor.detach().view(-1).view(torch.uint8)
     if not data.is_cuda:
         return blake3(data.numpy().data if data.numel() else b"").digest()
-    gpu = module_with_cupy("gpu_digest", data.device)
+    gpu = gpu_kernels(data.device)
     if gpu is not None and data.numel() > gpu.CHUNK_BYTES and data.data_ptr() % 16 == 0:
         computed: bytes = gpu.digest(data)
         return computed

@@ -1,7 +1,8 @@
-"""The codecs on a GPU: codecs.cu, compiled and cached by CuPy on first use, equal to tests/kernels/reference.py bit for bit.
+"""The codecs and BLAKE3 on a GPU: codecs.cu and digest.cu, compiled and cached by CuPy on first use, the codecs equal to
+tests/kernels/reference.py bit for bit.
 
 Memory is torch's: CuPy allocates nothing, and torch's allocator hands out again what was freed. Everything runs on torch's
-current stream. Only ``encode`` waits, for its own bytes to be on the host.
+current stream. Only ``encode`` and ``digest`` wait, for their own bytes to be on the host.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ import torch
 from dtfm.kernels.layout import Codec, check
 from dtfm.kernels.transfer import to_device, to_host
 
-# As in codecs.cu.
+# As in codecs.cu and digest.cu.
 _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 _THREADS = 256
 _ELEMENTS = 8 * _THREADS  # per thread block
+CHUNK_BYTES = 1024
+_VALUE_BYTES = 32
+
+SEGMENT_CHUNKS = 1 << 17
+"""A power of two: chunks whose tree is reduced to its top before the next ones are begun, which bounds the memory to 6 MiB."""
 
 
 def prepare(device: torch.device) -> None:
@@ -31,7 +37,9 @@ def prepare(device: torch.device) -> None:
     with cupy.cuda.Device(device.index):
         for codec, direction, kind in itertools.product(Codec, ("encode", "decode"), _TYPES.values()):
             if codec is not Codec.OFF:
-                _kernel(_name(codec, direction, kind))
+                _kernel("codecs.cu", _name(codec, direction, kind))
+        for name in ("chunk_values", "parent_values"):
+            _kernel("digest.cu", name)
 
 
 def encode(codec: Codec, elements: torch.Tensor, length: int) -> memoryview | None:
@@ -68,7 +76,7 @@ def encode_into(codec: Codec, elements: torch.Tensor, encoded: torch.Tensor, ref
     The address of ``encoded`` must be a multiple of 8. ``refused``, four bytes at a multiple of 4, becomes nonzero
     when the codec cannot encode ``elements``.
     """
-    _launch(codec, "encode", elements, elements, elements.numel(), encoded, refused)
+    _launch_codec(codec, "encode", elements, elements, elements.numel(), encoded, refused)
 
 
 def decode_into(codec: Codec, encoded: torch.Tensor, elements: torch.Tensor) -> None:
@@ -76,16 +84,50 @@ def decode_into(codec: Codec, encoded: torch.Tensor, elements: torch.Tensor) -> 
 
     The scales and places must have been checked, and the address of ``encoded`` must be a multiple of 8.
     """
-    _launch(codec, "decode", elements, encoded, elements.numel(), elements)
+    _launch_codec(codec, "decode", elements, encoded, elements.numel(), elements)
 
 
-def _launch(codec: Codec, direction: str, elements: torch.Tensor, *arguments: torch.Tensor | int) -> None:
-    device = elements.device
-    words = [np.uint64(a.data_ptr() if isinstance(a, torch.Tensor) else a) for a in arguments]
-    thread_blocks = -(-elements.numel() // _ELEMENTS)
+def digest(data: torch.Tensor) -> bytes:
+    """BLAKE3 (32 bytes) of ``data`` (1-D uint8, contiguous, more than CHUNK_BYTES, at an address that is a multiple of 16).
+
+    Waits, without spinning, for the current stream.
+    """
+    chunks = -(-data.numel() // CHUNK_BYTES)
+    segments = -(-chunks // SEGMENT_CHUNKS)
+    tops = torch.empty(segments * _VALUE_BYTES, dtype=torch.uint8, device=data.device)
+    values = torch.empty(min(chunks, SEGMENT_CHUNKS) * _VALUE_BYTES, dtype=torch.uint8, device=data.device)
+    for segment in range(segments):
+        first = segment * SEGMENT_CHUNKS
+        part = data[first * CHUNK_BYTES : (first + SEGMENT_CHUNKS) * CHUNK_BYTES]
+        count = -(-part.numel() // CHUNK_BYTES)
+        _launch("digest.cu", "chunk_values", -(-count // _THREADS), part, part.numel(), first, values)
+        top = _reduced(values, count, is_all=segments == 1)
+        tops[segment * _VALUE_BYTES : (segment + 1) * _VALUE_BYTES].copy_(top)
+    return to_host(_reduced(tops, segments, is_all=True)).numpy().tobytes()
+
+
+def _reduced(values: torch.Tensor, count: int, *, is_all: bool) -> torch.Tensor:
+    """The one value above ``count`` values; with ``is_all`` it is the root's."""
+    above = torch.empty(-(-count // 2) * _VALUE_BYTES, dtype=torch.uint8, device=values.device)
+    while count > 1:
+        parents = -(-count // 2)
+        _launch(
+            "digest.cu", "parent_values", -(-parents // _THREADS), values, count, int(is_all and parents == 1), above
+        )
+        values, above, count = above, values, parents
+    return values[:_VALUE_BYTES]
+
+
+def _launch_codec(codec: Codec, direction: str, elements: torch.Tensor, *arguments: torch.Tensor | int) -> None:
+    name = _name(codec, direction, _TYPES[elements.dtype])
+    _launch("codecs.cu", name, -(-elements.numel() // _ELEMENTS), *arguments)
+
+
+def _launch(file: str, name: str, thread_blocks: int, *arguments: torch.Tensor | int) -> None:
+    device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
+    words = tuple(np.uint64(a.data_ptr() if isinstance(a, torch.Tensor) else a) for a in arguments)
     with cupy.cuda.Device(device.index), cupy.cuda.Stream.from_external(torch.cuda.current_stream(device)):
-        kernel = _kernel(_name(codec, direction, _TYPES[elements.dtype]))
-        kernel((thread_blocks,), (_THREADS,), tuple(words))
+        _kernel(file, name)((thread_blocks,), (_THREADS,), words)
 
 
 def _name(codec: Codec, direction: str, kind: str) -> str:
@@ -93,11 +135,11 @@ def _name(codec: Codec, direction: str, kind: str) -> str:
 
 
 @functools.cache
-def _kernel(name: str) -> Any:
-    return _module().get_function(name)
+def _kernel(file: str, name: str) -> Any:
+    return _module(file).get_function(name)
 
 
 @functools.cache
-def _module() -> Any:
-    source = resources.files("dtfm.kernels").joinpath("codecs.cu").read_text(encoding="utf-8")
+def _module(file: str) -> Any:
+    source = resources.files("dtfm.kernels").joinpath(file).read_text(encoding="utf-8")
     return cupy.RawModule(code=source, options=("-std=c++17",))

@@ -44,7 +44,7 @@ class Codec(enum.IntEnum):
 
     @property
     def sparse(self) -> bool:
-        """Whether the codec leaves elements out. In exchanges the sender adds them to its next changes (feedback.py). A sum of
+        """Whether the codec leaves elements out. In exchanges the sender adds them to its next changes (codec.py). A sum of
         several is not sparse any more: each sends its own to all others."""
         return self is Codec.TOPK
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 
 CHUNK_BYTES = 1 << 20
 """Largest payload of a frame."""
@@ -67,7 +67,7 @@ class Header:
     """A frame's header.
 
     ``elements`` and ``dtype`` describe the whole tensor, ``total`` is its encoded length in bytes, and ``offset`` is
-    the position of this frame's payload in it.
+    the position of this frame's payload in it. The fields are in the order of the wire.
     """
 
     kind: Kind
@@ -91,9 +91,10 @@ def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
     begin, end = header.offset, header.offset + len(encoded)
     assert begin % chunk == 0, (begin, chunk)
     assert end == header.total or (end < header.total and end % chunk == 0), (end, header.total)
+    *of_tensor, _ = astuple(header)
     for offset in range(begin, max(end, begin + 1), chunk):
         payload = encoded[offset - begin : offset - begin + chunk]
-        yield b"".join((_packed(replace(header, offset=offset)), payload))
+        yield b"".join((_HEADER.pack(_MAGIC, *of_tensor, offset), payload))
 
 
 def parse(frame: bytes) -> tuple[Header, memoryview]:
@@ -122,9 +123,3 @@ def parse(frame: bytes) -> tuple[Header, memoryview]:
 
 def _chunk_bytes(kind: Kind) -> int:
     return STATE_CHUNK_BYTES if kind is Kind.STATE else CHUNK_BYTES
-
-
-def _packed(h: Header) -> bytes:
-    return _HEADER.pack(
-        _MAGIC, h.kind, h.codec, h.dtype, h.generation, h.step, h.index, h.part, h.elements, h.total, h.offset
-    )

@@ -9,7 +9,7 @@ from random import Random
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
-from dtfm.scheduler.bound.work import AS_GOOD, work_bound
+from dtfm.scheduler.bound.stage_bounds import AS_GOOD, work_bound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible
 from dtfm.scheduler.model.plan import Plan

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
-from dtfm.coordinator.core.findings import Doubt, Doubted, Gone, Setback
+from dtfm.coordinator.core.findings import Doubt, Gone, Setback
 from dtfm.coordinator.core.members.quarantine import clear, quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
@@ -34,7 +34,7 @@ def carry_out(transition: Transition) -> None:
     """All findings, in order, and those that come of them."""
     while transition.findings and not transition.state.stopped:
         match transition.findings.pop(0):
-            case Doubted(doubts):
+            case tuple() as doubts:
                 _suspect(transition, doubts)
                 _sentence(transition, verdict(transition.state))
             case Setback() as setback:

@@ -21,13 +21,6 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubted:
-    """Somebody is in doubt, and the work in hand goes on."""
-
-    doubts: tuple[Doubt, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Setback:
     """The step, the beginning of a plan or the pause in hand is given up because of ``node``, for this ``reason``, and tried
     again. ``problem``: as in StepAborted, of a step. ``proven``: what the node has said proves it guilty of this, and it is
@@ -54,7 +47,8 @@ class Gone:
     reason: str
 
 
-Finding = Doubted | Setback | Gone
+Finding = tuple[Doubt, ...] | Setback | Gone
+"""Doubts alone: somebody is in doubt, and the work in hand goes on."""
 
 
 def contradicting(charge: Charge, pairs: Iterable[tuple[str, str]], reason: str) -> tuple[Doubt, ...]:

@@ -1,4 +1,4 @@
-"""The coordinator's values as messages to nodes: rounds, links, assignments, the beginning of a step."""
+"""The coordinator's values as messages to nodes: links, assignments, the beginning of a step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.log.events import Link, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.protos import control_pb2, plan_pb2
+from dtfm.protos import control_pb2
 from dtfm.scheduler.formats.plan import pack_plan
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import Rounds
-
-
-def rounds_message(rounds: Rounds) -> plan_pb2.Rounds:
-    return plan_pb2.Rounds(since=rounds.since, steps=rounds.steps, count=rounds.count, before=rounds.before)
 
 
 def link_message(link: Link) -> control_pb2.LinkReport.Link:

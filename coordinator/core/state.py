@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.phases import Phase, Stepping
-from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
+from dtfm.coordinator.core.timeouts import PATIENCE_LEASES
 from dtfm.coordinator.log.events import CheckpointFile, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire, plan_pb2
@@ -224,10 +224,6 @@ class Evaluation:
             numbers.setdefault(chain[-1], []).append(number)
         return {end: tuple(own) for end, own in numbers.items()}
 
-    @property
-    def is_whole(self) -> bool:
-        return self.reports.keys() == self.expected.keys()
-
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTally:
@@ -411,11 +407,6 @@ class State:
     @property
     def lease(self) -> float:
         return self.run.cluster.lease
-
-    @property
-    def heartbeat(self) -> float:
-        """Seconds."""
-        return self.lease * HEARTBEAT_LEASES
 
     @property
     def patience(self) -> float:

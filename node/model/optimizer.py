@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import astuple, dataclass
 
 import torch
 
@@ -43,23 +42,6 @@ def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
     return [float(total) for total in torch.stack(totals).tolist()] if totals else []
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The scalars of one update: what is kept of a parameter that decays, and of the moments; what is added to these; the factors
-    that undo the bias of the mean and the root. In the order of kernels/adamw.py."""
-
-    decayed: float
-    clip: float
-    keep_m: float
-    add_m: float
-    keep_v: float
-    add_v: float
-    to_mean: float
-    to_root: float
-    epsilon: float
-    rate: float
-
-
 @torch.no_grad()
 def adamw(
     train: Run.Train, step: int, rate: float, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor
@@ -72,17 +54,17 @@ def adamw(
     GPU replica the same bits. Division by a scalar is written as multiplication, because torch divides on some devices and
     multiplies on others. As usual, weight decay applies to tensors of two dimensions or more, not to biases and norms.
     """
-    terms = Terms(
-        decayed=1 - rate * train.weight_decay,
-        clip=clip_coefficient(gradient_norm, train.clip_norm),
-        keep_m=train.beta1,
-        add_m=1 - train.beta1,
-        keep_v=train.beta2,
-        add_v=1 - train.beta2,
-        to_mean=1 / (1 - train.beta1**step),
-        to_root=1 / math.sqrt(1 - train.beta2**step),
-        epsilon=train.epsilon,
-        rate=rate,
+    terms = (  # in the order of kernels/adamw.py
+        1 - rate * train.weight_decay,  # what is kept of a parameter that decays
+        clip_coefficient(gradient_norm, train.clip_norm),
+        train.beta1,  # what is kept of the moments, and what is added to these
+        1 - train.beta1,
+        train.beta2,
+        1 - train.beta2,
+        1 / (1 - train.beta1**step),  # the factors that undo the bias of the mean and the root
+        1 / math.sqrt(1 - train.beta2**step),
+        train.epsilon,
+        rate,
     )
     (_on_gpu if bucket.home.type == "cuda" else _on_host)(terms, bucket, gradients)
 
@@ -119,27 +101,28 @@ def change_since_exchange(bucket: Bucket, factor: float, into: torch.Tensor) -> 
         c.copy_(a).sub_(p.to(c.device)).mul_(factor)
 
 
-def _on_gpu(terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
+def _on_gpu(terms: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
+    decayed, clip, keep_m, add_m, keep_v, add_v, to_mean, to_root, epsilon, rate = terms
     for view in bucket.views(bucket.parameters).values():
         if view.ndim >= 2:
-            view.mul_(terms.decayed)
+            view.mul_(decayed)
     for p, g, m, v in zip(*(torch.split(flat, GPU_CHUNK) for flat in _flat(bucket, gradients)), strict=True):
-        g.mul_(terms.clip)
-        m.mul_(terms.keep_m)
-        v.mul_(terms.keep_v)
-        v.add_((g * g).mul_(terms.add_v))
-        m.add_(g.mul_(terms.add_m))
-        denominator = v.sqrt().mul_(terms.to_root).add_(terms.epsilon)
-        p.sub_((m * terms.to_mean).div_(denominator).mul_(terms.rate))
+        g.mul_(clip)
+        m.mul_(keep_m)
+        v.mul_(keep_v)
+        v.add_((g * g).mul_(add_v))
+        m.add_(g.mul_(add_m))
+        denominator = v.sqrt().mul_(to_root).add_(epsilon)
+        p.sub_((m * to_mean).div_(denominator).mul_(rate))
 
 
-def _on_host(terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
+def _on_host(terms: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
     """In as many threads as torch has; what a GPU has computed is copied from it meanwhile."""
     from dtfm.kernels.adamw import update  # imported here: see kernels/with_cupy.py, prepare
 
     threads = torch.get_num_threads()
     scalar = bucket.parameters.numpy().dtype.type
-    decayed, *others = map(scalar, astuple(terms))
+    decayed, *others = map(scalar, terms)
     running = deque[Future[None]]()
     with ThreadPoolExecutor(threads, "adamw") as pool:
         for views in zip(*(bucket.views(flat).values() for flat in _flat(bucket, gradients)), strict=True):

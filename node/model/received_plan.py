@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dtfm.protos import plan_pb2
 from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.plan import Plan, check
-from dtfm.scheduler.model.rounds import Rounds
 
 MOST_TAKEOVERS = 1000
 """As many as nodes can be members of a run."""
@@ -25,8 +23,3 @@ def read_plan(packed: bytes, layers: int, micro_batches: int) -> Plan:
             f"there are {len(plan.islands)} islands, and no rounds after which they exchange what they learn"
         )
     return plan
-
-
-def read_rounds(message: plan_pb2.Rounds) -> Rounds:
-    """Raises ValueError."""
-    return Rounds(message.since, message.steps, message.count, message.before)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -46,12 +47,12 @@ class _Copy:
     are those that are not given up; ``donor`` is the one in use, and ``started`` whether its state has come, so that steps
     follow. ``have`` is the number of bytes received of the present tensor, which are in ``received``, or, while the bucket is
     ``empty``, in ``arriving``, which fills the bucket itself. ``voted`` has the generation and gradients of the next step, which
-    may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update. ``shared``: it is of
-    what islands share.
+    may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update.
     """
 
     bucket: Bucket
     donors: list[Peer]
+    arriving: Gathered
     step: int | None = None
     newest: int = 0
     donor: str = ""
@@ -62,14 +63,6 @@ class _Copy:
     voted: tuple[int, torch.Tensor] | None = None
     applied: int = 0
     applying: asyncio.Future[None] | None = None
-    arriving: Gathered = field(init=False)
-    shared: bool = False
-
-    def __post_init__(self) -> None:
-        self.arriving = Gathered(self.load)
-
-    def load(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        self.bucket.load(data, offset, shared=self.shared)
 
 
 class StandbyCopies:
@@ -95,8 +88,10 @@ class StandbyCopies:
         self._dialler = dialler
         self._tell = tell
         self._told: StandbyProgress | None = None
+        self._shared = self._rounds.count > 0  # copied is what islands share
         self._copies = {
-            bucket.spec.index: _Copy(bucket, list(donors), shared=self._rounds.count > 0) for bucket, donors in copied
+            bucket.spec.index: _Copy(bucket, list(donors), Gathered(partial(bucket.load, shared=self._shared)))
+            for bucket, donors in copied
         }
         self._problem = ""
         self._changed = asyncio.Condition()
@@ -140,7 +135,8 @@ class StandbyCopies:
             except TimeoutError:
                 log.warning("the standby's copies are not all as of step %d", commit.step)
         for copy in self._copies.values():
-            if copy.voted is not None and (copy.voted[0], self._next(copy.step)) == (commit.generation, commit.step):
+            follows = copy.step is not None and self._rounds.next_rest(copy.step) == commit.step
+            if follows and copy.voted is not None and copy.voted[0] == commit.generation:
                 self._begin_update(copy, commit.step, commit.gradient_norm, commit.learning_rate)
         await self._updates()
         return {index: copy.bucket for index, copy in self._copies.items() if copy.step == commit.step}
@@ -170,7 +166,7 @@ class StandbyCopies:
 
     async def _receive(self, donor: Peer, indices: Collection[int]) -> None:
         """Reads one donor's stream until it breaks, then asks the next donors."""
-        request = StandbyRequest(buckets=indices, shared=self._rounds.count > 0).SerializeToString()
+        request = StandbyRequest(buckets=indices, shared=self._shared).SerializeToString()
         try:
             target = self._dialler.target(donor)
             async with self._dialler.open(donor.node, target, self._run.lease_seconds) as channel:
@@ -206,7 +202,7 @@ class StandbyCopies:
             await asyncio.wait((copy.applying,))
         if header.kind is Kind.COMMITTED and header.step == copy.applied == copy.step:
             return  # `as_of` was faster
-        size = bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype, shared=copy.shared)
+        size = bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype, shared=self._shared)
         totals, step = {Kind.STATE: size}, self._rounds.rested(header.step)
         if copy.started and copy.step is not None:
             totals, step = {}, self._rounds.next_rest(copy.step)
@@ -229,7 +225,7 @@ class StandbyCopies:
         match header.kind:
             case Kind.STATE:
                 copy.step, copy.bucket.donors = None, (copy.donor,)
-                await asyncio.to_thread(copy.load, whole)
+                await asyncio.to_thread(copy.bucket.load, whole, shared=self._shared)
                 copy.step, copy.started, copy.voted, copy.empty = step, True, None, False
             case Kind.UPDATE:
                 copy.voted = header.generation, await asyncio.to_thread(_gradients, copy.bucket, whole)
@@ -250,7 +246,7 @@ class StandbyCopies:
 
         def update() -> None:
             bucket, train = copy.bucket, self._run.train
-            if copy.shared:
+            if self._shared:
                 outer_step(train, bucket, gradients)
             elif len(gradients):
                 trained = self._rounds.trained(step) - self._trained_before
@@ -288,11 +284,7 @@ class StandbyCopies:
         generations = {c.voted[0] if c.voted is not None else 0 for c in self._copies.values() if c.step == step}
         voted = generations.pop() if len(generations) == 1 else 0
         newest = max(steps)
-        return (step, voted) if newest == step or (newest == self._next(step) and voted) else (None, 0)
-
-    def _next(self, step: int | None) -> int | None:
-        """The next step that changes a copy as of ``step``."""
-        return None if step is None else self._rounds.next_rest(step)
+        return (step, voted) if newest == step or (newest == self._rounds.next_rest(step) and voted) else (None, 0)
 
 
 def _gradients(bucket: Bucket, data: bytearray) -> torch.Tensor:

@@ -10,9 +10,9 @@ from dtfm.node.data.problems import sentence_of
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
-from dtfm.node.model.received_plan import read_rounds
 from dtfm.node.state.standby import StandbyCopies
 from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Standby, StandbyProgress
+from dtfm.scheduler.model.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,8 @@ class StandbyRole:
         donors = donors_of(wanted, loaded.model.buckets, self._node)
         for index in trained:
             donors.pop(loaded.model.buckets[index], None)
-        counted = read_rounds(wanted.rounds), wanted.trained_before
+        of = wanted.rounds
+        counted = Rounds(of.since, of.steps, of.count, of.before), wanted.trained_before
         self.is_of_all = not wanted.rounds.count
         async with self._one_at_a_time:
             if self._copies is not None and self._copies.counted == counted and self._copies.serves(donors):

@@ -166,17 +166,14 @@ class StateStore:
         """Holds ``held`` from now on. Ends subscriptions to buckets that are no longer held, or as of another step; with other
         rounds, all."""
         with self._turn:
-            kept = held.buckets.keys() if held.step == self._held.step else ()
-            if held.rounds != self._held.rounds:
-                for subscription in list(self._subscriptions):
-                    self.unsubscribe(subscription)
-                    subscription.end("NOT_HELD: the plan has other rounds")
-            self._held, self._voting = held, 0
+            before, self._held, self._voting = self._held, held, 0
+            kept = held.buckets.keys() if held.step == before.step else set[int]()
+            why = "the plan has other rounds" if held.rounds != before.rounds else ""
             for subscription in list(self._subscriptions):
-                if not subscription.started <= set(kept):
+                missing = sorted(subscription.started - kept)
+                if why or missing:
                     self.unsubscribe(subscription)
-                    missing = sorted(subscription.started - set(kept))
-                    subscription.end(f"NOT_HELD: buckets {missing} are no longer held here as of that step")
+                    subscription.end(f"NOT_HELD: {why or f'buckets {missing} are no longer held here as of that step'}")
 
     def vote(self, generation: int) -> None:
         """Sends the summed gradients of the next step to the standbys, before the commit: should this node be lost right
@@ -235,7 +232,7 @@ class StateStore:
     def start(self, subscription: Subscription, bucket: int) -> Donation:
         """The bucket's present state; the subscription gets its steps from the next one on. Raises LookupError."""
         with self._turn:
-            shared, rested = self._held.rounds.count > 0, self._rested
+            shared, rested = self._held.rounds.count > 0, self._held.rounds.rested(self._held.step)
             header, pieces = self._donation(bucket, 0, 0, outlasts=True, shared=shared)
             subscription.started.add(bucket)
             if self._voting:
@@ -258,20 +255,11 @@ class StateStore:
             )
 
     def _donation(self, bucket: int, offset: int, generation: int, *, outlasts: bool, shared: bool) -> Donation:
-        reading = self.images.read(self._bucket(bucket), offset, outlasts=outlasts, shared=shared)
+        if bucket not in self._held.buckets:
+            raise LookupError(f"NOT_HELD: bucket {bucket} is not held here, but {sorted(self._held.buckets)}")
+        reading = self.images.read(self._held.buckets[bucket], offset, outlasts=outlasts, shared=shared)
         step = self._held.step
         return _header(Kind.STATE, generation, step, bucket, step, reading.size_bytes), reading
-
-    def _bucket(self, index: int) -> Bucket:
-        """Raises LookupError if it is not held."""
-        if index not in self._held.buckets:
-            raise LookupError(f"NOT_HELD: bucket {index} is not held here, but {sorted(self._held.buckets)}")
-        return self._held.buckets[index]
-
-    @property
-    def _rested(self) -> int:
-        """The last step that changed what standbys have."""
-        return self._held.rounds.rested(self._held.step)
 
     def _send_gradients(self, bucket: int, subscriptions: Sequence[Subscription]) -> None:
         """Sends the next step's, if that is one that standbys follow."""
@@ -279,7 +267,8 @@ class StateStore:
         if not self._held.rounds.at_rest(step):
             return
         data = pack(held.gradients)
-        header = _header(Kind.UPDATE, self._voting, step, bucket, self._rested, len(data))
+        newest = self._held.rounds.rested(step - 1)  # the last step that changed what standbys have
+        header = _header(Kind.UPDATE, self._voting, step, bucket, newest, len(data))
         for subscription in subscriptions:
             subscription.count(len(data))
             subscription.put([(header, data)])

@@ -39,11 +39,11 @@ class Auditing:
     def begin(self, generation: Generation, step: int) -> None:
         """Before this node votes on ``step``."""
         if generation.commitments is not None:
-            self._kept.offer(generation.offer(step))
+            self._kept.offer = generation.offer(step)
 
     def call_off(self) -> None:
         """The step is committed or aborted, so that nobody waits for the audits that have come so far."""
-        self._kept.withdraw()
+        self._kept.offer = None
         with self._lock:
             self._over = time.monotonic()
             if self._waiting is not None:

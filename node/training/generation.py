@@ -26,19 +26,19 @@ from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
 from dtfm.node.training.compression import Codecs, choose_codecs
 from dtfm.node.training.contribution_bound import ContributionBound
-from dtfm.node.training.kept_work import KeptWork
 from dtfm.node.training.memory_budget import computing_bytes, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.pipeline import Compute, NonFinite, Outcome, Topic
 from dtfm.node.training.progress import Progress
 from dtfm.node.training.reduction import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.commitments import Commitments
-from dtfm.node.transport.frame_validation import Expectations, tensor_sizes
-from dtfm.node.transport.kept import Offer
+from dtfm.node.transport.frame_validation import Expectations, TensorSizes, tensor_sizes
+from dtfm.node.transport.kept import Offer, Tensor
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.control_pb2 import Commit, Device, Peer, StepReady
 from dtfm.protos.frame import Kind
+from dtfm.protos.peer_pb2 import KeptRequest
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -421,3 +421,43 @@ class Generation:
         if self.commitments is not None:
             self.commitments.sends(destination, what, encoded)
         self._sender.send(destination, what, encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWork:
+    """The work of ``progress``, for audits, as it was sent: its gradients to replicas with the codec ``reduction``."""
+
+    placement: Placement
+    progress: Progress
+    sizes: TensorSizes
+    reduction: Codec
+
+    def find(self, request: KeptRequest) -> Tensor:
+        """A tensor as it was sent; its memory is not written any more. From any thread. Raises LookupError."""
+        match request.kind:
+            case Kind.ACTIVATION | Kind.GRADIENT if not request.part:
+                encoded = self._encoded(Kind(request.kind), request.index)
+                elements = self.sizes.output if request.kind == Kind.ACTIVATION else self.sizes.input
+                dtype = self.sizes.dtype
+            case Kind.REDUCE:
+                encoded, elements = self._addend(request.index, request.part)
+                dtype = self.sizes.reduced
+            case _:
+                raise LookupError(f"NOT_KEPT: tensors of kind {request.kind} are not kept")
+        at = (request.generation, request.step, request.index, request.part)
+        return What(Kind(request.kind), *at, elements, dtype).header(encoded), encoded.data
+
+    def _encoded(self, kind: Kind, number: int) -> Encoded:
+        sent = self.progress.sent.get((kind, number))
+        if sent is None or not sent.done():
+            raise LookupError(f"NOT_KEPT: {kind.name} {number} is not kept here")
+        return sent.result()
+
+    def _addend(self, bucket: int, part: int) -> tuple[Encoded, int]:
+        """(what this node sent of its own gradients of a piece, elements)."""
+        if (mine := self.progress.unreduced.get(bucket)) is not None:
+            group = self.placement.groups[bucket]
+            start, stop = group.piece(mine.numel(), part)
+            if stop > start and group.owner(part) != self.placement.node:
+                return encode(self.reduction, mine[start:stop]), stop - start
+        raise LookupError(f"NOT_KEPT: piece {part} of bucket {bucket} was not sent from here, or is not kept")

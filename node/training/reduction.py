@@ -23,8 +23,7 @@ from functools import partial
 
 import torch
 
-from dtfm.kernels.codec import Codec, Encoded, decode, encode
-from dtfm.kernels.feedback import encode_with_feedback
+from dtfm.kernels.codec import Codec, Encoded, decode, encode, encode_with_feedback
 from dtfm.node.host.cuda_streams import Beside, wait_beside
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import BucketSpec

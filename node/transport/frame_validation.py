@@ -99,17 +99,18 @@ def encoded_with(header: Header, elements: int, dtype: torch.dtype) -> Codec:
 def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int]:
     """The nodes that may send the tensor that the header names, none if the plan has no such tensor; and its elements."""
     placement, sizes = expect.placement, expect.sizes
+    exchanges = placement.rounds.exchanges(header.step)
     if header.kind in (Kind.REDUCE, Kind.GATHER):
-        if (group := placement.groups_in(header.step).get(header.index)) is None:
+        groups = placement.exchange_groups if exchanges else placement.groups
+        if (group := groups.get(header.index)) is None:
             return (), 0
         start, stop = group.piece(sizes.buckets[header.index], header.part)
-        owner, to_all = group.owner(header.part), expect.sparse and placement.rounds.exchanges(header.step)
+        owner, to_all = group.owner(header.part), expect.sparse and exchanges
         is_mine = to_all or owner == placement.node
         if stop == start or is_mine != (header.kind is Kind.REDUCE) or (header.codec == Codec.TOPK and not to_all):
             return (), 0
         adding = [group.members[rank] for rank in group.senders(header.part)] if to_all else group.members
         return tuple(n for n in adding if n != placement.node) if is_mine else (owner,), stop - start
-    exchanges = placement.rounds.exchanges(header.step)
     match header.kind:
         case Kind.ACTIVATION if not exchanges:
             sender, elements = placement.previous.get(header.index), sizes.input

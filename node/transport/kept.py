@@ -42,18 +42,12 @@ class Kept:
     """Hands them out from this node's vote until the step is committed or aborted. For any thread."""
 
     def __init__(self) -> None:
-        self._offer: Offer | None = None
-
-    def offer(self, offer: Offer) -> None:
-        self._offer = offer
-
-    def withdraw(self) -> None:
-        self._offer = None
+        self.offer: Offer | None = None
 
     def find(self, caller: str, request: KeptRequest) -> Tensor:
         """For the ``caller`` with this name in its certificate. Raises LookupError, which says why not. It may encode, which is
         nothing for an event loop."""
-        offer = self._offer
+        offer = self.offer
         if offer is None:
             raise LookupError("NOTHING_KEPT: this node has not voted, or the step is over")
         if caller not in map(certified_name, offer.around):

@@ -97,8 +97,8 @@ class _Lane:
         self.name = f"{rank.name.lower()} to {node}"
         self.carried = 0  # the generation of the last tensor written
         self._closed = False
-        self._node = node
-        self._rank = rank
+        self.node = node
+        self.rank = rank
         self._priority = priority
         self.queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._room = threading.Condition()
@@ -124,14 +124,14 @@ class _Lane:
     def put(self, item: _Item) -> None:
         if self._closed:
             return
-        self._priority.occupy(self._node, self._rank)
+        self._priority.occupy(self.node, self.rank)
         self.queue.put_nowait(item)
 
     def done(self, size: int) -> None:
         """An item from the queue is written, or never will be."""
         self.release(size)
         if self.queue.empty():
-            self._priority.vacate(self._node, self._rank)
+            self._priority.vacate(self.node, self.rank)
 
     def clear(self) -> None:
         while not self.queue.empty():
@@ -139,11 +139,7 @@ class _Lane:
 
     def close(self) -> None:
         self._closed = True
-        self._priority.vacate(self._node, self._rank)
-
-    async def written(self, seconds: float) -> None:
-        """To be called after a frame that took ``seconds``; returns when the next one may be written."""
-        await self._priority.give_way(self._rank, seconds, self._node)
+        self._priority.vacate(self.node, self.rank)
 
 
 class Sender:
@@ -313,7 +309,7 @@ class Sender:
                             for frame in frames(header, encoded):
                                 began = time.monotonic()
                                 await call.write(frame)
-                                await lane.written(time.monotonic() - began)
+                                await self.priority.give_way(lane.rank, time.monotonic() - began, lane.node)
                 finally:
                     lane.done(len(encoded))
                 item = await lane.queue.get()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Floats, Ints
+from dtfm.scheduler.model.problem import Floats, Ints, Problem
 from dtfm.scheduler.model.tables import Tables
+
+AS_GOOD = 1.005
+"""A plan that takes at most this many times the bound is as good as any."""
 
 
 @compiled
@@ -114,3 +117,11 @@ def _passing(t: Tables, side: Ints, other: Ints, there: float, back: float) -> f
             number = min(there / t.node[a].per_up, back / t.node[a].per_down)
             total += min(passing, np.floor(number * (1 + 1e-9)))
     return total
+
+
+def work_bound(problem: Problem) -> float:
+    """A lower bound on the seconds per step of any plan, from the devices alone. Certified: all devices share all work without a
+    pause, and one micro-batch passes through the fastest device."""
+    work, flops = 3.0 * float(np.sum([layer.forward_flops for layer in problem.workload.layers])), problem.flops
+    bound = max(work * problem.workload.micro_batches / float(flops.sum()), work / float(flops.max()))
+    return bound * (1.0 - 1e-12)  # margin for rounding: others add up the same terms in another order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -60,14 +61,9 @@ def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, A
     No plan can take less than ``lower_bound_seconds``; the plan takes ``gap`` times as long, or null where
     there is no bound. ``reason`` is the sentence, and ``reason_code`` the value of Reason.
     """
-    predicted = decision.predicted
     return {
         "plan": plan_document(decision.plan),
-        "predicted": {
-            "iteration_seconds": predicted.iteration_seconds,
-            "migration_seconds": predicted.migration_seconds,
-            "exchange_seconds": predicted.exchange_seconds,
-        },
+        "predicted": asdict(decision.predicted),
         "lower_bound_seconds": decision.lower_bound_seconds,
         "gap": gap(decision),
         "evaluations": decision.evaluations,

@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 
 from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.bound.work import work_bound
+from dtfm.scheduler.bound.stage_bounds import work_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.plan import Plan

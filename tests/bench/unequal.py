@@ -21,7 +21,7 @@ from random import Random
 import numpy as np
 
 from dtfm.node.host.rows import Row, show
-from dtfm.scheduler.bound.work import work_bound
+from dtfm.scheduler.bound.stage_bounds import work_bound
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible

@@ -21,7 +21,7 @@ from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import Admission, PlanChosen, State
 from dtfm.coordinator.core.tick import tick
-from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
+from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.service.planner import carried_on
@@ -276,7 +276,7 @@ class World:
         beating = list(beating)
         until = self.now + seconds
         while self.now < until:
-            self.now = min(until, self.now + self.state.heartbeat)
+            self.now = min(until, self.now + self.state.lease * HEARTBEAT_LEASES)
             for node in beating:
                 self.hear(node, heartbeat=wire.Heartbeat())
             self.feed(t.TimePassed())

@@ -1,5 +1,4 @@
-"""The part of CuPy that kernels/gpu.py and gpu_digest.py use, without a GPU: compiles the CUDA source with g++ and runs it lane
-by lane."""
+"""The part of CuPy that kernels/gpu.py uses, without a GPU: compiles the CUDA source with g++ and runs it lane by lane."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ import pytest
 
 
 @contextmanager
-def gpu_with(cupy: Any, name: str = "dtfm.kernels.gpu") -> Iterator[ModuleType]:
-    """A fresh module ``name``, for which ``cupy`` is the module CuPy."""
-    spec = importlib.util.find_spec(name)
+def gpu_with(cupy: Any) -> Iterator[ModuleType]:
+    """A fresh module kernels/gpu.py, for which ``cupy`` is the module CuPy."""
+    spec = importlib.util.find_spec("dtfm.kernels.gpu")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

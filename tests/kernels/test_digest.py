@@ -39,11 +39,11 @@ def test_it_is_of_the_bytes_whatever_the_dtype_and_shape(dtype: torch.dtype) -> 
 
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """kernels/gpu_digest.py, whose device is the CPU."""
+    """kernels/gpu.py, whose device is the CPU."""
     if shutil.which("g++") is None:
         pytest.skip("there is no g++ to compile kernels/digest.cu with: apt-get install g++")
     cupy = cupy_without_gpu(tmp_path_factory.mktemp("cuda"))
-    with gpu_with(cupy, "dtfm.kernels.gpu_digest") as module, pytest.MonkeyPatch.context() as patch:
+    with gpu_with(cupy) as module, pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "to_host", torch.Tensor.clone)
         patch.setattr(torch.cuda, "current_stream", lambda _: None)
         yield module
@@ -68,5 +68,5 @@ def test_chunks_are_counted_in_64_bits(gpu: ModuleType) -> None:
     """2^32 chunks are 4 TiB, of which no test has the memory: the value of a chunk depends on its number's upper half too."""
     values = torch.zeros(2, 32, dtype=torch.uint8)
     for row, number in enumerate((5, (1 << 32) + 5)):
-        gpu._launch("chunk_values", 1, data(CHUNK), CHUNK, number, values[row])
+        gpu._launch("digest.cu", "chunk_values", 1, data(CHUNK), CHUNK, number, values[row])
     assert not torch.equal(values[0], values[1])

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.kernels.codec import Codec, decode
-from dtfm.kernels.feedback import KEPT, encode_with_feedback
+from dtfm.kernels.codec import KEPT, Codec, decode, encode_with_feedback
 from tests.kernels.arrays import float32
 
 CPU = torch.device("cpu")

@@ -9,9 +9,8 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.kernels import transfer
-from dtfm.kernels.codec import DTYPES, Codec, decode, encode, encoded_bytes
+from dtfm.kernels.codec import DTYPES, Codec, decode, encode, encode_with_feedback, encoded_bytes
 from dtfm.kernels.digest import digest
-from dtfm.kernels.feedback import encode_with_feedback
 from dtfm.kernels.memory import Memory
 from tests.kernels import reference
 from tests.kernels.arrays import FINITE, NOT_FINITE, float32

@@ -369,7 +369,7 @@ def pretended_gpus() -> Iterator[PretendedGpus]:
     }.items():
         monkeypatch.setattr(torch.cuda, name, replaced)
     for module in (codec, digest):  # the kernels that CuPy launches are not followed
-        monkeypatch.setattr(module, "module_with_cupy", lambda *_: None)
+        monkeypatch.setattr(module, "gpu_kernels", lambda _: None)
     monkeypatch.setattr(threading.Thread, "run", watched)
     monkeypatch.setattr(transfer, "PINNED", Memory(transfer.KEPT_BYTES, gpus.page_locked))
     cuda_streams._side_stream.cache_clear()

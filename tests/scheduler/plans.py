@@ -6,7 +6,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, lacking_bytes
 from dtfm.scheduler.bound.branch_and_bound import is_small, promising
-from dtfm.scheduler.bound.work import work_bound
+from dtfm.scheduler.bound.stage_bounds import work_bound
 from dtfm.scheduler.model.chains import places
 from dtfm.scheduler.model.keeping import ENOUGH
 from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem

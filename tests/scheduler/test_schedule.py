@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.scheduler.bound.work import AS_GOOD
+from dtfm.scheduler.bound.stage_bounds import AS_GOOD
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible, Reason
 from dtfm.scheduler.model.plan import validate

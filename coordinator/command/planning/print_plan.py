@@ -24,11 +24,11 @@ from dtfm.coordinator.command.planning.rented import (
     rented_cluster,
     without_bf16,
 )
-from dtfm.coordinator.command.planning.run_workload import workload_of_run
-from dtfm.coordinator.core.validation.description import as_the_run_says
+from dtfm.coordinator.core.validation.description import as_the_run_says, workload_of
 from dtfm.coordinator.log.wording import describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
+from dtfm.scheduler.formats.language_model import KNOWN, language_model_layers
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
 from dtfm.scheduler.formats.workload import parse_workload
@@ -43,6 +43,9 @@ from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
 
 Parsed = TypeVar("Parsed")
+
+BYTES = 256
+"""Tokens of the tokenizer "bytes"."""
 
 
 def print_plan(
@@ -209,3 +212,22 @@ def _parsed(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def workload_of_run(run: RunFile) -> Workload:
+    """The workload as `dtfm-node workload` counts it, without torch or the model. Raises ValueError where only that can."""
+    model, data, train = run.model, run.data, run.train
+    family, config, bf16 = model.family, model.config, train.precision == "bf16"
+    if model.pretrained:
+        try:
+            found = json.loads((Path(model.pretrained) / "config.json").read_text())
+            family, config = str(found["model_type"]), {key: found[key] for key in KNOWN if key in found}
+        except (OSError, ValueError, TypeError, KeyError):
+            raise ValueError(f"model.pretrained is {model.pretrained!r:.80}, not a folder with a config.json") from None
+    vocabulary = config.get("vocab_size") or (BYTES if data.tokenizer in ("", "bytes") else None)
+    if type(vocabulary) is not int or vocabulary < 1:
+        raise ValueError(f"the vocabulary of {data.tokenizer!r:.80} is not known; add vocab_size to model.config")
+    if train.precision == "fp64" or data.isolate_documents:
+        raise ValueError("memory in fp64, or with data.isolate_documents, is not known without the model")
+    layers = language_model_layers(family, config, vocabulary, data.sequence_length, train.micro_batch, bf16)
+    return workload_of(layers, run)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.copies import checkpoints, disks
 from dtfm.coordinator.core.copies.availability import donors_at_work, on_disk, parameter_bytes
 from dtfm.coordinator.core.copies.standby import rests_on_one_machine
-from dtfm.coordinator.core.findings import Doubt, Doubted, contradicting
+from dtfm.coordinator.core.findings import Doubt, contradicting
 from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Session, SnapshotTally, State
@@ -232,7 +232,7 @@ def _settle_files(transition: Transition, tally: SnapshotTally) -> SnapshotTally
     tally = replace(tally, parts=parts, written={})
     transition.set_safekeeping(replace(transition.state.safekeeping, snapshot=tally))
     if doubts:
-        transition.find(Doubted(tuple(doubts)))
+        transition.find(tuple(doubts))
     return tally
 
 

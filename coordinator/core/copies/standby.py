@@ -5,7 +5,7 @@ vote."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import zip_longest
 
 from dtfm.coordinator.core.copies.availability import (
@@ -17,7 +17,6 @@ from dtfm.coordinator.core.copies.availability import (
     step_of,
 )
 from dtfm.coordinator.core.givers import Givers
-from dtfm.coordinator.core.messages import rounds_message
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State
@@ -28,6 +27,7 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage
+from dtfm.scheduler.model.rounds import Rounds
 
 FOLLOW_FRACTION = 0.5
 """A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. With slower
@@ -370,19 +370,15 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     }
 
 
-def would_keep_waiting(state: State, plan: Plan) -> bool:
-    """Whether all would wait for a node that cannot copy beforehand what it lacks for ``plan``, and do without it now."""
-    in_force, holders = state.ledger.training.plan, state.ledger.holders_in(None)
-    if in_force is None or not set(in_force.nodes) <= set(state.ledger.staying):
+def can_copy_only_with(rounds: Rounds, state: State, plan: Plan) -> bool:
+    """Whether a node can copy what it lacks for ``plan`` while others train by the plan in force with these ``rounds``, but not
+    without them."""
+    training = state.ledger.training
+    if training.plan is None or not set(training.plan.nodes) <= set(state.ledger.staying):
         return False
-    copying = _lacking(state, plan)
-    lacks = (
-        node not in holders[layer] and node not in copying
-        for stage in plan.stages
-        for node in stage.replicas
-        for layer in range(*stage.layers)
-    )
-    return bool(holders) and any(lacks)
+    begun = replace(training, all_rounds=(*training.all_rounds, rounds))
+    then = replace(state, ledger=replace(state.ledger, training=begun))
+    return bool(_lacking(then, plan).keys() - _lacking(state, plan).keys())
 
 
 def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, layers: Layers) -> bool:
@@ -427,7 +423,7 @@ def _copy_patience(state: State, node: str, layers: Layers, donors: Givers) -> f
 def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:
     members, training = state.ledger.members, state.ledger.training
     return wire.Standby(
-        rounds=rounds_message(state.rounds),
+        rounds=asdict(state.rounds),
         trained_before=training.trained(training.began.get(training.in_force.stages[0].island, 0)),
         number=number,
         first_layer=layers[0],

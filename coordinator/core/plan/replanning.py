@@ -122,10 +122,11 @@ def planned(transition: Transition, result: Planned) -> None:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
-    if outcome.length and not state.rounds.count and standby.would_keep_waiting(state, outcome.plan):
+    rounds = rounds_of(state, outcome)
+    if rounds.count and not state.rounds.count and standby.can_copy_only_with(rounds, state, outcome.plan):
         reason = f"Rounds begin with the plan in force, so that others can get ready meanwhile. {outcome.reason}"
         outcome = PlanChosen(state.ledger.training.in_force, reason, length=outcome.length)
-    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome)))
+    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds))
     training, hasty = state.ledger.training, asked.hasty or outcome.predicted_seconds is None
     found = Answer(asked.question, hasty, outcome.plan)
     if training.corrected and outcome.predicted_seconds is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.config.codecs import allowed_codecs
-from dtfm.coordinator.core.findings import Doubted, contradicting
+from dtfm.coordinator.core.findings import contradicting
 from dtfm.coordinator.core.refusal import is_finite, require
 from dtfm.coordinator.core.state import Evaluation, State
 from dtfm.coordinator.core.transition import Transition
@@ -45,7 +45,7 @@ def reported(transition: Transition, node: str, report: wire.Evaluated) -> None:
         return
     evaluation = replace(evaluation, reports={**evaluation.reports, node: tuple(report.losses)})
     transition.state = replace(transition.state, evaluation=evaluation)
-    if evaluation.is_whole:
+    if evaluation.reports.keys() == evaluation.expected.keys():
         _announce(transition, evaluation)
 
 
@@ -90,7 +90,7 @@ def _announce(transition: Transition, evaluation: Evaluation) -> None:
             pairs.add(pair_of(*(one ^ other)))
     if pairs:
         reason = f"after step {step} they report different losses of the same held-out samples"
-        transition.find(Doubted(contradicting(Charge.EVALUATION, sorted(pairs), reason)))
+        transition.find(contradicting(Charge.EVALUATION, sorted(pairs), reason))
     if disputed:
         nodes = name_first(sorted(disputed))
         transition.log(

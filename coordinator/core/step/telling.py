@@ -8,6 +8,7 @@ from dtfm.coordinator.core.phases import Gathering, Pausing, Switching
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step.pause import awaits
+from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log.wording import MOST_NAMED, without_addresses
 from dtfm.protos import control_pb2 as wire
@@ -22,7 +23,7 @@ def status(state: State) -> wire.RunStatus:
         generation=training.generation,
         waiting=shorten(without_addresses(awaited(state))),
         lease_seconds=state.lease,
-        heartbeat_seconds=state.heartbeat,
+        heartbeat_seconds=state.lease * HEARTBEAT_LEASES,
     )
     if (last := training.last) is not None:
         told.loss, told.tokens, told.seconds = last.loss, last.tokens, 0.0 if last.resumed else last.seconds

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.audits import COMPARED, Audit, Passed, Request
-from dtfm.coordinator.core.findings import Doubt, Doubted
+from dtfm.coordinator.core.findings import Doubt
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import name_some, require
 from dtfm.coordinator.core.state import State
@@ -168,7 +168,7 @@ def _give_up_overdue(transition: Transition, phase: Stepping) -> Stepping:
             continue
         phase = _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, **dict.fromkeys(late)}))
         reason = f"it did not answer in time an audit of {audit.order.node} in step {phase.step}"
-        transition.find(Doubted(tuple(Doubt(Charge.SILENT, (node,), reason) for node in late)))
+        transition.find(tuple(Doubt(Charge.SILENT, (node,), reason) for node in late))
         transition.log(f"{name_some(late)} did not say in time what came of an audit of {audit.order.node}")
     return phase
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.audits import COMPARED, Audit
-from dtfm.coordinator.core.findings import Doubt, Doubted, Setback, contradicting
+from dtfm.coordinator.core.findings import Doubt, Setback, contradicting
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import State
@@ -92,7 +92,7 @@ def judged(transition: Transition, audit: Audit) -> Setback | None:
                 f"{by} could not audit {node} in step {audit.order.step}: {why or 'it has compared nothing'}"
             )
     if doubts := _neighbours_in_doubt(state, audit, right + wrong + withheld):
-        transition.find(Doubted(doubts))
+        transition.find(doubts)
     if right and not wrong and not withheld:
         _log_audit(transition, audit, right[0], clean=True)
         _due_no_more(transition, node)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.command.planning.run_workload import workload_of_run
+from dtfm.coordinator.command.planning.print_plan import workload_of_run
 from dtfm.node.command.workload_file import describe
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.workload import parse_workload
@@ -154,7 +154,7 @@ def test_it_needs_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "from dtfm.coordinator import cli\n"
-        "from dtfm.coordinator.command.planning.run_workload import workload_of_run\n"
+        "from dtfm.coordinator.command.planning.print_plan import workload_of_run\n"
         "from dtfm.protos.run_file.run_file import RunFile\n"
         "print(len(workload_of_run(RunFile()).layers))"
     )

@@ -1,4 +1,4 @@
-"""What a container may still take of memory: `node/host/memory_limit.py`."""
+"""What a container may still take of memory: `node/host/device.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.node.host import device
-from dtfm.node.host.memory_limit import room_in_groups
+from dtfm.node.host.device import room_in_groups
 
 UNLIMITED_V1 = 9223372036854771712
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

@@ -193,6 +193,6 @@ async def test_an_abort_calls_off_an_audit_and_what_was_kept(run: Run, monkeypat
     await asked.wait()
     for node in run.nodes.values():
         node.trainer.call_off("a test")
-        assert node.equipment.kept._offer is None
+        assert node.equipment.kept.offer is None
     auditor.trainer.adopt(assigned(even_plan(LAYERS, 1, 1, MICRO_BATCHES - 1)), lambda _: None)
     assert (await auditor.said.get()).WhichOneof("message") == "plan_failed"

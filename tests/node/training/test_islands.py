@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtfm.kernels.codec import Codec
-from dtfm.kernels.feedback import KEPT
+from dtfm.kernels.codec import KEPT, Codec
 from dtfm.node.data.dataset import load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model

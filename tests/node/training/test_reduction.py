@@ -17,8 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from dtfm.kernels.codec import Codec, Encoded
-from dtfm.kernels.feedback import KEPT
+from dtfm.kernels.codec import KEPT, Codec, Encoded
 from dtfm.node.host.cuda_streams import Beside
 from dtfm.node.model import placement as placement_module
 from dtfm.node.model.bucket import BucketSpec

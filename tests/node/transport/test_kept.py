@@ -54,7 +54,7 @@ class Node:
 
     def offer(self) -> None:
         around = frozenset({"a", "me"})
-        self.kept.offer(Offer(GENERATION, STEP, around, lambda request: self.find(request)))
+        self.kept.offer = Offer(GENERATION, STEP, around, lambda request: self.find(request))
 
     @contextlib.asynccontextmanager
     async def witnesses(
@@ -85,7 +85,7 @@ async def test_who_is_around_gets_what_was_sent_between_vote_and_commit_alone(no
     node.offer()
     async with node.witnesses() as witnesses:
         assert await witnesses.fetch([WANTED, WANTED]) == [(HEADER, DATA)] * 2
-    node.kept.withdraw()
+    node.kept.offer = None
     assert "NOTHING_KEPT" in await refusal(node, REQUEST.SerializeToString())
 
 

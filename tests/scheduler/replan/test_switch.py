@@ -1,4 +1,4 @@
-"""The memory that a change of plan takes: `replan/switch.py`."""
+"""The memory that a change of plan takes: `replan/replan.py`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Layer, Workload
-from dtfm.scheduler.replan.replan import Incumbent, decide
-from dtfm.scheduler.replan.switch import short_of_memory
+from dtfm.scheduler.replan.replan import Incumbent, decide, short_of_memory
 
 LAYERS = (Layer("", 1e9, 100.0, 1e-3),) * 6
 HOSTED = Keeping(Checkpointing.NONE, OptimizerState.HOST)

@@ -18,6 +18,7 @@ from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
 from tests.coordinator.answers import links
 from tests.coordinator.core.test_steering import set_key
+from tests.coordinator.islands import first_and_others
 from tests.coordinator.script import LEASE, World, fresh_state, two_stages
 from tests.coordinator.stores import checked
 
@@ -99,23 +100,30 @@ def test_once_there_are_more_nodes_they_may_begin_and_samples_go_on_where_they_w
     assert checked(world.records).findings == ()
 
 
-def test_where_all_would_wait_for_a_node_they_begin_with_the_plan_in_force_and_the_planner_looks_again() -> None:
+@pytest.mark.parametrize(("bandwidth", "first"), [(1 << 20, True), (1 << 16, False)])
+def test_where_a_node_can_copy_only_with_them_they_begin_with_the_plan_in_force_and_the_planner_looks_again(
+    bandwidth: int, first: bool
+) -> None:
+    """With them it has as long as half a round; over a link that is slower still all wait for it."""
     world = begun(0)
     world.now += 1.0
     step(world)  # of a second, with 2 MiB of gradients for each stage
     world.prepare("c")
     measured = links("c", ["a", "b"])
     for link in measured.links.links:
-        link.bandwidth = 1 << 20
+        link.bandwidth = bandwidth
     world.hear("c", measured)
     world.now += TOGETHER_LEASES * LEASE
     world.feed(t.TimePassed())
     before = world.plan_in_force
-    answer(world, 10, "ac")
+    islands = first_and_others("abc")
+    world.feed(t.Planned(world.wanted.pop(0).number, PlanChosen(islands, "so it pays", 1.0, 0.5, 10)))
     step(world)
     world.apply()
-    assert world.plan_in_force.stages == before.stages
+    assert (world.plan_in_force.stages == before.stages) == first
     assert world.plan_in_force.rounds == Rounds(2, 58, 5)
+    if not first:
+        return
     assert not world.wanted
     world.settle()
     assert [wanted.lengths for wanted in world.wanted] == [(11, 0, 10, 30)]

@@ -1,8 +1,8 @@
-"""At whom a step stands: `core/trust/stalls.py`."""
+"""At whom a step stands: `core/step/beginning.py`."""
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.trust.stalls import stalled
+from dtfm.coordinator.core.step.beginning import stalled
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 
