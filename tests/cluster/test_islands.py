@@ -159,7 +159,6 @@ def test_rounds_begin_once_somebody_is_there_to_exchange_with_and_end_once_nobod
         kinds = [(plan["rounds"]["count"] > 0, len(plan["stages"])) for plan in plans]
         assert [kind for kind, _ in itertools.groupby(kinds)] == [
             (False, 1),
-            (True, 1),  # b1 copies meanwhile
             (True, 2),
             (True, 1),  # until the next exchange
             (False, 1),
