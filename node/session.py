@@ -301,7 +301,7 @@ class Session:
             case "status":
                 self._status.told(message.status)
             case "assignment":
-                with contextlib.suppress(ValueError):  # otherwise the trainer says what is wrong
+                with contextlib.suppress(ValueError, IndexError):  # otherwise the trainer says what is wrong
                     self._status.assigned(unpack_plan(message.assignment.plan))
                 self._trainer.adopt(message.assignment, self._server.deliver_to)
             case "standby":

@@ -90,7 +90,7 @@ def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str
         table, name = key.split(".")
         if before.get(table, {}).get(name) == now[table][name]:
             now[table][name] = value_of(old, key)
-    for name in _OF_STEPS - file.train.model_fields_set:
+    for name in (_OF_STEPS | {"rounds"}) - file.train.model_fields_set:
         now["train"][name] = getattr(old.train, name)
     run = parse_run(now, "the run file")
     check_same(old, run, step)

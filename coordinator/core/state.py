@@ -163,8 +163,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PlanChosen:
-    """``length``: of a round, as in the run file; None: the plan is the one in force, or what is left of it. One without a
-    predicted time is for the time being: the planner looks for a better one."""
+    """``length``: of a round, as in the run file; None: the plan is the one in force, or what is left of it."""
 
     plan: Plan
     reason: str

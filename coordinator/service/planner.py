@@ -15,7 +15,7 @@ from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.log.wording import describe_seconds, name_first
 from dtfm.scheduler.islands import layout
-from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice
+from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice, advice_of
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.problem import Problem
@@ -73,35 +73,36 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
 
 def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
     """Raises Infeasible."""
-    standing, *others = wanted.lengths
-    length, gain = standing, ""
-    if others:
-        plain = _planned(wanted, 0, stopped)
-        used = _time_used(LOOKING * wanted.seconds)
-        best = advice(
-            wanted.cluster(),
-            wanted.workload.with_rounds(),
-            plain.predicted.iteration_seconds,
-            [each for each in wanted.lengths if each],
-            standing=standing,
-            overhead=wanted.overhead,
-            numbers=wanted.islands,
-            seed=wanted.seed,
-            stopped=lambda: stopped() or used() > 1,
-        )
-        if best is None:
-            return _chosen(plain, 0, NO_ROUNDS_PAY)
-        length, gain = best.rounds, f"{best.gain}."
-    decision = _planned(wanted, length, stopped)
-    if others and length != standing and len(decision.plan.islands) == 1:
-        return _chosen(plain, 0, NO_ROUNDS_PAY)
-    return _chosen(decision, length, gain)
+    (standing, *others), known = wanted.lengths, layout.Known()
+    if not others:
+        return _chosen(_planned(wanted, standing, stopped, known), standing, "")
+    plain, workload = _planned(wanted, 0, stopped, known), wanted.workload.with_rounds()
+    without, used = plain.predicted.iteration_seconds, _time_used(LOOKING * wanted.seconds)
+    best = advice(
+        wanted.cluster(),
+        workload,
+        without,
+        [each for each in wanted.lengths if each],
+        standing=standing,
+        overhead=wanted.overhead,
+        numbers=wanted.islands,
+        seed=wanted.seed,
+        stopped=lambda: stopped() or used() > 1,
+        known=known,
+    )
+    if best is not None:
+        decision = _planned(wanted, best.rounds, stopped, known)
+        found = advice_of(decision, best.rounds, workload, without)
+        if found.pays(standing):
+            return _chosen(decision, best.rounds, f"{found.gain}.")
+    return _chosen(plain, 0, NO_ROUNDS_PAY)
 
 
-def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool]) -> Decision:
+def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known: layout.Known) -> Decision:
     ask, workload, incumbent = partial(schedule, stages=wanted.stages), wanted.workload, wanted.incumbent
     if length:
-        ask, workload = partial(layout.lay_out, length=length, numbers=wanted.islands), workload.with_rounds()
+        ask = partial(layout.lay_out, length=length, numbers=wanted.islands, known=known)
+        workload = workload.with_rounds()
     elif incumbent is not None and incumbent.rounds.count:  # one island goes on, with the others' nodes
         largest = max(incumbent.islands, key=lambda island: len(chains(island)))
         incumbent = replace(layout.with_share(largest, workload.micro_batches), idle=(), rounds=NO_ROUNDS)

@@ -14,7 +14,7 @@ from dtfm.scheduler.model.plan import Plan
 
 _ADAPTER = TypeAdapter(Plan)
 
-MOST_BYTES = 64 << 20
+MOST_BYTES = 8 << 20
 """Of a plan's PLAN.json."""
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from dtfm.scheduler.islands.layout import QUICK, Known, lay_out, tokens_needed
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Infeasible
+from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.workload import Workload
 
-MARGIN = 0.1
-"""The estimates are rough: what gains less is not advised."""
+MARGIN = 0.2
+"""The estimates are rough, and with rounds the result is not what one machine would train: what gains less is not advised."""
 
 NO_ROUNDS_PAY = "With rounds it would not reach the same loss much faster."
 
@@ -27,6 +27,13 @@ class Advice:
 
     def __str__(self) -> str:
         return f"With [train] rounds = {self.rounds}, {self.gain}."
+
+    def pays(self, standing: int) -> bool:
+        """Whether it gains enough, where rounds of the ``standing`` length are in force (0: none)."""
+        return self.islands > 1 and self.counts_as(standing) > (1.0 if standing else 1 + MARGIN)
+
+    def counts_as(self, standing: int) -> float:
+        return self.speedup * (1 + MARGIN * (self.rounds == standing))
 
     @property
     def gain(self) -> str:
@@ -45,16 +52,18 @@ def advice(
     numbers: Mapping[str, int] | None = None,
     seed: int = 0,
     stopped: Callable[[], bool] = lambda: False,
+    known: Known | None = None,
 ) -> Advice | None:
     """Of the lengths of a round ``among`` the one that gains most over a plan that takes ``without`` seconds per step; None: none
     gains. What is in force, the ``standing`` length (0: no rounds), is left only for what gains MARGIN more.
 
-    ``workload``: with what rounds take. ``overhead`` and ``numbers`` as in `lay_out`, ``stopped`` as in `schedule`.
+    ``workload``: with what rounds take. ``overhead``, ``numbers`` and ``known`` as in `lay_out`, ``stopped`` as in
+    `schedule`.
     """
-    best, known, most = None, Known(), 1.0 if standing else 1 + MARGIN
+    found, known = list[Advice](), {} if known is None else known
     for length in among:
         with suppress(Infeasible):
-            found = lay_out(
+            decision = lay_out(
                 cluster,
                 workload,
                 length=length,
@@ -65,10 +74,13 @@ def advice(
                 stopped=stopped,
                 known=known,
             )
-            islands, predicted = len(found.plan.islands), found.predicted
-            each = predicted.iteration_seconds + predicted.exchange_seconds / length
-            speedup = without / each / tokens_needed(islands, workload, length)
-            counts_as = speedup * (1 + MARGIN * (length == standing))
-            if islands > 1 and counts_as > most:
-                best, most = Advice(length, islands, speedup), counts_as
-    return best
+            found.append(advice_of(decision, length, workload, without))
+    best = max(found, key=lambda each: each.counts_as(standing), default=None)
+    return best if best is not None and best.pays(standing) else None
+
+
+def advice_of(decision: Decision, length: int, workload: Workload, without: float) -> Advice:
+    """What this layout, with rounds of this length, gains over a plan that takes ``without`` seconds per step."""
+    islands, predicted = len(decision.plan.islands), decision.predicted
+    each = predicted.iteration_seconds + predicted.exchange_seconds / length
+    return Advice(length, islands, without / each / tokens_needed(islands, workload, length))

@@ -206,13 +206,14 @@ class _Search:
         return self._speeds[nodes]
 
     def plans(self, partition: Partition, shares: Sequence[int], evaluations: int | None) -> list[Plan]:
-        """The islands' plans. Unless they are to be QUICK, they share the time that is left."""
-        plans = [
-            self._planned(nodes, share, evaluations, 1 if evaluations == QUICK else len(partition) - number)
-            for number, (nodes, share) in enumerate(zip(partition, shares, strict=True))
-        ]
-        found = [plan for plan in plans if plan is not None]
-        if len(found) < len(plans):
+        """The islands' plans. Unless they are to be QUICK, they share the time that is left; QUICK ones that are better stay."""
+        found = list[Plan]()
+        for number, (nodes, share) in enumerate(zip(partition, shares, strict=True)):
+            tries = {self._planned(nodes, share, QUICK)}
+            if evaluations != QUICK:
+                tries.add(self._planned(nodes, share, evaluations, len(partition) - number))
+            found += sorted((plan for plan in tries if plan is not None), key=self._seconds)[:1]
+        if len(found) < len(partition):
             raise Infeasible("an island that could train all micro-batches of a step cannot train its share")
         return [numbered(plan, number) for number, plan in enumerate(found)]
 
@@ -304,13 +305,13 @@ def numbered(island: Plan, number: int) -> Plan:
 
 def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workload) -> float:
     """Seconds until the slowest node has the state that it lacks, over its fastest link from one who has some, or its line.
-    Nobody waits for a node that trains nothing now and is for a new island: it copies meanwhile."""
+    With rounds, nobody waits for a node that trains nothing now and is for a new island: it copies meanwhile."""
     going_on = {stage.island for stage in before.stages}
     held = {node: (stage.island, range(*stage.layers)) for stage in before.stages for node in stage.replicas}
     seconds = 0.0
     for stage in plan.stages:
         for node in stage.replicas:
-            if node not in held and stage.island not in going_on:
+            if before.rounds.count and node not in held and stage.island not in going_on:
                 continue
             island, layers = held.get(node, (stage.island, range(0)))
             is_new = stage.island not in going_on  # it begins with what all islands share

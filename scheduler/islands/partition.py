@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -44,6 +45,11 @@ def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -
                 yield fewer
 
 
+def _rough(bandwidth: float) -> float:
+    """The same for links that differ by no more than measurements do."""
+    return float(round(math.log(max(bandwidth, 1.0)) / math.log(1.25)))
+
+
 def _joined(
     parts: Iterable[tuple[int, ...]],
     bandwidth: NDArray[np.float64],
@@ -59,7 +65,7 @@ def _joined(
         if not others or (can_train(part) and len(others) < most):
             able.append(part)
             continue
-        near = max(others, key=lambda other: (float(bandwidth[np.ix_(part, other)].max()), -len(other), other))
+        near = max(others, key=lambda other: (_rough(bandwidth[np.ix_(part, other)].max()), -len(other), other))
         (left if near in left else able).remove(near)
         left = sorted([*left, tuple(sorted((*part, *near)))], key=lambda each: (len(each), each))
     return tuple(sorted(able))

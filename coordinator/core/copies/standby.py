@@ -27,7 +27,6 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage
-from dtfm.scheduler.model.rounds import Rounds
 
 FOLLOW_FRACTION = 0.5
 """A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. With slower
@@ -368,17 +367,6 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
         and _has_room(state, node, stage.layers, trained.get(node))
         and _can_follow(state, holders, node, stage.layers)
     }
-
-
-def can_copy_only_with(rounds: Rounds, state: State, plan: Plan) -> bool:
-    """Whether a node can copy what it lacks for ``plan`` while others train by the plan in force with these ``rounds``, but not
-    without them."""
-    training = state.ledger.training
-    if training.plan is None or not set(training.plan.nodes) <= set(state.ledger.staying):
-        return False
-    begun = replace(training, all_rounds=(*training.all_rounds, rounds))
-    then = replace(state, ledger=replace(state.ledger, training=begun))
-    return bool(_lacking(then, plan).keys() - _lacking(state, plan).keys())
 
 
 def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, layers: Layers) -> bool:

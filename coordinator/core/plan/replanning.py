@@ -122,13 +122,8 @@ def planned(transition: Transition, result: Planned) -> None:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
-    rounds = rounds_of(state, outcome)
-    if rounds.count and not state.rounds.count and standby.can_copy_only_with(rounds, state, outcome.plan):
-        reason = f"Rounds begin with the plan in force, so that others can get ready meanwhile. {outcome.reason}"
-        outcome = PlanChosen(state.ledger.training.in_force, reason, length=outcome.length)
-    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds))
-    training, hasty = state.ledger.training, asked.hasty or outcome.predicted_seconds is None
-    found = Answer(asked.question, hasty, outcome.plan)
+    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome)))
+    found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
     if not isinstance(state.phase, Gathering | Stepping):
@@ -229,6 +224,7 @@ def _is_best(state: State, question: Question) -> bool:
         question.nodes <= found.question.nodes
         and question.shown <= found.question.shown
         and _same_work(found.plan, target)
+        and round(found.plan.rounds.length) in _lengths(state, hasty=False)
         and set(found.plan.nodes) <= {node for node, _ in question.nodes}
     )
 
@@ -345,4 +341,7 @@ def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
 
 
 def _same_work(one: Plan, other: Plan | None) -> bool:
-    return other is not None and replace(one, generation=0, idle=()) == replace(other, generation=0, idle=())
+    """Rounds of one length are the same, whenever they begin."""
+    if other is None or round(one.rounds.length) != round(other.rounds.length):
+        return False
+    return replace(one, generation=0, idle=(), rounds=other.rounds) == replace(other, generation=0, idle=())

@@ -103,6 +103,19 @@ def test_a_plan_whose_nodes_are_all_new_goes_on_with_the_island_that_there_is(
     assert {stage.island for stage in chosen.plan.stages} == {number}
 
 
+def test_a_layout_is_no_slower_than_what_was_looked_at_and_its_reason_tells_its_own_gain() -> None:
+    workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
+    fast = cities([1] * 32, 10_000 * MEGABIT, 10_000 * MEGABIT)
+    asked = replace(WANTED, workload=workload, stages=None, seconds=1.0, cluster=lambda: fast)
+    plain, found = choose(replace(asked, lengths=(0,))), choose(replace(asked, lengths=(0, *MEASURED)))
+    assert isinstance(plain, PlanChosen)
+    assert isinstance(found, PlanChosen)
+    assert plain.predicted_seconds is not None
+    assert found.predicted_seconds is not None
+    assert found.predicted_seconds < 1.5 * plain.predicted_seconds
+    assert not found.length or f" {len(found.plan.islands)} islands that exchange every" in found.reason
+
+
 def test_of_several_islands_the_one_goes_on_without_rounds_that_most_nodes_know() -> None:
     workload = replace(llama("1.1B"), micro_batches=512, sent_per_exchanged_byte=4.25 / 32)
     fast = cities([4], 1250e6, 1250e6)

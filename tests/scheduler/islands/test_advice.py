@@ -34,7 +34,13 @@ def test_what_is_in_force_is_left_only_for_what_gains_enough_more() -> None:
     both = [advice(cluster, WORKLOAD, alone, AMONG, standing=standing) for standing in AMONG]
     assert [each and each.rounds for each in both] == [100, 100]  # 100 gains half as much again
     assert both[0] is not None
-    for without, standing, found in ((1.05, 0, None), (1.05, 100, 100), (0.95, 100, 100), (0.85, 100, None)):
+    for without, standing, found in (
+        (1.15, 0, None),
+        (1.25, 0, 100),
+        (1.05, 100, 100),
+        (0.9, 100, 100),
+        (0.8, 100, None),
+    ):
         at = alone / both[0].speedup * without
         found_now = advice(cluster, WORKLOAD, at, [100], standing=standing)
         assert (found_now and found_now.rounds) == found, (without, standing)

@@ -14,6 +14,7 @@ from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Reason
 from dtfm.scheduler.model.plan import Plan, Stage, check, joined
+from dtfm.scheduler.model.rounds import spread
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.llama import llama
 
@@ -297,6 +298,7 @@ def test_nobody_joins_who_would_keep_all_waiting_for_its_state_for_longer_than_i
 
 def test_a_new_island_joins_at_once_as_its_nodes_copy_while_others_train() -> None:
     known = lay_out(CITIES.only([2, 3, 4]), WORKLOAD, length=LENGTH, evaluations=200).plan
+    known = replace(known, rounds=spread(LENGTH, 1000))
     decision = lay_out(CITIES, WORKLOAD, known, length=LENGTH, numbers=numbers(known), horizon=10.0, evaluations=200)
     assert decision.reason is Reason.FASTER
     assert decision.plan.island_of("n0") == decision.plan.island_of("n1")

@@ -12,13 +12,10 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan.replanning import _lengths
 from dtfm.coordinator.core.state import PlanChosen
-from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
-from tests.coordinator.answers import links
 from tests.coordinator.core.test_steering import set_key
-from tests.coordinator.islands import first_and_others
 from tests.coordinator.script import LEASE, World, fresh_state, two_stages
 from tests.coordinator.stores import checked
 
@@ -100,33 +97,40 @@ def test_once_there_are_more_nodes_they_may_begin_and_samples_go_on_where_they_w
     assert checked(world.records).findings == ()
 
 
-@pytest.mark.parametrize(("bandwidth", "first"), [(1 << 20, True), (1 << 16, False)])
-def test_where_a_node_can_copy_only_with_them_they_begin_with_the_plan_in_force_and_the_planner_looks_again(
-    bandwidth: int, first: bool
-) -> None:
-    """With them it has as long as half a round; over a link that is slower still all wait for it."""
+def test_what_the_run_file_says_after_a_restart_counts_from_the_next_exchange_on() -> None:
+    world = begun(10)
+    step(world)
+    run = world.state.run
+    changed = run.model_copy(update={"train": run.train.model_copy(update={"rounds": 0})})
+    world.state = replace(world.state, run=changed)
+    world.lose("b")
+    world.join("b2")
+    world.feed(
+        t.Planned(
+            world.wanted[-1].number,
+            PlanChosen(replace(two_stages(["a", "b2"]), rounds=world.state.rounds), "as before", 1.0, 0.5),
+        )
+    )
+    world.wanted = []
+    world.settle()
+    assert world.plan_in_force.rounds.count
+    step(world)
+    assert [wanted.lengths for wanted in world.wanted] == [(0,)]
+
+
+def test_a_plan_with_the_same_rounds_is_asked_for_once() -> None:
     world = begun(0)
-    world.now += 1.0
-    step(world)  # of a second, with 2 MiB of gradients for each stage
-    world.prepare("c")
-    measured = links("c", ["a", "b"])
-    for link in measured.links.links:
-        link.bandwidth = bandwidth
-    world.hear("c", measured)
-    world.now += TOGETHER_LEASES * LEASE
-    world.feed(t.TimePassed())
-    before = world.plan_in_force
-    islands = first_and_others("abc")
-    world.feed(t.Planned(world.wanted.pop(0).number, PlanChosen(islands, "so it pays", 1.0, 0.5, 10)))
+    for _ in range(8):
+        step(world)
+    world.join("c")
+    answer(world, 10, "abc")
+    step(world)
     step(world)
     world.apply()
-    assert (world.plan_in_force.stages == before.stages) == first
-    assert world.plan_in_force.rounds == Rounds(2, 58, 5)
-    if not first:
-        return
-    assert not world.wanted
+    world.wanted = []
     world.settle()
-    assert [wanted.lengths for wanted in world.wanted] == [(11, 0, 10, 30)]
+    step(world)
+    assert not world.wanted
 
 
 def test_a_plan_that_is_adopted_later_than_was_thought_has_rounds_all_the_same() -> None:
