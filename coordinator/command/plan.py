@@ -119,7 +119,8 @@ def plan(
 def plan_now(where: Where = "", json_lines: Json = False) -> None:
     """Asks a running coordinator to plan again.
 
-    A better plan is adopted at the next commit. Prints whether the plan changed, and why.
+    A better plan is adopted after the next step, or with rounds after the next exchange. Prints whether the plan changed, and
+    why.
     """
     from dtfm.coordinator.command.client import ask
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the commands that read a log start faster without it
 
 
 def pause(where: Where = "", json_lines: Json = False) -> None:
-    """Pauses the run: once the step in hand is committed, no other begins until `continue`. Nodes stay.
+    """Pauses the run: after the step in hand, or with rounds the next exchange, no other begins until `continue`. Nodes stay.
 
     A checkpoint is written meanwhile. The pause outlives a restart of the coordinator.
     """

@@ -26,7 +26,7 @@ class SnapshotPart:
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
     """A file with one bucket in a checkpoint. ``digest``: its BLAKE3 (hex); ``nonce``: what its name has. ``moments``: if it
-    lacks them, their BLAKE3s in a row (hex), with which that of the weights makes up the digest of the bucket's state."""
+    has the weights alone, the BLAKE3s of the rest of the state in a row (hex), with which theirs makes up the state's digest."""
 
     size_bytes: int
     digest: str

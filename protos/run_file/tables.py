@@ -163,11 +163,13 @@ class Data(Table):
 class Train(Table):
     """The training itself: batches, AdamW, the learning rate's schedule, precision and evaluation.
 
-    The learning rate rises linearly during the warm-up, then follows `schedule`. Without compression the loss of every step is
-    that of a single process, for any number of nodes and through joins and failures.
+    The learning rate rises linearly during the warm-up, then follows `schedule`. Without compression and `rounds` the loss of
+    every step is that of a single process, for any number of nodes and through joins and failures.
     """
 
-    steps: int = Field(default=200, ge=1, le=100_000_000, description="Optimizer updates of the whole model.")
+    steps: int = Field(
+        default=200, ge=1, le=100_000_000, description="Updates of the whole model and, with `rounds`, exchanges."
+    )
     micro_batch: int = Field(default=4, ge=1, le=65536, description="Samples that go through the pipeline at once.")
     global_batch: int = Field(
         default=32, ge=1, le=1 << 24, description="Samples per step, a multiple of `micro_batch`."

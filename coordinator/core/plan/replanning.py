@@ -43,7 +43,7 @@ class WaitReason(enum.Enum):
     PLANNING = enum.auto()
     """The planner is at work."""
     SWITCHING = enum.auto()
-    """A plan is chosen, and adopted after the next commit; or it is adopted, and does not train yet."""
+    """A plan is chosen, and adopted when the run is next at rest; or it is adopted, and does not train yet."""
     EVERYBODY_LEAVES = enum.auto()
     PLAN_IS_BEST = enum.auto()
     """The planner has looked since the last change."""
@@ -152,7 +152,7 @@ def drop_stale_choice(transition: Transition) -> None:
 
 
 def switch_is_due(state: State) -> bool:
-    """Whether a plan is chosen, and its nodes have copied what they lack: it is adopted after the next commit."""
+    """Whether a plan is chosen, and its nodes have copied what they lack: it is adopted when the run is next at rest."""
     return state.planner.chosen is not None and not standby.still_copying(state)
 
 
