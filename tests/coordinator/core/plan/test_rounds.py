@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.config.changes import check_same
+from dtfm.coordinator.config.changes import check_same, goes_on_with
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan.replanning import _lengths
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.log import events as ev
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
 from tests.coordinator.core.test_steering import set_key
@@ -145,6 +146,12 @@ def test_a_plan_that_is_adopted_later_than_was_thought_has_rounds_all_the_same()
     step(world)
     assert world.state.is_closing
     assert spread(10, -3, 60) == Rounds(60, 2, 1)
+
+
+def test_a_run_of_whose_rounds_the_run_file_says_nothing_goes_on_as_it_began() -> None:
+    exact = parse_run({"train": {"rounds": 0}}, "before").model_dump(mode="json")
+    assert goes_on_with(RunFile(), exact, exact, 1).train.rounds == 0
+    assert goes_on_with(parse_run({"train": {"rounds": "auto"}}, "now"), exact, exact, 1).train.rounds == "auto"
 
 
 def test_another_length_in_the_run_file_counts_from_the_next_plan_on() -> None:
