@@ -40,8 +40,11 @@ def main() -> None:
         islands = len({name[0] for name in cluster.ids})
         return Advice(rounds=3, islands=islands, speedup=2.0) if islands > 1 else None
 
+    def advised_of(decision: Decision, length: int, *_: Any) -> Advice:
+        return Advice(length, len(decision.plan.islands), speedup=2.0)
+
     vars(layout).update(lay_out=drawn, partitions=by_letter, schedule=replicated)
-    vars(planner).update(advice=advised)
+    vars(planner).update(advice=advised, advice_of=advised_of)
     cli.main()
 
 
