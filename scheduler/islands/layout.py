@@ -39,7 +39,7 @@ which that changes with these: 0.91 times every 10 (docs/measurements.md)."""
 
 MARGIN = 0.03
 """Fraction of its seconds per step by which a layout must beat the incumbent, one island, and those that there are: estimates
-are rough, and islands drawn anew lose their moments."""
+are rough, and new islands lose their moments."""
 
 LOOKING_FRACTION = 0.5
 """The fraction of the time in which partitions are looked at. The rest is for the plans of the islands of the best."""

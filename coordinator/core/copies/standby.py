@@ -95,10 +95,8 @@ def reported(transition: Transition, session: Session, report: wire.StandbyProgr
     if report.problem:
         layers = f"{standby.layers[0]}-{standby.layers[1] - 1}"
         transition.log(f"{session.node} cannot be a standby of layers {layers}: {shorten(report.problem)}")
-    has_applied = standby.voted and (report.step, report.voted) == (
-        standby.rounds.next_rest(standby.step),
-        0,
-    )  # what it had before
+    following = standby.rounds.next_rest(standby.step)
+    has_applied = standby.voted and (report.step, report.voted) == (following, 0)  # what it had before
     standby = replace(
         standby,
         caught_up=transition.state.ledger.training.step if standby.caught_up is None else standby.caught_up,

@@ -298,6 +298,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     ledger, training, steps = state.ledger, state.ledger.training, state.run.train.steps
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
+    whole = ledger.whole_islands  # it looks at every member
     apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
     if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
         pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
@@ -319,7 +320,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
                 node: number
                 for layer in training.held
                 for node, _ in layer
-                if (number := training.islands.get(node, 0)) in ledger.whole_islands
+                if (number := training.islands.get(node, 0)) in whole
             },
         )
     )

@@ -30,7 +30,7 @@ def check_uploaded(message: wire.Uploaded, buckets: int) -> None:
 
 
 def check_moments(message: wire.Uploaded, count: int) -> None:
-    """Raises Refused unless each file comes with the digests of so many tensors of the state that it leaves out."""
+    """Raises Refused unless each file comes with ``count`` digests, one for each tensor of the state that it leaves out."""
     size = count * DIGEST_BYTES
     for part in message.parts:
         require(len(part.moments) == size, "parts.moments", part.moments.hex(), f"{size} bytes")

@@ -51,6 +51,18 @@ def step(world: World) -> None:
         world.vote(node, **({"samples": 0, "loss_sum": 0.0} if exchanges else {}))
 
 
+def about_to_begin() -> World:
+    """After step 6 a plan with rounds is adopted, in which c, which has come, has no part."""
+    world = begun(0)
+    for _ in range(5):
+        step(world)
+    world.join("c")
+    answer(world, 10)
+    step(world)
+    world.apply()
+    return world
+
+
 def test_the_first_plan_comes_with_them_and_each_node_is_told_of_them() -> None:
     world = asked()
     assert world.wanted[0].lengths == (0, 10, 30)  # 100 are more than the run's steps
@@ -164,13 +176,7 @@ def test_another_length_in_the_run_file_counts_from_the_next_plan_on() -> None:
 
 
 def test_a_standby_that_has_all_of_the_state_takes_over_before_they_have_begun() -> None:
-    world = begun(0)
-    for _ in range(5):
-        step(world)
-    world.join("c")
-    answer(world, 10)
-    step(world)
-    world.apply()
+    world = about_to_begin()
     assert isinstance(world.state.phase, Switching)
     world.lose("a")
     world.wait(2 * LEASE, beating="bc")
@@ -205,13 +211,7 @@ def test_between_two_exchanges_what_is_in_force_stays() -> None:
 
 
 def test_going_back_to_before_they_began_undoes_them() -> None:
-    world = begun(0)
-    for _ in range(5):
-        step(world)
-    world.join("c")
-    answer(world, 10)
-    step(world)
-    world.apply()
+    world = about_to_begin()
     assert world.state.rounds == Rounds(6, 54, 5)
     ledger = ev.RolledBack(3, 6, "lost").apply(world.state.ledger)
     assert ledger.training.rounds == NO_ROUNDS
