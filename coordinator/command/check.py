@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Checks the event log.
 
-    Every step must be committed once and in order, and every sample counted once. Exit codes: 0 the log is in order, 1 it is
-    not, 2 bad input.
+    Every step must be committed once and in order, every sample counted once, and what was lost with an island trained again.
+    Exit codes: 0 the log is in order, 1 it is not, 2 bad input.
     """
     from dtfm.coordinator.log.wording import counted
 
@@ -32,6 +32,9 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
             f"{result.redone:,} trained again, {counted(result.aborted, 'attempt')} aborted, "
             f"{counted(result.generations, 'plan')}"
         )
+        if result.again or result.owed:
+            lost = result.again + result.owed
+            print(f"islands that were given up had trained {lost:,} samples; {result.again:,} of them came again")
         for finding in result.findings:
             print(f"event {finding.sequence}: {finding.sentence}")
         print("The log is in order." if not result.findings else f"{counted(len(result.findings), 'finding')}.")

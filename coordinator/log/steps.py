@@ -64,9 +64,12 @@ class StepCommitted:
         seconds = ledger.training.step_seconds if self.resumed or self.exchange else self.seconds
         timed = self if self.compute_seconds else ledger.training.timed
         plan = ledger.training.plan
-        writer, took_part = (plan.stages[0].island, plan.nodes) if plan is not None else (None, ())
-        training = replace(ledger.training, step=self.step, last=self, timed=timed, step_seconds=seconds, writer=writer)
-        trust = ledger.trust.after_a_commit(self.step, took_part, ledger.party)
+        training = replace(ledger.training, step=self.step, last=self, timed=timed, step_seconds=seconds, writer=None)
+        if plan is not None:
+            trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
+            debts = training.debts.with_step(plan, trained, at_rest=at_rest)
+            training = replace(training, writer=plan.stages[0].island, debts=debts)
+        trust = ledger.trust.after_a_commit(self.step, plan.nodes if plan is not None else (), ledger.party)
         return replace(ledger, training=training, trust=trust)
 
     def narrate(self) -> str:

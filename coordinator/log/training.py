@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from dtfm.coordinator.log.debts import Debts
 from dtfm.coordinator.log.steps import StepCommitted
 from dtfm.coordinator.log.wording import codecs_in_use, describe_codecs, describe_plan, describe_seconds
 from dtfm.scheduler.model.plan import Plan
@@ -69,6 +70,8 @@ class Training:
     """The island that writes snapshots of the state after ``step``; None: the state comes from one."""
     all_rounds: tuple[Rounds, ...] = (NO_ROUNDS,)
     """Those of all plans until now, in order; where plans had the same, once. The last are in force."""
+    debts: Debts = field(default_factory=Debts)
+    """What islands that were given up had trained."""
 
     @property
     def rounds(self) -> Rounds:
@@ -115,6 +118,7 @@ class Training:
             counts_from=self.generation + 1,
             step=step,
             all_rounds=(NO_ROUNDS, Rounds(step, before=exchanges)) if exchanges else known,
+            debts=self.debts.back_to(self.trained(step)),
         )
 
 
@@ -147,6 +151,7 @@ class PlanAdopted:
             all_rounds=training.all_rounds
             if self.plan.rounds == training.rounds
             else (*training.all_rounds, self.plan.rounds),
+            debts=training.debts.with_plan(self.plan),
         )
         return replace(ledger, training=training)
 

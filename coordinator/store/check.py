@@ -1,4 +1,5 @@
-"""Checks a log against what the coordinator promises: every step committed once, every sample counted once."""
+"""Checks a log against what the coordinator promises: every step committed once, every sample counted once, and again if an
+island had lost it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from array import array
 from dataclasses import dataclass
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.debts import Debts
 from dtfm.coordinator.store.record import Record
-from dtfm.scheduler.model.rounds import NO_ROUNDS
+from dtfm.scheduler.model.plan import Plan
 
 MOST_FINDINGS = 1000
 """The number of findings that are kept."""
@@ -24,12 +26,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``steps`` are committed and count; ``redone`` were rolled back and trained again; ``aborted`` were never committed."""
+    """``steps`` are committed and count; ``redone`` were rolled back and trained again; ``aborted`` were never committed. Of the
+    ``samples``, ``again`` were trained again, as an island that was given up had lost them; ``owed`` are not yet."""
 
     steps: int
     redone: int
     aborted: int
     samples: int
+    again: int
+    owed: int
     tokens: int
     generations: int
     findings: tuple[Finding, ...]
@@ -42,8 +47,9 @@ class Checking:
     def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._samples, self._tokens = array("q"), array("q")  # of the steps that count, in order
-        self._step = self._generation = self._batch = 0
-        self._rounds = NO_ROUNDS
+        self._step = self._trained = self._generation = self._batch = self._micro_batch = 0
+        self._plan: Plan | None = None
+        self._debts = Debts()
         self._redone = self._aborted = self._generations = 0
         self._over = False
         self._next = 0  # the sequence number that is expected; 0: any
@@ -51,11 +57,15 @@ class Checking:
 
     @property
     def result(self) -> Checked:
+        owed, of_step = self._debts.adopted[-1], self._batch // max(1, self._micro_batch)
+        left = sum(past_last - first for first, past_last in owed.left(self._trained, of_step))
         return Checked(
             steps=len(self._samples),
             redone=self._redone,
             aborted=self._aborted,
             samples=sum(self._samples),
+            again=(owed.behind - left) * self._micro_batch,
+            owed=left * self._micro_batch,
             tokens=sum(self._tokens),
             generations=self._generations,
             findings=tuple(self._findings),
@@ -70,13 +80,17 @@ class Checking:
         match event:
             case ev.RunStarted() | ev.RunResumed():
                 self._over = False
-                self._batch = int(event.run.get("train", {}).get("global_batch", 0))
+                train = event.run.get("train", {})
+                self._batch, self._micro_batch = int(train.get("global_batch", 0)), int(train.get("micro_batch", 0))
             case ev.StepCommitted():
                 self._committed(event, at)
             case ev.RolledBack():
                 if event.from_step not in (self._step, event.step):
                     self._find(at, f"it goes back from step {event.from_step}, though the last one is {self._step}")
                 gone = min(max(self._step - event.step, 0), len(self._samples))
+                undone = sum(samples > 0 for samples in self._samples[len(self._samples) - gone :])
+                self._trained = self._trained - undone if event.step <= self._step else event.step - event.exchanges
+                self._debts = self._debts.back_to(self._trained)
                 del self._samples[len(self._samples) - gone :], self._tokens[len(self._tokens) - gone :]
                 self._redone += gone
                 self._step = event.step
@@ -86,7 +100,10 @@ class Checking:
                 self._generations += 1
                 if event.generation != self._generation + 1:
                     self._find(at, f"generation {event.generation} follows {self._generation}")
-                self._generation, self._rounds = event.generation, event.plan.rounds
+                self._generation, self._plan = event.generation, event.plan
+                if event.plan.owed != self._debts.under(event.plan, self._trained):
+                    self._find(at, f"plan {event.generation} does not train again what an island has lost")
+                self._debts = self._debts.with_plan(event.plan)
             case ev.DigestMismatch():
                 self._find(at, f"nodes held different state of what stage {event.stage} trains at step {event.step}")
             case ev.RunFinished() | ev.RunFailed():
@@ -98,7 +115,7 @@ class Checking:
         if event.generation != self._generation:
             in_force = f"{self._generation} is in force"
             self._find(at, f"step {event.step} is of generation {event.generation}, but {in_force}")
-        exchanges = self._rounds.exchanges(event.step)
+        exchanges = self._plan is not None and self._plan.rounds.exchanges(event.step)
         if event.exchange != exchanges:
             self._find(
                 at, f"step {event.step} is {'an' if event.exchange else 'no'} exchange, against the plan's rounds"
@@ -111,7 +128,10 @@ class Checking:
             self._find(at, f"step {event.step} is committed after the run's end")
         self._samples.append(event.samples)
         self._tokens.append(event.tokens)
-        self._step = event.step
+        self._step, self._trained = event.step, self._trained + (not exchanges)
+        if self._plan is not None:
+            at_rest = self._plan.rounds.at_rest(event.step)
+            self._debts = self._debts.with_step(self._plan, self._trained, at_rest=at_rest)
 
     def _find(self, at: int, sentence: str) -> None:
         if not self._broken and len(self._findings) < MOST_FINDINGS:

@@ -39,19 +39,16 @@ def positions_in_documents(ids: torch.Tensor, end: int) -> torch.Tensor:
     return places - torch.where(ids == end, places, 0).cummax(-1).values
 
 
-def training_samples(
-    seed: int, step: int, micro_batch_number: int, *, global_batch: int, micro_batch: int, count: int
-) -> NDArray[np.int64]:
-    """Which training samples one micro-batch takes: int64 of shape [micro_batch], values in [0, count).
+def training_samples(seed: int, number: int, *, micro_batch: int, count: int) -> NDArray[np.int64]:
+    """Which training samples a micro-batch takes: int64 of shape [micro_batch], values in [0, count).
 
-    Steps are numbered from 1, micro-batches from 0 within a step. In the order (step, micro-batch, row), the samples follow one
-    permutation per epoch, a function of (seed, epoch): each comes exactly once per epoch, whatever the sizes. So a step may
-    end one epoch and begin the next.
+    The micro-batches of a run are numbered from 0. In the order (micro-batch, row), the samples follow one permutation per epoch,
+    a function of (seed, epoch): each comes exactly once per epoch, whatever the sizes. So a step may end one epoch and begin the
+    next.
     """
-    assert step >= 1, step
-    assert 0 <= micro_batch_number < global_batch // micro_batch, micro_batch_number
+    assert number >= 0, number
     assert count >= 1, "the data set has refused to be empty"
-    start = (step - 1) * global_batch + micro_batch_number * micro_batch
+    start = number * micro_batch
     position = np.arange(start, start + micro_batch, dtype=np.int64)
     epochs, rows = np.divmod(position, count)
     indices = np.empty(micro_batch, dtype=np.int64)

@@ -11,6 +11,7 @@ from dtfm.kernels.layout import Codec
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.scheduler.model.chains import chains, held_out_chains
 from dtfm.scheduler.model.memory import Keeping
+from dtfm.scheduler.model.owed import NOTHING_OWED, Owed
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
@@ -111,6 +112,7 @@ class Placement:
     keeping: Keeping
     exchange_groups: Mapping[int, Group] = field(default_factory=dict)
     rounds: Rounds = NO_ROUNDS
+    owed: Owed = NOTHING_OWED
     island_micro_batches: int = 0
     all_micro_batches: int = 0
     island: int = 0
@@ -183,6 +185,7 @@ def placement_of(
         groups={spec.index: group_of(island, spec.layers) for spec in held},
         exchange_groups={spec.index: group_of(plan, spec.layers) for spec in held} if plan.rounds.count else {},
         rounds=plan.rounds,
+        owed=plan.owed,
         island_micro_batches=sum(stage.loads),
         all_micro_batches=len(training),
         island=number,

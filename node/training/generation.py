@@ -361,14 +361,10 @@ class Generation:
 
     def _training_batch(self, step: int, number: int) -> Batch:
         train, data = self._loaded.run.train, self._loaded.data
-        indices = training_samples(
-            self._loaded.run.seed,
-            self.placement.rounds.trained(step),
-            number,
-            global_batch=train.global_batch,
-            micro_batch=train.micro_batch,
-            count=data.training_count,
-        )
+        trained, of_step = self.placement.rounds.trained(step), self.placement.all_micro_batches
+        ((of_run, _),) = self.placement.owed.taken(trained, range(number, number + 1), of_step)
+        seed, count = self._loaded.run.seed, data.training_count
+        indices = training_samples(seed, of_run, micro_batch=train.micro_batch, count=count)
         return data.training_batch(indices)
 
     def _evaluation_batch(self, number: int) -> Batch:

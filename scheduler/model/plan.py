@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
 from dtfm.scheduler.model.memory import Keeping
+from dtfm.scheduler.model.owed import NOTHING_OWED, Owed
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 from dtfm.scheduler.model.workload import Workload
 
@@ -60,7 +61,8 @@ class Plan:
     two islands it is empty. Which
     micro-batch goes where follows from them (chains.py). A plan is made without takeovers. When a node is lost, others take its
     micro-batches over, and nobody else's may change: so the flows go on naming its seat, and ``takeovers``, in the order in which
-    nodes were lost, say who computes instead. ``rounds``: when its islands exchange what they have learnt.
+    nodes were lost, say who computes instead. ``rounds``: when its islands exchange what they have learnt. ``owed``: which
+    micro-batches come again.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # for PLAN.json: a misspelt key is an error
@@ -71,6 +73,7 @@ class Plan:
     idle: tuple[str, ...] = ()
     takeovers: tuple[Takeover, ...] = ()
     rounds: Rounds = NO_ROUNDS
+    owed: Owed = NOTHING_OWED
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -90,6 +93,15 @@ class Plan:
         """The islands in order, each as a plan of its own with its share of a step's micro-batches. Nobody is idle there."""
         numbers = tuple(dict.fromkeys(stage.island for stage in self.stages))
         return (self,) if len(numbers) == 1 else tuple(self._island(number) for number in numbers)
+
+    @cached_property
+    def places(self) -> Mapping[int, range]:
+        """By number of an island, which of a step's micro-batches it computes."""
+        found, end = dict[int, range](), 0
+        for island in self.islands:
+            start, end = end, end + sum(island.stages[0].loads)
+            found[island.stages[0].island] = range(start, end)
+        return found
 
     def place_in_island(self, stage: int) -> int:
         """Index, among the stages of its island, of the stage with this index."""
@@ -223,6 +235,10 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
             raise ValueError(f"node {node!r} appears {count} times; it may appear once")
     if not plan.stages:
         raise ValueError("the plan has no stages")
+    if plan.owed.behind > plan.owed.since * micro_batches:
+        raise ValueError(
+            f"{plan.owed.behind} micro-batches come again; {plan.owed.since} steps cannot have trained them"
+        )
     if len(islands := plan.islands) == 1:
         _check_island(plan, layers, micro_batches)
         return

@@ -67,12 +67,15 @@ def held_out(
     """By the number of steps trained, the held-out loss after each exchange. The first ``after`` steps have one island."""
     run = (read_run_file(run_file) if run_file else parse_run(SMALL, "bench")).message("islands")
     adapt(run, way, seed, after + steps)
-    numbers, split = range(run.train.global_batch // run.train.micro_batch), after // way.every * (way.every + 1)
-    shares = {island: numbers[island :: way.islands] for island in range(way.islands)}
+    count, split = run.train.global_batch // run.train.micro_batch, after // way.every * (way.every + 1)
+
+    def shares(step: int) -> dict[int, range]:
+        first, islands = (way.rounds.trained(step) - 1) * count, way.islands if step > split else 1
+        of_step = range(first, first + count)
+        return {island: of_step[island::islands] for island in range(islands)}
+
     found: dict[int, float] = {}
-    losses = losses_of_islands(
-        run, lambda step: shares if step > split else {0: numbers}, way.rounds.exchanges, found, device=device
-    )
+    losses = losses_of_islands(run, shares, way.rounds.exchanges, found, device=device)
     for _ in itertools.islice(losses, run.train.steps):
         pass
     return {step // (way.every + 1) * way.every: loss for step, loss in found.items()}

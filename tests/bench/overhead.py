@@ -49,7 +49,7 @@ def plain_step_seconds(run: Run, steps: int, device: torch.device = CPU) -> list
     for step in range(1, steps + 1):
         began = time.perf_counter()
         for number in range(count):
-            inputs, labels = (tensor.to(device) for tensor in batch(run, data, step, number))
+            inputs, labels = (tensor.to(device) for tensor in batch(run, data, (step - 1) * count + number))
             with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == BF16):
                 logits = model(inputs).logits
             loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) / count

@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 
 from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.node.data.dataset import Data, load_data
-from dtfm.node.data.samples import training_samples
 from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
 from dtfm.node.model.optimizer import adamw, squared_norms
@@ -37,6 +36,7 @@ from dtfm.node.training.audit import relative_error
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.bench.older_cpus import AS_ON_AVX2
+from tests.cluster.plain import batch
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.model.initialised import initialise_all
 
@@ -91,16 +91,8 @@ class Work:
     stages: list[Stage]
 
     def batch(self, number: int, step: int = 1000) -> tuple[torch.Tensor, torch.Tensor]:
-        train = self.run.train
-        numbers = training_samples(
-            self.run.seed,
-            step,
-            number,
-            global_batch=train.global_batch,
-            micro_batch=train.micro_batch,
-            count=self.data.training_count,
-        )
-        return self.data.training_batch(numbers)
+        of_step = self.run.train.global_batch // self.run.train.micro_batch
+        return batch(self.run, self.data, (step - 1) * of_step + number)
 
     def train(self, steps: int) -> None:
         for step in range(1, steps + 1):

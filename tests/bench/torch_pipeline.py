@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from dtfm.node.data.dataset import load_data
-from dtfm.node.data.samples import training_samples
 from dtfm.protos.run_file.run_file import read_run_file
-from tests.cluster.plain import whole_model
+from tests.cluster.plain import batch, whole_model
 
 STAGES, REPLICAS = 4, 2
 DEVICE = "wan0"
@@ -73,17 +72,8 @@ def main() -> None:
     seconds = []
     for step in range(1, steps + 1):
         began = time.perf_counter()
-        batches = []
-        for number in range(replica * micro_batches, (replica + 1) * micro_batches):
-            indices = training_samples(
-                run.seed,
-                step,
-                number,
-                global_batch=train.global_batch,
-                micro_batch=train.micro_batch,
-                count=data.training_count,
-            )
-            batches.append(data.training_batch(indices))
+        first = ((step - 1) * REPLICAS + replica) * micro_batches
+        batches = [batch(run, data, number) for number in range(first, first + micro_batches)]
         if stage == 0:
             schedule.step(torch.cat([inputs for inputs, _ in batches]))
         elif stage == STAGES - 1:

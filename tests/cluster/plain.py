@@ -43,7 +43,8 @@ def plain_losses(
     module = whole_model(run, data, allowed_modules).to(dtype)
     optimizer = adamw_of(run, module)
     for step in itertools.count(1):
-        inputs, labels = whole_batch(run, data, step, range(train.global_batch // train.micro_batch))
+        of_step = train.global_batch // train.micro_batch
+        inputs, labels = whole_batch(run, data, range((step - 1) * of_step, step * of_step))
         inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         positions = data.positions(inputs)
         # With a cache, transformers would not look for documents.
@@ -69,16 +70,16 @@ def losses_of_islands(
     began: Callable[[int], Mapping[int, int]] = lambda _: {},
     device: torch.device = CPU,
 ) -> Iterator[float]:
-    """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of each
-    island, by its number; one that is missing has lost what it learnt since the last exchange. In a step that ``exchanges`` the
-    loss is that of the step before; None: there are no rounds then. ``held_out`` gets the held-out loss after each.
-    ``began``: by step, the step after which an island began with moments of zero, where that is not the first."""
+    """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of the
+    run that each island trains, by its number; one that is missing has lost what it learnt since the last exchange. In a step
+    that ``exchanges`` the loss is that of the step before; None: there are no rounds then. ``held_out`` gets the held-out loss
+    after each. ``began``: by step, the step after which an island began with moments of zero, where that is not the first."""
     torch.set_num_threads(1)
     train, data = run.train, load_data(run)
     first = whole_model(run, data, ()).to(device, torch.float64 if train.precision == FP64 else torch.float32)
     copies: dict[int, tuple[Any, torch.optim.Optimizer]] = {}
     anchor = nn.utils.parameters_to_vector(first.parameters()).detach().clone()
-    momentum, trained, loss = torch.zeros_like(anchor), 0, 0.0
+    momentum, loss = torch.zeros_like(anchor), 0.0
     sums = SparseSums()
     for step in itertools.count(1):
         numbers = shares(step)
@@ -106,9 +107,9 @@ def losses_of_islands(
             for module, _ in copies.values():
                 nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
         else:
-            trained, total = trained + 1, torch.zeros((), dtype=anchor.dtype, device=device)
+            total = torch.zeros((), dtype=anchor.dtype, device=device)
             for island, (module, optimizer) in copies.items():
-                inputs, labels = whole_batch(run, data, trained, numbers[island])
+                inputs, labels = whole_batch(run, data, numbers[island])
                 of_island = mean_loss(module(inputs.to(device)), labels.to(device))
                 torch.autograd.backward(of_island)
                 total += of_island.detach() * (len(numbers[island]) / whole)
@@ -181,23 +182,15 @@ def held_out_loss(data: Data, module: Any, count: int, device: torch.device = CP
         return float(mean_loss(module(inputs.to(device)), labels.to(device)))
 
 
-def batch(run: Run, data: Data, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inputs and labels of one micro-batch."""
-    train = run.train
-    indices = training_samples(
-        run.seed,
-        step,
-        number,
-        global_batch=train.global_batch,
-        micro_batch=train.micro_batch,
-        count=data.training_count,
-    )
-    return data.training_batch(indices)
+def batch(run: Run, data: Data, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inputs and labels of one of the run's micro-batches."""
+    count = data.training_count
+    return data.training_batch(training_samples(run.seed, number, micro_batch=run.train.micro_batch, count=count))
 
 
-def whole_batch(run: Run, data: Data, step: int, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def whole_batch(run: Run, data: Data, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The inputs and labels of several micro-batches, one after the other."""
-    inputs, labels = zip(*(batch(run, data, step, number) for number in numbers), strict=True)
+    inputs, labels = zip(*(batch(run, data, number) for number in numbers), strict=True)
     return torch.cat(inputs), torch.cat(labels)
 
 

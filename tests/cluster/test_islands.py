@@ -6,7 +6,6 @@ import itertools
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,18 +30,31 @@ def text(steps: int, checkpoint_every: int = 0, nodes: Sequence[str] = NODES, ro
 
 
 def shares_by_step(cluster: Cluster) -> Mapping[int, Mapping[int, Sequence[int]]]:
-    """By step that counts, the micro-batches of each island."""
-    plans: dict[int, Any] = {}
+    """By step that counts, the micro-batches of the run that each island trains: in order, but what an island that is missing had
+    trained since the last exchange comes again first. Each comes once, but for those that were lost."""
+    plans = {event["generation"]: event["plan"] for event in cluster.of("plan_adopted")}
+    committed = {event["step"]: event for event in cluster.log() if event["event"] == "step_committed"}
+    new, again, trained, lost = itertools.count(), list[int](), dict[int, list[int]](), list[int]()
     found: dict[int, Mapping[int, Sequence[int]]] = {}
-    for event in cluster.log():
-        if event["event"] == "plan_adopted":
-            plans[event["generation"]] = event["plan"]
-        if event["event"] == "step_committed":
-            numbers, shares = itertools.count(), dict[int, list[int]]()
-            for stage in plans[event["generation"]]["stages"]:
-                if stage["layers"][0] == 0:
-                    shares[stage["island"]] = [*itertools.islice(numbers, sum(stage["loads"]))]
-            found[event["step"]] = shares
+    for step, event in committed.items():
+        stages = [stage for stage in plans[event["generation"]]["stages"] if stage["layers"][0] == 0]
+        gone = trained.keys() - {stage["island"] for stage in stages}
+        lost += (these := [number for island in gone for number in trained.pop(island)])
+        again = sorted([*again, *these])
+        if event["exchange"]:
+            found[step] = {stage["island"]: range(sum(stage["loads"])) for stage in stages}
+            trained.clear()
+            continue
+        order = itertools.chain(again, new)
+        found[step] = {stage["island"]: [*itertools.islice(order, sum(stage["loads"]))] for stage in stages}
+        taken = [number for numbers in found[step].values() for number in numbers]
+        again = again[len(taken) :]
+        if plans[event["generation"]]["rounds"]["count"]:
+            for island, numbers in found[step].items():
+                trained.setdefault(island, []).extend(numbers)
+    trains = [step for step, event in committed.items() if not event["exchange"]]
+    every = sorted(number for step in trains for numbers in found[step].values() for number in numbers)
+    assert sorted([*every, *again]) == sorted([*range(next(new)), *lost])
     return found
 
 
@@ -140,6 +152,9 @@ def test_an_island_that_is_lost_is_given_up_until_the_next_exchange(tmp_path: Pa
         assert_exact_islands(cluster)
         adopted = [event["step"] for event in cluster.of("plan_adopted") if "c2" in str(event["plan"]["stages"])]
         assert [*began_by_step(cluster)[60].values()] == adopted
+        # c1's share of a step is two or three micro-batches.
+        assert cluster.check().again > 0
+        assert cluster.check().owed == 0
         # It had copied all before: nobody waited for its state.
         assert "standby: 6 of 6 buckets are taken over" in newcomer.errors
 

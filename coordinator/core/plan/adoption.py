@@ -54,8 +54,13 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     if not transition.state.ledger.state_is_held and (newest := newest_snapshot(transition.state)).step < before:
         go_back(transition, newest, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
+    generation, trained = ledger.training.generation + 1, ledger.training.trained(ledger.training.step)
+    rounds, owed = rounds_of(transition.state, choice), ledger.training.debts.under(choice.plan, trained)
+    plan = replace(choice.plan, generation=generation, rounds=rounds, owed=owed)
+    lost = owed.behind - ledger.training.debts.adopted[-1].behind
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
-    plan = replace(choice.plan, generation=ledger.training.generation + 1, rounds=rounds_of(transition.state, choice))
+    if lost > 0:
+        reason += f"; {lost:,} micro-batches that an island had trained since the last exchange come again"
     former = ledger.training.plan
     transition.emit(
         ev.PlanAdopted(
@@ -65,7 +70,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
             ledger.training.step,
             choice.predicted_seconds,
             choice.lower_bound_seconds,
-            counts_from(transition.state, plan.generation),
+            counts_from(transition.state, plan),
         )
     )
     disks.look_for_room(transition, former)

@@ -13,6 +13,7 @@ from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
 
 STEPS_BETWEEN = 10
 """The least number of steps between two that are resumed."""
@@ -33,11 +34,12 @@ def committed(transition: Transition, phase: Stepping) -> None:
         transition.state = replace(transition.state, resuming=replace(memory, resumed=phase.step))
 
 
-def counts_from(state: State, generation: int) -> int:
-    """Since which generation work on the next step counts under the plan that gets this ``generation``."""
-    ledger = state.ledger
-    goes_on = not state.run.trust.audits or state.resuming.goes_on == ledger.training.step + 1
-    return ledger.training.counts_from if goes_on else generation
+def counts_from(state: State, plan: Plan) -> int:
+    """Since which generation work on the next step counts under this plan, which is about to be adopted."""
+    training = state.ledger.training
+    goes_on = not state.run.trust.audits or state.resuming.goes_on == training.step + 1
+    same_samples = plan.owed == training.debts.adopted[-1]
+    return training.counts_from if goes_on and same_samples else plan.generation
 
 
 def counted(transition: Transition, node: str, progress: wire.Progress) -> wire.Progress:

@@ -15,11 +15,8 @@ sizes = st.tuples(
 def taken(seed: int, steps: range, micro_batch: int, micro_batches: int, count: int) -> list[int]:
     return [
         int(index)
-        for step in steps
-        for number in range(micro_batches)
-        for index in training_samples(
-            seed, step, number, global_batch=micro_batch * micro_batches, micro_batch=micro_batch, count=count
-        )
+        for number in range((steps.start - 1) * micro_batches, (steps.stop - 1) * micro_batches)
+        for index in training_samples(seed, number, micro_batch=micro_batch, count=count)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,8 @@ PIPELINE = island(1, (0, 2, 5), [["b"], ["c"]], [5])
 REPLICAS = island(4, (0, 3, 5), [["d", "e"], ["f"]], [2, 1])
 
 
-def shares(plan: Plan) -> Mapping[int, Sequence[int]]:
-    numbers, found = itertools.count(), dict[int, list[int]]()
+def shares(plan: Plan, step: int) -> Mapping[int, Sequence[int]]:
+    numbers, found = itertools.count((EVENLY.trained(step) - 1) * 10), dict[int, list[int]]()
     for each in plan.islands:
         count = sum(each.stages[0].loads)
         found[each.stages[0].island] = [*itertools.islice(numbers, count)]
@@ -72,7 +73,7 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
     """Under a codec but for where its blocks end: the one process has all parameters in one."""
     run.network.exchange = codec
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
-    alone = losses_of_islands(run, lambda step: shares(plan), EVENLY.exchanges)
+    alone = losses_of_islands(run, partial(shares, plan), EVENLY.exchanges)
     with started(run, plan) as nodes:
         assert {generation.codecs.exchange.name.lower() for generation in nodes.generations.values()} == {codec}
         for step in range(1, run.train.steps + 1):
@@ -111,7 +112,7 @@ def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, m
 
 def test_an_exchange_that_is_given_up_leaves_the_islands_as_they_were(run: Run) -> None:
     plan = joined([ALONE, PIPELINE, REPLICAS], 1)
-    alone = losses_of_islands(run, lambda step: shares(plan), EVENLY.exchanges)
+    alone = losses_of_islands(run, partial(shares, plan), EVENLY.exchanges)
     with started(run, plan) as nodes:
         for _ in range(ROUNDS):
             nodes.train()
@@ -176,8 +177,9 @@ def test_what_a_sparse_exchange_leaves_out_outlives_a_change_of_plan_but_not_an_
 
 def test_a_single_island_applies_all_that_it_has_learnt_whatever_the_codec(run: Run) -> None:
     run.network.exchange, run.train.outer_rate, run.train.outer_momentum = "topk", 1.0, 0.0
-    alone = losses_of_islands(run, lambda step: {0: range(10)}, EVENLY.exchanges)
-    with started(run, island(0, (0, 3, 5), [["d", "e"], ["f"]], [6, 4])) as nodes:
+    plan = island(0, (0, 3, 5), [["d", "e"], ["f"]], [6, 4])
+    alone = losses_of_islands(run, partial(shares, plan), EVENLY.exchanges)
+    with started(run, plan) as nodes:
         for step in range(1, run.train.steps + 1):
             loss, expected = nodes.train(), next(alone)
             assert not step % (ROUNDS + 1) or loss == pytest.approx(expected, rel=1e-9, abs=0)
