@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 
 import torch
+from blake3 import blake3
 
 from dtfm.node.data.problems import sentence_of
+from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.incoming_file import IncomingFile, named
 from dtfm.node.state.snapshot_files import Loading, SnapshotDamaged, file_bytes
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.transfer import Wanted, fetch
@@ -171,3 +172,73 @@ class Snapshots:
                 stack.callback(file.discard)
                 wanted.append(Wanted(part.bucket, part.size_bytes, donors, file.take, file.finish, from_snapshot=True))
             await fetch(wanted, step, 0, dialler, run.lease_seconds)
+
+
+def named(step: int, part: Part) -> str:
+    return f"snapshot of step {step}, bucket {part.bucket}"
+
+
+class IncomingFile:
+    """``part``'s file of the snapshot of ``step`` on its way to this node's ``disk`` and, if one is given, into ``bucket``; then
+    it need not stay on the disk.
+
+    ``done`` is called when it is here, whole and sound. `take` and `finish` are what `Wanted` needs.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        step: int,
+        part: Part,
+        *,
+        done: Callable[[Part], object] = lambda _: None,
+        bucket: Bucket | None = None,
+    ) -> None:
+        self.part = part
+        self._disk, self._step, self._bucket = disk, step, bucket
+        self._done = done
+        self._digest = blake3()
+        self._file: NewFile | None = None
+        self._loading: Loading | None = None
+
+    def take(self, piece: memoryview, offset: int) -> None:
+        """The next piece, or the first one again, from which the rest follows. In a thread. Raises OSError."""
+        if offset == 0:
+            self.discard()
+            self._digest.reset()
+            self._loading = Loading(self._bucket, named(self._step, self.part)) if self._bucket is not None else None
+            self._on_disk(self._open)
+        self._digest.update(piece)
+        if self._loading is not None:
+            self._loading.take(piece)
+        if (file := self._file) is not None:
+            self._on_disk(lambda: file.write(piece))
+
+    def finish(self) -> str:
+        """As `Wanted.finish`. Raises OSError if it cannot be kept, and ValueError if it is of another model than the bucket's."""
+        if self._digest.digest() != self.part.digest:
+            return "its file is damaged (its BLAKE3 differs)"
+        if self._loading is not None:
+            self._loading.finish()
+        if (file := self._file) is not None:
+            self._on_disk(file.finish)
+        self._done(self.part)
+        return ""
+
+    def discard(self) -> None:
+        """Removes what is on the disk, unless it is finished."""
+        if self._file is not None:
+            self._file.discard()
+            self._file = None
+
+    def _open(self) -> None:
+        self._file = self._disk.new_file(self._step, self.part.bucket, self.part.size_bytes)
+
+    def _on_disk(self, work: Callable[[], object]) -> None:
+        """What is in memory need not be on the disk too."""
+        try:
+            work()
+        except OSError:
+            if self._bucket is None:
+                raise
+            self.discard()
