@@ -13,9 +13,8 @@ from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.disputes import kept_apart
-from dtfm.coordinator.core.trust.draw import chance, draw
+from dtfm.coordinator.core.trust.draw import chance, draw, needed, order_for
 from dtfm.coordinator.core.trust.judgement import View, judged, referees, views_of
-from dtfm.coordinator.core.trust.order import needed, order_for
 from dtfm.coordinator.core.trust.passed import read_passed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge

@@ -1,4 +1,4 @@
-"""Which work of a step is done again, and by whom.
+"""Which work of a step is done again, by whom, and what an auditor is asked: the digests of what went in and came out.
 
 The draw is a pure function of chance, which the shell keys with a secret of its process, so that nobody can foresee it. Half of
 the work that is done again is whole shares: all of a node's micro-batches, and what it added to one bucket. The other half is a
@@ -16,6 +16,12 @@ from random import Random
 
 from blake3 import blake3
 
+from dtfm.coordinator.core.audits import Passed
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.trust.passed import added_up
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
@@ -130,3 +136,60 @@ def neighbours_of(plan: Plan) -> Mapping[tuple[str, int], frozenset[str]]:
         for number, chain in enumerate(chains(plan))
         for place, node in enumerate(chain)
     }
+
+
+def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: Random) -> wire.Audit:
+    """With the digests that votes have. ``random`` chooses the bucket of a whole share, and the sum."""
+    node, stage = drawn.node, plan.stage_of(drawn.node)
+    assert stage is not None
+    sent, received, vote = phase.passed[node].sent, phase.passed[node].received, phase.votes[node]
+    last = stage == len(plan.stages) - 1
+    losses = dict(zip(micro_batches_of(plan)[node], vote.losses, strict=True)) if last else {}
+    order = wire.Audit(generation=plan.generation, step=phase.step, node=node)
+    for number in drawn.micro_batches:
+        chain = chains(plan)[number]
+        previous, after = chain[stage - 1] if stage else "", "" if last else chain[stage + 1]
+        order.micro_batches.add(
+            number=number,
+            previous=previous,
+            next=after,
+            activation_in=received.get((previous, node, Kind.ACTIVATION, number, 0), b""),
+            activation_out=sent.get((node, after, Kind.ACTIVATION, number, 0), b""),
+            gradient_in=received.get((after, node, Kind.GRADIENT, number, 0), b""),
+            gradient_out=sent.get((node, previous, Kind.GRADIENT, number, 0), b""),
+            loss=losses.get(number, 0.0),
+        )
+    if drawn.whole:
+        party = state.ledger.party
+        kept = {each for each, its in phase.votes.items() if its.kept or party(each) == party(node)}
+        summed = added_up(phase.passed[node], kept) if not vote.clipped else {}
+        _order_addends(order, phase.passed[node], summed, random)
+    return order
+
+
+def _order_addends(
+    order: wire.Audit,
+    passed: Passed,
+    summed: Mapping[tuple[int, int], Mapping[str, bytes]],
+    random: Random,
+) -> None:
+    """Of one bucket, what it sent to be added up, and one of the pieces that it added up itself."""
+    pieces = {(hop[3], hop[4]): digest for hop, digest in passed.sent.items() if hop[2] == Kind.REDUCE}
+    if not (buckets := sorted({bucket for bucket, _ in (*pieces, *summed)})):
+        return
+    bucket = order.bucket = random.choice(buckets)
+    for (index, piece), digest in sorted(pieces.items()):
+        if index == bucket:
+            order.pieces.add(piece=piece, digest=digest)
+    if owned := sorted(piece for index, piece in summed if index == bucket):
+        piece = random.choice(owned)
+        addends = [wire.Audit.Addend(node=each, digest=its) for each, its in sorted(summed[bucket, piece].items())]
+        order.sums.add(piece=piece, addends=addends)
+
+
+def needed(order: wire.Audit) -> frozenset[str]:
+    """Whose tensors the auditor may ask for."""
+    around = {each.previous for each in order.micro_batches}
+    around |= {each.next for each in order.micro_batches}
+    addends = {addend.node for summed in order.sums for addend in summed.addends}
+    return frozenset({order.node, *around, *addends} - {""})

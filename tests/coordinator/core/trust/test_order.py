@@ -1,4 +1,4 @@
-"""What an auditor is asked to do again, of whom, and with which digests: `core/auditing/order.py`."""
+"""What an auditor is asked to do again, of whom, and with which digests: `core/trust/draw.py`."""
 
 from __future__ import annotations
 
