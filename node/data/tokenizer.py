@@ -64,9 +64,8 @@ class Pretrained:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        whole = [
-            text.encode("utf-8", errors="replace").decode("utf-8") for text in texts
-        ]  # JSON may have half surrogates
+        # JSON may have half surrogates.
+        whole = [text.encode("utf-8", errors="replace").decode("utf-8") for text in texts]
         made = self._tokenizer(whole, add_special_tokens=False, return_attention_mask=False, verbose=False)
         return [np.asarray(ids, dtype=np.int64) for ids in made["input_ids"]]
 

@@ -46,9 +46,8 @@ def initial_values(
 @contextmanager
 def _randomness(seed: int, bucket: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), _NumpyDraws(np.random.Philox(np.random.SeedSequence([seed, bucket]))):
-        torch.default_generator.manual_seed(
-            (seed * 1_000_003 + bucket) % 2**63
-        )  # for the rare draws that are not caught below
+        # For the rare draws that are not caught below.
+        torch.default_generator.manual_seed((seed * 1_000_003 + bucket) % 2**63)
         yield
 
 

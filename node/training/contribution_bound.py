@@ -114,9 +114,8 @@ class ContributionBound:
     def __init__(self, earlier: ContributionBound | None = None) -> None:
         """``earlier``: of another stage of this node. How members used their allowances is remembered."""
         self._usual: dict[Place | int, dict[int, Addend]] = {}  # by place, or bucket, and stage
-        self._averages: dict[tuple[int, str], float] = (
-            dict(earlier._averages) if earlier else {}
-        )  # by bucket and member
+        # By bucket and member.
+        self._averages: dict[tuple[int, str], float] = dict(earlier._averages) if earlier else {}
         self.begin()
 
     def begin(self) -> None:

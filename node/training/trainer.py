@@ -237,14 +237,11 @@ class Trainer:
             if self._load(run, dialler, allowed, agreed):
                 self._store.replace(HeldState())
                 self._voted, self._committed_in = None, 0
-            if (
-                run is self._wanted
-            ):  # else the node has been welcomed again meanwhile, perhaps to a run that has changed
+            # Else the node has been welcomed again meanwhile, perhaps to a run that has changed.
+            if run is self._wanted:
                 self._report(wire.NodeMessage(prepared=self._preparation.message()))
-        except (
-            ValueError,
-            OSError,
-        ) as error:  # also where a step is in hand: the coordinator waits for this node to be prepared
+        except (ValueError, OSError) as error:
+            # Also where a step is in hand: the coordinator waits for this node to be prepared.
             self._fail(error)
 
     def _load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:

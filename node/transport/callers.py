@@ -68,9 +68,8 @@ class Callers:
             async with self._admitted(name, most, context) as task:
                 loop = asyncio.get_running_loop()
                 async for piece in method(request, context):
-                    patience = self.lease * max(
-                        1.0, len(piece) / STATE_CHUNK_BYTES
-                    )  # a slow link takes longer for more
+                    # A slow link takes longer for more.
+                    patience = self.lease * max(1.0, len(piece) / STATE_CHUNK_BYTES)
                     unread = loop.call_later(patience, self._end, task, context, *UNREAD)
                     try:
                         yield piece

@@ -123,9 +123,8 @@ class Entry:
     def begin(self, timeout: float) -> None:
         """Does what the first ``open`` does while this process does something else. To be called on the event loop."""
         self._begun = asyncio.create_task(self._open(timeout))
-        self._begun.add_done_callback(
-            lambda begun: begun.cancelled() or begun.exception()
-        )  # `open` raises it, if called
+        # `open` raises what is taken here, if it is called.
+        self._begun.add_done_callback(lambda begun: begun.cancelled() or begun.exception())
 
     async def open(self, timeout: float) -> Opened:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""

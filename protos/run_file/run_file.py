@@ -105,9 +105,8 @@ class RunFile(Table):
     def as_nodes_reach(self, place: str) -> str:
         """The URL by which nodes reach a folder of checkpoints. ``place``: its URL for the coordinator."""
         name = f"/dtfm-runs/{self.name}"
-        has_moved = (
-            self.keeps_checkpoints_itself and f"{name}/" in place
-        )  # the coordinator was elsewhere when it wrote this one
+        # The coordinator may have been elsewhere when it wrote this one.
+        has_moved = self.keeps_checkpoints_itself and f"{name}/" in place
         is_own = has_moved or f"{place}/".startswith(f"{self.own_folder}/")
         return COORDINATORS_DISK + place.rpartition(name)[2] if is_own else place
 

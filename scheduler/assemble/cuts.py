@@ -235,9 +235,8 @@ def _fit(t: Tables, sketch: Sketch, stages: int, extra: float, cuts: Ints) -> bo
     Taking as many layers as fit from the front is not enough: the next stage must have room for one.
     """
     layers = len(t.layer) - 1
-    begins = np.full(
-        (stages + 1, layers + 1), -1
-    )  # by number of stages and the end of the last: where that one may begin
+    # By number of stages and the end of the last: where that one may begin.
+    begins = np.full((stages + 1, layers + 1), -1)
     begins[0, 0] = 0
     for stage in range(stages):
         held, end = float(min(t.least_held[stages, stage], t.micro_batches)), 0

@@ -120,9 +120,8 @@ def _read(
     number = sum(len(each.indices) for each in told)
     few = number <= MOST_PASSED and len(told) <= 5 * len(plan.nodes)
     require(few, field, number, f"at most {MOST_PASSED} tensors, and an entry for each peer and kind")
-    members = {
-        layer: stage.replicas for stage in plan.stages for layer in range(*stage.layers)
-    }  # who reduce its bucket
+    # By layer, who reduce its bucket.
+    members = {layer: stage.replicas for stage in plan.stages for layer in range(*stage.layers)}
     nodes = frozenset(plan.nodes)
     read: dict[Hop, bytes] = {}
     for each in told:

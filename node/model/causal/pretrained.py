@@ -34,9 +34,8 @@ class _Made:
         transform = copy.deepcopy(self.transform)
         for pattern, names in self.stored.items():
             for name in names:
-                transform.add_tensor(
-                    self.first, name, pattern, cast(Any, tensor(name))
-                )  # as transformers does when it saves
+                # As transformers does when it saves.
+                transform.add_tensor(self.first, name, pattern, cast(Any, tensor(name)))
         made = transform.convert(self.first, model=module, config=module.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
