@@ -85,18 +85,10 @@ class Bucket:
 
     @property
     def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """AdamW's."""
+        """AdamW's: the mean of the gradients, and that of their squares."""
         if self._moments is None:
             self._moments = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
         return self._moments
-
-    @property
-    def exp_avg(self) -> torch.Tensor:
-        return self.moments[0]
-
-    @property
-    def exp_avg_sq(self) -> torch.Tensor:
-        return self.moments[1]
 
     @property
     def gradients(self) -> torch.Tensor:

@@ -137,4 +137,4 @@ def _on_host(terms: Sequence[float], bucket: Bucket, gradients: torch.Tensor) ->
 
 
 def _flat(bucket: Bucket, gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return bucket.parameters, gradients, bucket.exp_avg, bucket.exp_avg_sq
+    return bucket.parameters, gradients, *bucket.moments

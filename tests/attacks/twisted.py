@@ -268,7 +268,7 @@ def writing_wrong_state() -> Iterator[None]:
     def flipped(self: SnapshotWriter, step: int, buckets: Collection[Bucket], images: Images) -> None:
         written = [copy.deepcopy(bucket) for bucket in buckets]
         for bucket in written if step >= 30 else ():
-            bucket.exp_avg.view(torch.uint8)[0] ^= 1
+            bucket.moments[0].view(torch.uint8)[0] ^= 1
         write(self, step, written, images)
 
     with mock.patch.object(SnapshotWriter, "write", flipped):

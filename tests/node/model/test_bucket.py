@@ -37,7 +37,7 @@ def test_any_bytes_of_the_state_can_be_copied(dtype: torch.dtype) -> None:
     bucket = bucket_with(1, dtype)
     state = b"".join(tensor.numpy().tobytes() for tensor in bucket.state)
     copied = bucket.read()
-    bucket.exp_avg.fill_(7)
+    bucket.moments[0].fill_(7)
     assert copied == state
     assert len(state) == bucket_bytes(SPEC, dtype) == 3 * 16 * dtype.itemsize
     bucket = bucket_with(1, dtype)
@@ -52,7 +52,7 @@ def test_a_digest_tells_of_every_tensor_of_the_state_and_of_their_order() -> Non
         tensor[3] += 1
         digests.add(one.digests()[0])
         tensor[3] -= 1
-    one._moments = one.exp_avg_sq, one.exp_avg
+    one._moments = one.moments[1], one.moments[0]
     digests.add(one.digests()[0])
     assert len(digests) == 5
     assert bucket_with(1).digests()[0] in digests
@@ -118,8 +118,8 @@ def test_a_copy_of_what_islands_share_has_no_memory_for_moments() -> None:
 def test_islands_share_all_of_the_state_but_its_moments() -> None:
     spec = replace(SPEC, has_momentum=True)
     mine, theirs = Bucket(spec, CPU, torch.float32), Bucket(spec, CPU, torch.float32)
-    theirs.exp_avg.fill_(1.0)
-    theirs.exp_avg_sq.fill_(1.0)
+    theirs.moments[0].fill_(1.0)
+    theirs.moments[1].fill_(1.0)
     assert mine.digests()[0] != theirs.digests()[0]
     assert mine.digests()[1] == theirs.digests()[1]
     for shared in theirs.shared:

@@ -81,7 +81,7 @@ def test_on_the_host_every_operation_is_rounded_by_itself(
     for tensor in bucket.state:
         tensor.copy_(torch.rand(tensor.shape, generator=some, dtype=torch.float64))
     gradients = torch.randn(spec.size, generator=some, dtype=torch.float64).mul(scale).to(dtype)
-    before = [tensor.numpy().copy() for tensor in (bucket.parameters, gradients, bucket.exp_avg, bucket.exp_avg_sq)]
+    before = [tensor.numpy().copy() for tensor in (bucket.parameters, gradients, *bucket.moments)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimizer, "HOST_CHUNK", 256)
         patch.setattr(torch, "get_num_threads", lambda: threads)

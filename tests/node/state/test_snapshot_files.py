@@ -98,7 +98,7 @@ def export(checkpoint: Path, folder: Path) -> None:
 def with_moments(stage: Stage) -> Stage:
     generator = torch.Generator().manual_seed(1)
     for bucket in stage.buckets.values():
-        for moment in (bucket.exp_avg, bucket.exp_avg_sq):
+        for moment in bucket.moments:
             moment.copy_(torch.rand(moment.shape, generator=generator, dtype=torch.float64))
     return stage
 

@@ -228,8 +228,8 @@ async def test_state_that_changes_while_its_file_is_written_is_written_as_it_was
     a.images.keep()
     for bucket in live.values():
         bucket.parameters.fill_(9)
-        bucket.exp_avg.fill_(9)
-        bucket.exp_avg_sq.fill_(9)
+        bucket.moments[0].fill_(9)
+        bucket.moments[1].fill_(9)
     changed.set()
     told = await a.reports.get()
     assert same(await restore(a, list(told.parts)))

@@ -195,8 +195,8 @@ async def test_with_rounds_the_copy_is_for_a_new_island_and_follows_exchanges_al
         trained = donor.buckets[index]
         assert all(map(torch.equal, bucket.shared, trained.shared))
         assert torch.equal(bucket.parameters, trained.parameters)
-        assert not bucket.exp_avg.any()
-        assert trained.exp_avg.any()
+        assert not bucket.moments[0].any()
+        assert trained.moments[0].any()
     await standby.copies.close()
     await donor.server.stop()
 
