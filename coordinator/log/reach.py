@@ -12,7 +12,7 @@ from dtfm.protos import MEASURED_TOGETHER
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
 
-Row = TypeVar("Row")
+Cell = TypeVar("Cell")
 
 Pair = tuple[str, str]
 """Two nodes in order of name."""
@@ -23,6 +23,15 @@ EXHAUSTED = 0.8
 
 def pair_of(one: str, other: str) -> Pair:
     return (one, other) if one < other else (other, one)
+
+
+def without_node(table: Mapping[str, Mapping[str, Cell]], node: str) -> Mapping[str, Mapping[str, Cell]]:
+    """The table, by source and destination, without the node's row and column."""
+    return {
+        source: {name: cell for name, cell in row.items() if name != node} if node in row else row
+        for source, row in table.items()
+        if source != node
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +97,9 @@ class Reach:
 
     def without(self, node: str) -> Reach:
         return Reach(
-            links={source: _but(row, node) for source, row in self.links.items() if source != node},
+            links=without_node(self.links, node),
             broken=frozenset(pair for pair in self.broken if node not in pair),
-            ways={source: _but(row, node) for source, row in self.ways.items() if source != node},
+            ways=without_node(self.ways, node),
             carried={name: each for name, each in self.carried.items() if name != node},
             changes=self.changes,
         )
@@ -177,7 +186,3 @@ def _carried(together: float | None, apart: list[Link], before: Carried | None) 
     reached = sorted((link for link in apart if link.bandwidth > 0), key=lambda link: link.latency_seconds)
     whole = sum(link.bandwidth for link in reached[:MEASURED_TOGETHER])
     return Carried(together, least=together >= EXHAUSTED * whole)
-
-
-def _but(row: Mapping[str, Row], node: str) -> Mapping[str, Row]:
-    return {name: each for name, each in row.items() if name != node} if node in row else row

@@ -16,7 +16,7 @@ from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.links import check_reached
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.reach import Pair, pair_of
+from dtfm.coordinator.log.reach import Pair, pair_of, without_node
 from dtfm.protos import control_pb2 as wire
 
 NO_RELAY = "neither can dial the other, and no member that both reach relays; have one `join --relay`, or run `dtfm-node relay`"
@@ -26,7 +26,7 @@ def have_dialled(transition: Transition, session: Session, others: Iterable[Sess
     """The others try to dial a newcomer. What was known about it is forgotten."""
     members, node = transition.state.members, session.node
     tried = {pair: relays for pair, relays in members.tried.items() if node not in pair}
-    transition.set_members(replace(members, dialled=_without(members.dialled, node), tried=tried))
+    transition.set_members(replace(members, dialled=without_node(members.dialled, node), tried=tried))
     message = wire.CoordinatorMessage(reach=wire.Reach(peers=[_peer(transition.state.ledger, node)]))
     transition.send([other.node for other in others], message)
 
@@ -83,7 +83,7 @@ def arrived(transition: Transition, node: str) -> None:
 def left(transition: Transition, node: str, before: Mapping[str, Mapping[str, ev.Way]]) -> None:
     """A node is gone. What it relayed goes over others. ``before``: the ways while it was there."""
     members = transition.state.members
-    transition.set_members(replace(members, dialled=_without(members.dialled, node)))
+    transition.set_members(replace(members, dialled=without_node(members.dialled, node)))
     new = list[Pair]()
     for source, row in sorted(before.items()):
         for destination, way in sorted(row.items()):
@@ -218,11 +218,3 @@ def _message(ledger: Ledger, told: tuple[tuple[Pair, ...], tuple[str, ...]]) -> 
 
 def _peer(ledger: Ledger, node: str) -> wire.Peer:
     return wire.Peer(node=node, candidates=ledger.members[node].candidates)
-
-
-def _without(dialled: Mapping[str, Mapping[str, Dialled]], node: str) -> Mapping[str, Mapping[str, Dialled]]:
-    return {
-        who: {whom: known for whom, known in row.items() if whom != node} if node in row else row
-        for who, row in dialled.items()
-        if who != node
-    }
