@@ -23,7 +23,7 @@ from dtfm.coordinator.service.startup import edits_followed, open_run, serve_unt
 from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.web.app import make_app, make_metrics_app
-from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served, url_elsewhere
+from dtfm.coordinator.web.serving import bind, bind_page, link_to, page_served, url_elsewhere
 from dtfm.protos import DEFAULT_ADDRESS
 from dtfm.protos.connection import address_of, read_address
 from dtfm.protos.identity.access import Role
@@ -61,7 +61,7 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
         read_address(options.listen)
     run = read_run_file(run_file) if run_file is not None or new else None
     page = bind_page(options.web) if options.web is not None else None
-    metrics = bind_metrics(options.metrics) if options.metrics else None
+    metrics = bind(options.metrics, "--metrics") if options.metrics else None
     if reserve:
         _check_reserve(store_url, new, options.authority)
         from dtfm.coordinator.service.planner import compile_scheduler

@@ -78,32 +78,28 @@ class PageServer(uvicorn.Server):
 def bind_page(address: str) -> socket.socket:
     """A socket that listens on HOST:PORT; empty: on DEFAULT_PAGE, or on another port where that one is taken. Raises
     ValueError."""
-    host, port = read_address(address or DEFAULT_PAGE)
+    if address:
+        return bind(address, "--web", ", or --no-page")
+    host, port = read_address(DEFAULT_PAGE)
     try:
         return _listening(host, port)
-    except OSError as error:
-        if not address:
-            return _listening(host, 0)
-        raise _taken(f"--web {address}", error, ", or --no-page") from None
+    except OSError:
+        return _listening(host, 0)
 
 
-def bind_metrics(address: str) -> socket.socket:
-    """A socket that listens on HOST:PORT. Raises ValueError."""
+def bind(address: str, option: str, instead: str = "") -> socket.socket:
+    """A socket that listens on HOST:PORT, which the ``option`` gave; ``instead``: what else could be given. Raises ValueError."""
     host, port = read_address(address)
     try:
         return _listening(host, port)
     except OSError as error:
-        raise _taken(f"--metrics {address}", error) from None
+        ports = "choose another port (port 0: any free one)"
+        raise ValueError(f"{option} {address}: cannot listen there ({error.strerror}); {ports}{instead}") from None
 
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
-
-
-def _taken(option: str, error: OSError, instead: str = "") -> ValueError:
-    ports = "choose another port (port 0: any free one)"
-    return ValueError(f"{option}: cannot listen there ({error.strerror}); {ports}{instead}")
 
 
 def link_to(listening: socket.socket) -> str:

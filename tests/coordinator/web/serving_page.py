@@ -16,7 +16,7 @@ from dtfm.coordinator.store.store import Record, Store
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.web.app import make_app, make_metrics_app
-from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to, page_served
+from dtfm.coordinator.web.serving import bind, bind_page, link_to, page_served
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.stores import store_url
 from tests.coordinator.web.stored_run import write
@@ -64,7 +64,7 @@ async def refuse(_request: Request | wire.PlanNowRequest, _by: str) -> Granted:
 async def page_of(records: list[Record], folder: Path, so_far: int | None = None) -> AsyncIterator[PageServed]:
     """The page, when the first ``so_far`` of the records are written, or all."""
     with Store(store_url(folder), write=True) as store:
-        page, metrics = bind_page("127.0.0.1:0"), bind_metrics("127.0.0.1:0")
+        page, metrics = bind_page("127.0.0.1:0"), bind("127.0.0.1:0", "--metrics")
         follower = Follower(store, Story())
         served = PageServed(link_to(page), link_to(metrics), store, records, follower)
         served.happen(so_far)

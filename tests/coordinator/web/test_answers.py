@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.web import app, serving
-from dtfm.coordinator.web.serving import bind_metrics, bind_page, link_to
+from dtfm.coordinator.web.serving import bind, bind_page, link_to
 from tests.coordinator.web.serving_page import asked, connected, page_of
 from tests.coordinator.web.stored_run import stored_run
 
@@ -72,7 +72,7 @@ def test_an_address_that_cannot_be_had_is_refused_with_what_to_do() -> None:
         with pytest.raises(ValueError, match="--no-page"):
             bind_page(f"127.0.0.1:{port}")
         with pytest.raises(ValueError, match=rf"--metrics 127\.0\.0\.1:{port}: cannot listen there"):
-            bind_metrics(f"127.0.0.1:{port}")
+            bind(f"127.0.0.1:{port}", "--metrics")
 
 
 async def test_the_default_port_gives_way_where_another_page_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
