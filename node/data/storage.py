@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 
 import fsspec
@@ -101,11 +100,3 @@ def write(folder: str, name: str, content: bytes | memoryview) -> None:
     with NewFile(folder, name) as file:
         file.write(content)
         file.finish()
-
-
-def read_pieces(folder: str, name: str) -> Iterator[bytes]:
-    """The file's content, PIECE_BYTES at a time. Raises OSError, or another exception of the file system."""
-    fs, path = fsspec.core.url_to_fs(folder)
-    with fs.open(f"{path.rstrip('/')}/{name}", "rb", block_size=PIECE_BYTES) as file:
-        while piece := file.read(PIECE_BYTES):
-            yield piece

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import torch
 from blake3 import blake3
 
 from dtfm.node.data.dataset import Data
-from dtfm.node.data.storage import read_pieces, write
+from dtfm.node.data.storage import PIECE_BYTES, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, MOMENTUM, layout_digest
@@ -131,7 +132,7 @@ def read_bucket(folder: str, bucket: Bucket, manifest: bytes) -> None:
     where = f"checkpoint {folder}, bucket {index}"
     entry = _manifest_entry(folder, index, manifest)
     loading, digest, size = Loading(bucket, where), blake3(), 0
-    for piece in _bounded(folder, entry["file"], file_bytes(bucket.spec, bucket.parameters.dtype)):
+    for piece in read_pieces(folder, entry["file"], file_bytes(bucket.spec, bucket.parameters.dtype)):
         digest.update(piece)
         size += len(piece)
         loading.take(piece)
@@ -143,7 +144,7 @@ def read_bucket(folder: str, bucket: Bucket, manifest: bytes) -> None:
 def _manifest_entry(folder: str, index: int, digest: bytes) -> dict[str, Any]:
     """The bucket's entry in the manifest: {"index", "file", "bytes", "blake3"}, as the coordinator wrote it."""
     try:
-        text = b"".join(_bounded(folder, MANIFEST, _MOST_MANIFEST_BYTES))
+        text = b"".join(read_pieces(folder, MANIFEST, _MOST_MANIFEST_BYTES))
     except FileNotFoundError:
         raise SnapshotDamaged(
             f"checkpoint {folder} has no {MANIFEST}: it was never finished; use an older one"
@@ -160,13 +161,16 @@ def _manifest_entry(folder: str, index: int, digest: bytes) -> dict[str, Any]:
     return next(entry for entry in manifest["buckets"] if entry["index"] == index)
 
 
-def _bounded(folder: str, name: str, most: int) -> Iterator[bytes]:
-    """The file's pieces. Raises ValueError if it is longer than ``most`` bytes."""
-    for piece in read_pieces(folder, name):
-        most -= len(piece)
-        if most < 0:
-            raise ValueError(
-                f"checkpoint {folder}: {name} is longer than one of the run's model and precision; resume with those that it was "
-                "made with"
-            )
-        yield piece
+def read_pieces(folder: str, name: str, most: int) -> Iterator[bytes]:
+    """The file's content, PIECE_BYTES at a time. Raises ValueError if it is longer than ``most`` bytes, and OSError, or another
+    exception of the file system."""
+    fs, path = fsspec.core.url_to_fs(folder)
+    with fs.open(f"{path.rstrip('/')}/{name}", "rb", block_size=PIECE_BYTES) as file:
+        while piece := file.read(PIECE_BYTES):
+            most -= len(piece)
+            if most < 0:
+                raise ValueError(
+                    f"checkpoint {folder}: {name} is longer than one of the run's model and precision; resume with those that "
+                    "it was made with"
+                )
+            yield piece

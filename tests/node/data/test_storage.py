@@ -14,7 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
-from dtfm.node.data.storage import PIECE_BYTES, NewFile, check_place, read_pieces
+from dtfm.node.data.storage import PIECE_BYTES, NewFile, check_place
+from dtfm.node.state.snapshot_files import read_pieces
 
 CONTENT = b"letters" * (PIECE_BYTES // 4)
 
@@ -33,7 +34,7 @@ def test_it_is_there_when_it_is_finished_and_read_in_pieces(scheme: str, tmp_pat
         file.finish()
     fs, path = fsspec.core.url_to_fs(folder)
     assert [name.rpartition("/")[2] for name in fs.ls(path, detail=False)] == ["name"]
-    pieces = list(read_pieces(folder, "name"))
+    pieces = list(read_pieces(folder, "name", len(CONTENT)))
     assert b"".join(pieces) == CONTENT
     assert max(map(len, pieces)) == PIECE_BYTES
 
