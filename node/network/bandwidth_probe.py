@@ -95,17 +95,17 @@ class ProbeSender:
         self._room.set()
 
 
-async def send_probe(call: Callable[[AsyncIterator[bytes]], Any], size: int = MOST_BYTES) -> AsyncGenerator[int, None]:
-    """Sends a probe with ``call`` (``Upload``) and yields the size of each piece when it has arrived.
+async def send_probe(call: Callable[[AsyncIterator[bytes]], Any]) -> AsyncGenerator[int, None]:
+    """Sends a probe of MOST_BYTES with ``call`` (``Upload``) and yields the size of each piece when it has arrived.
 
     Raises ValueError for a wrong answer, or if the receiver ends the probe.
     """
-    probe = ProbeSender(size)
+    probe = ProbeSender()
     running = call(probe.pieces())
     try:
         async for answer in running:
             yield probe.answered(answer)
-        _check_whole(probe.arrived, size)
+        _check_whole(probe.arrived)
     finally:
         running.cancel()
         probe.end()  # an iterator given to grpc outlives its call
@@ -131,15 +131,15 @@ async def receive_probe(call: Callable[[AsyncIterator[bytes]], Any]) -> AsyncGen
                 raise ValueError(f"piece {count} of the probe has {len(piece)} bytes, {came} in all")
             answers.put_nowait(str(len(piece)).encode())
             yield len(piece)
-        _check_whole(came, MOST_BYTES)
+        _check_whole(came)
     finally:
         running.cancel()
         answers.put_nowait(None)
 
 
-def _check_whole(came: int, size: int) -> None:
-    if came < size:
-        raise ValueError(f"the peer ended the probe after {came} of {size} bytes")
+def _check_whole(came: int) -> None:
+    if came < MOST_BYTES:
+        raise ValueError(f"the peer ended the probe after {came} of {MOST_BYTES} bytes")
 
 
 @dataclass(slots=True)

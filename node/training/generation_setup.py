@@ -74,10 +74,9 @@ def set_up(
     )
     dialler = loaded.dialler
     targets = {p.node: dialler.target(p) for p in assignment.peers if p.node in placement.peers}
-    in_transit = {link.destination: link.bandwidth * 2 * link.latency_seconds for link in links}
     lease = loaded.run.lease_seconds
     try:
-        wait(equipment.sender.connect(generation.number, dialler, targets, lease, lease, in_transit))
+        wait(equipment.sender.connect(generation.number, dialler, targets, lease, lease))
     except (ConnectionError, Closed):
         generation.release()
         raise

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -20,7 +19,6 @@ import torch
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.trace import Activity, span
-from dtfm.node.network.bandwidth_probe import send_probe
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.transport.send_priority import Rank, SendPriority
 from dtfm.node.transport.topic_queue import Closed
@@ -35,13 +33,6 @@ QUEUE_BYTES = 32 << 20
 
 MOST_ANSWER_BYTES = 500
 """Bytes that are read of a peer's reason for ending a stream."""
-
-WARM_UP = 2
-"""A new connection is warmed up with this many times the link's bandwidth-delay product, because TCP starts slowly: of messages
-of 8 MiB over 500 Mbit/s and a round trip of 134 ms (67 ms) the first took 1.60 s (0.67 s), the second 0.28 s (0.21 s). After
-a warm-up, the first was as fast as the second."""
-
-LEAST_WARM_UP_BYTES, MOST_WARM_UP_BYTES = 128 << 10, 16 << 20
 
 _RANKS = {
     Kind.ACTIVATION: Rank.PIPELINE,
@@ -160,24 +151,16 @@ class Sender:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._lanes: dict[tuple[str, Rank], _Lane] = {}
         self._writers: dict[tuple[str, Rank], asyncio.Task[None]] = {}
-        self._warm_ups: dict[str, asyncio.Task[None]] = {}
         self._generation = 0
         self._closed: str | None = None
 
     async def connect(
-        self,
-        generation: int,
-        dialler: Dialler,
-        targets: Mapping[str, str],
-        timeout: float,
-        lease: float,
-        in_transit: Mapping[str, float] | None = None,
+        self, generation: int, dialler: Dialler, targets: Mapping[str, str], timeout: float, lease: float
     ) -> None:
         """Opens what ``generation`` needs: a channel and lanes to each node of ``targets`` (see
         `Dialler.target`), and closes all others.
 
-        Returns when all are reachable. New connections may still be warming up. ``in_transit``: by node, the link's
-        bandwidth-delay product in bytes. A peer that vanishes without a word counts as lost after about ``lease`` seconds. Raises
+        Returns when all are reachable. A peer that vanishes without a word counts as lost after about ``lease`` seconds. Raises
         ConnectionError naming a peer that is not reachable within ``timeout`` seconds.
         """
         self._generation, self._closed = generation, None
@@ -190,9 +173,6 @@ class Sender:
                 self._targets[node] = target
                 self._shown[node] = dialler.identity
                 self._channels[node] = dialler.open(node, target, lease)
-                size = min(MOST_WARM_UP_BYTES, (in_transit or {}).get(node, 0.0) * WARM_UP)
-                if size >= LEAST_WARM_UP_BYTES:
-                    self._warm_ups[node] = asyncio.create_task(self._warm_up(node, int(size), lease))
                 for rank in sorted(set(_RANKS.values())):
                     lane = self._lanes[node, rank] = _Lane(node, rank, self.priority)
                     self._writers[node, rank] = asyncio.create_task(self._write(node, lane))
@@ -250,17 +230,7 @@ class Sender:
             await self._disconnect(node)
         self._encoder.shutdown()
 
-    async def _warm_up(self, node: str, size: int, lease: float) -> None:
-        channel = self._channels[node]
-        await channel.channel_ready()
-        with contextlib.suppress(grpc.aio.AioRpcError, ValueError):  # a tensor's stream will report it
-            async for _ in send_probe(partial(method(channel, "Upload"), timeout=lease), size):
-                pass
-
     async def _disconnect(self, node: str) -> None:
-        if (warm_up := self._warm_ups.pop(node, None)) is not None:
-            warm_up.cancel()
-            await asyncio.gather(warm_up, return_exceptions=True)
         for key in [k for k in self._writers if k[0] == node]:
             writer = self._writers.pop(key)
             writer.cancel()

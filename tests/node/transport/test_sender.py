@@ -1,16 +1,14 @@
-"""On a slow line, the pipeline's tensors overtake what replicas exchange; connections are warm when they are needed."""
+"""On a slow line, the pipeline's tensors overtake what replicas exchange."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 import torch
 
@@ -23,12 +21,9 @@ from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.send_priority import Rank
-from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, QUEUE_BYTES, WARM_UP, Sender, What, ready
-from dtfm.protos.connection import server_options
+from dtfm.node.transport.sender import QUEUE_BYTES, Sender, What, ready
 from dtfm.protos.control_pb2 import StepProblem
 from dtfm.protos.frame import CHUNK_BYTES, Kind, frames
-from dtfm.protos.identity.credentials import peer_credentials
-from dtfm.protos.streams import SERVICE
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.node.dialling import dialler
 from tests.node.sending import activation, send
@@ -182,48 +177,3 @@ async def test_a_stream_whose_sending_fails_here_is_lost_and_another_is_opened(m
     await sender.close()
     await end.server.stop()
     assert failed.empty()
-
-
-class WarmUps:
-    """A peer that counts the bytes that connections are warmed up with."""
-
-    def __init__(self) -> None:
-        self.received: asyncio.Queue[int] = asyncio.Queue()
-        itself = member("z")
-        self.server = grpc.aio.server(options=server_options())
-        handlers: dict[str, Any] = {"Upload": grpc.stream_stream_rpc_method_handler(self._upload)}
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self.port = self.server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: itself))
-
-    async def _upload(self, requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
-        received = 0
-        async for piece in requests:
-            received += len(piece)
-            yield str(len(piece)).encode()
-        self.received.put_nowait(received)
-
-
-@pytest.mark.parametrize(
-    ("in_transit", "size"),
-    [
-        ({"z": 2e6}, WARM_UP * 2e6),
-        ({"z": 1e5}, WARM_UP * 1e5),
-        ({"z": 1e12}, MOST_WARM_UP_BYTES),
-        ({"z": 1e4}, 0),
-        ({}, 0),
-    ],
-)
-async def test_a_new_connection_is_warmed_up_by_what_its_link_has_in_transit(
-    in_transit: dict[str, float], size: float
-) -> None:
-    warm_ups, sender = WarmUps(), Sender("a", lambda generation, error: None)
-    await warm_ups.server.start()
-    for generation in (1, 2):  # the second finds it connected
-        peers = {"z": f"127.0.0.1:{warm_ups.port}"}
-        await sender.connect(generation, dialler("a"), peers, PATIENCE_SECONDS, PATIENCE_SECONDS, in_transit)
-    if size:
-        received = await asyncio.wait_for(warm_ups.received.get(), PATIENCE_SECONDS)
-        assert received == int(size)
-    await sender.close()
-    await warm_ups.server.stop(None)
-    assert warm_ups.received.empty()
