@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -13,6 +12,9 @@ from dtfm.scheduler.model.cluster import Cluster
 
 Partition = tuple[tuple[int, ...], ...]
 """The numbers of the nodes of each island, ascending."""
+
+NOISE = 1.25
+"""Links that are as fast as each other may be measured to differ by this factor."""
 
 MOST_THRESHOLDS = 8
 """The number of bandwidths that are looked at."""
@@ -45,11 +47,6 @@ def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -
                 yield fewer
 
 
-def _rough(bandwidth: float) -> float:
-    """The same for links that differ by no more than measurements do."""
-    return float(round(math.log(max(bandwidth, 1.0)) / math.log(1.25)))
-
-
 def _joined(
     parts: Iterable[tuple[int, ...]],
     bandwidth: NDArray[np.float64],
@@ -65,7 +62,9 @@ def _joined(
         if not others or (can_train(part) and len(others) < most):
             able.append(part)
             continue
-        near = max(others, key=lambda other: (_rough(bandwidth[np.ix_(part, other)].max()), -len(other), other))
+        speeds = {other: bandwidth[np.ix_(part, other)].max() for other in others}
+        fast = [other for other, speed in speeds.items() if NOISE * speed >= max(speeds.values())]
+        near = min(fast, key=lambda other: (len(other), other))
         (left if near in left else able).remove(near)
         left = sorted([*left, tuple(sorted((*part, *near)))], key=lambda each: (len(each), each))
     return tuple(sorted(able))

@@ -139,9 +139,13 @@ def test_islands_may_be_halves_of_cities() -> None:
     assert all(len({int(node[1:]) // 4 for node in island}) == 1 for island in found)
 
 
-def test_equal_nodes_are_looked_at_together_alone_and_in_groups_of_equal_size() -> None:
-    looked_at = partitions(uniform_cluster(8), lambda nodes: True)
-    assert sorted(tuple(map(len, partition)) for partition in looked_at) == [(1,) * 8, (2,) * 4, (4,) * 2, (8,)]
+@given(speed=st.floats(1e4, 1e9), seed=st.integers(0, 99))
+def test_equal_nodes_are_looked_at_together_alone_and_in_groups_of_equal_size(speed: float, seed: int) -> None:
+    """Whatever the noise of measurements."""
+    measured = speed * np.random.default_rng(seed).uniform(0.95, 1.05, (8, 8))
+    cluster = replace(uniform_cluster(8), bandwidth=measured)
+    looked_at = {tuple(map(len, partition)) for partition in partitions(cluster, lambda nodes: True)}
+    assert {(1,) * 8, (2,) * 4, (4,) * 2, (8,)} <= looked_at
 
 
 def test_a_part_that_cannot_hold_the_model_joins_the_nearest() -> None:
