@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
@@ -101,12 +100,6 @@ class SoFar:
             self.given |= () if event.exchange else self._given_by(event)
         elif is_for_people(event):
             self.recent.append(record)
-
-    def copy(self) -> Self:
-        """One that is the same, and stays so when more is added to this."""
-        steps, losses, recent = self.steps.copy(), self.losses.copy(), self.recent.copy()
-        given, events, joins = dict(self.given), dict(self.events), dict(self.joins)
-        return replace(self, steps=steps, losses=losses, recent=recent, given=given, events=events, joins=joins)
 
     def _given_by(self, step: ev.StepCommitted) -> Iterator[tuple[str, Given]]:
         plan, timed = self.ledger.training.plan, self.ledger.training.timed or step

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.store.store import Record
+from dtfm.coordinator.store.record import Record, Snapshot
+from dtfm.coordinator.view import story_snapshot
 from dtfm.coordinator.view.history import MOST_POINTS, Curve, History, Point
-from dtfm.coordinator.view.story import MOST_KEPT, Story
+from dtfm.coordinator.view.so_far import SoFar
+from dtfm.coordinator.view.story import Story
 from tests.coordinator.script import training
 from tests.coordinator.web.stored_run import stored_run
 
@@ -72,11 +74,8 @@ def test_lanes_end_when_the_run_is_over_or_its_coordinator_is_gone() -> None:
 
 
 def test_the_run_at_each_event_is_the_fold_up_to_it_from_a_near_one_on() -> None:
-    records = stored_run()
-    story, folded = Story(_every=2), Story()
-    for record in records:
-        story.add(record)
-    assert len(story._kept) < MOST_KEPT
+    records, folded, taken = stored_run(), Story(), list[Snapshot]()
+    story = told(records)
     read = 0
 
     def reading(after: int) -> Iterator[Record]:
@@ -85,18 +84,13 @@ def test_the_run_at_each_event_is_the_fold_up_to_it_from_a_near_one_on() -> None
             read += 1
             yield record
 
+    def earlier(sequence: int) -> SoFar:
+        return story_snapshot.newest(each for each in reversed(taken) if each.sequence <= sequence).now
+
     for record in records:
         folded.add(record)
+        if record.sequence % 10 == 0:
+            taken.append(story_snapshot.take(folded))
         read = 0
-        assert story.at(record.sequence, reading) == folded.now
-        assert read <= story._every + 1, "it begins from what is kept"
-
-
-def test_what_is_kept_of_the_run_does_not_change_with_it() -> None:
-    records = stored_run()
-    story = told(records[:100])
-    copy = story.now.copy()
-    seen = repr(copy)
-    for record in records[100:]:
-        story.add(record)
-    assert repr(copy) == seen
+        assert story.at(record.sequence, reading, earlier) == folded.now
+        assert read <= 10, "it begins from what is kept"
