@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dtfm.scheduler.model.owed import NOTHING_OWED, Owed, Range, total
 from dtfm.scheduler.model.plan import Plan
@@ -11,30 +11,20 @@ from dtfm.scheduler.model.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Debts:
-    """``adopted``: what was owed under the plans so far, in order; where it was the same under several, once. ``of_round``: those
-    under which steps were trained since the last exchange, each with the number of its first, of those that train."""
+    """``adopted``: what was owed under the plans so far, in order; where it was the same under several, once. ``committed``: what
+    was under the last with a committed step. ``of_round``: by island, what it has trained since the last exchange."""
 
     adopted: tuple[Owed, ...] = (NOTHING_OWED,)
-    of_round: tuple[tuple[int, Plan], ...] = ()
+    committed: Owed = NOTHING_OWED
+    of_round: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
 
     def under(self, plan: Plan, trained: int) -> Owed:
         """What is owed under a plan with the islands of this one that is adopted after ``trained`` steps."""
-        before, last = self.adopted[-1], plan
-        if self.of_round:
-            _, last = self.of_round[-1]
-            before = last.owed
-        of_step, ends = sum(map(len, plan.places.values())), [*(first for first, _ in self.of_round[1:]), trained + 1]
-        lost = [
-            taken
-            for (first, former), end in zip(self.of_round, ends, strict=False)
-            for island in last.places.keys() - plan.places.keys()
-            for number in range(first, end)
-            for taken in former.owed.taken(number, former.places[island], of_step)
-        ]
-        left = before.left(trained, of_step)
-        if not lost and (left or not before.again):
-            return before
-        return Owed(trained, _joined([*lost, *left]), before.behind + total(lost))
+        lost = [each for island, had in self.of_round.items() if island not in plan.places for each in had]
+        left = self.committed.left(trained, plan.micro_batches)
+        if not lost and (left or not self.committed.again):
+            return self.committed
+        return Owed(trained, _joined([*lost, *left]), self.committed.behind + total(lost))
 
     def with_plan(self, plan: Plan) -> Debts:
         """After this plan was adopted."""
@@ -42,15 +32,16 @@ class Debts:
 
     def with_step(self, plan: Plan, trained: int, *, at_rest: bool) -> Debts:
         """After a step was committed under this plan, with ``trained`` steps until then."""
-        if at_rest:
-            return replace(self, of_round=())
-        if self.of_round and self.of_round[-1][1] is plan:
-            return self
-        return replace(self, of_round=(*self.of_round, (trained, plan)))
+        of_round = {
+            island: (*self.of_round.get(island, ()), *plan.owed.taken(trained, places, plan.micro_batches))
+            for island, places in ({} if at_rest else plan.places).items()
+        }
+        return replace(self, committed=plan.owed, of_round=of_round)
 
     def back_to(self, trained: int) -> Debts:
         """After the run went back to where ``trained`` steps were."""
-        return Debts(tuple(owed for owed in self.adopted if owed.since <= trained))
+        known = tuple(owed for owed in self.adopted if owed.since <= trained)
+        return Debts(known, known[-1])
 
 
 def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:

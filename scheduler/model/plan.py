@@ -103,6 +103,11 @@ class Plan:
             found[island.stages[0].island] = range(start, end)
         return found
 
+    @property
+    def micro_batches(self) -> int:
+        """Of a step."""
+        return sum(map(len, self.places.values()))
+
     def place_in_island(self, stage: int) -> int:
         """Index, among the stages of its island, of the stage with this index."""
         return stage - [each.island for each in self.stages].index(self.stages[stage].island)
@@ -245,10 +250,9 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
     apart = joined(islands, plan.generation)
     if (apart.stages, apart.flows, len(apart.takeovers)) != (plan.stages, plan.flows, len(plan.takeovers)):
         raise ValueError("the stages of an island are not side by side, or micro-batches go from one island to another")
-    shares = [sum(island.stages[0].loads) for island in islands]
-    for island, share in zip(islands, shares, strict=True):
-        _check_island(island, layers, share)
-    if (total := sum(shares)) != micro_batches:
+    for island in islands:
+        _check_island(island, layers, island.micro_batches)
+    if (total := plan.micro_batches) != micro_batches:
         raise ValueError(f"the islands' loads add up to {total}; a step has {micro_batches} micro-batches")
 
 
