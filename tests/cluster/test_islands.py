@@ -242,6 +242,7 @@ def test_islands_whose_machines_have_all_started_anew_go_on_from_a_snapshot(tmp_
         assert_exact_islands(cluster, rolled_back=1)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_a_copy_for_a_new_island_is_no_state_for_one_that_goes_on_from_a_snapshot(tmp_path: Path) -> None:
     """Such a copy has no weights and no moments: an island begins with the weights of its anchor."""

@@ -66,7 +66,7 @@ def test_rounds_are_chosen_if_the_run_leaves_them_to_the_planner_and_a_plan_come
 def test_islands_are_drawn_anew_with_other_rounds_and_one_node_that_is_left_needs_none() -> None:
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
     lines = cities([1] * 8, 100 * MEGABIT, 100 * MEGABIT)
-    asked = replace(WANTED, workload=workload, stages=None, seconds=5.0, cluster=lambda: lines)
+    asked = replace(WANTED, workload=workload, stages=None, seconds=1.0, cluster=lambda: lines)
     alone = choose(replace(asked, cluster=lambda: lines.only([0])))
     assert isinstance(alone, PlanChosen)
     begun = choose(replace(asked, incumbent=alone.plan, lengths=(0, *MEASURED), islands={"n0": 0}))
@@ -82,7 +82,7 @@ def test_islands_are_drawn_anew_with_other_rounds_and_one_node_that_is_left_need
 def test_what_steps_take_beside_the_model_counts_with_rounds_too() -> None:
     workload = replace(llama("1.1B"), sent_per_exchanged_byte=4.25 / 32)
     lines = cities([1] * 4, 3000 * MEGABIT, 3000 * MEGABIT)
-    asked = replace(WANTED, workload=workload, stages=None, seconds=5.0, cluster=lambda: lines, lengths=(0, *MEASURED))
+    asked = replace(WANTED, workload=workload, stages=None, seconds=1.0, cluster=lambda: lines, lengths=(0, *MEASURED))
     found = [choose(replace(asked, overhead=overhead)) for overhead in (0.0, 5.0)]
     assert [each.length for each in found if isinstance(each, PlanChosen)] == [0, 0]
     slow, late = (choose(replace(asked, overhead=seconds, lengths=(30,))) for seconds in (0.0, 5.0))

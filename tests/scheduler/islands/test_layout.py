@@ -250,7 +250,7 @@ def test_islands_that_there_are_stay_unless_others_are_much_faster() -> None:
     """After a coordinator's restart there is no plan to compare with."""
     pairs = {f"n{n}": n % 4 for n in range(8)}
     cluster = cities([8], 1250e6, 1250e6)
-    workload = replace(llama("1.1B", 512), sent_per_exchanged_byte=SPARSE)
+    workload = replace(llama("1.1B", 256), sent_per_exchanged_byte=SPARSE)
     for known, count in (({}, 1), ({f"n{n}": n // 4 for n in range(8)}, 2), (pairs, 1)):
         found = lay_out(cluster, workload, length=LENGTH, numbers=known, evaluations=QUICK)
         assert len(found.plan.islands) == count
