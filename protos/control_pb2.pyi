@@ -834,16 +834,6 @@ class Finish(_message.Message):
     stopped: bool
     def __init__(self, completed: _Optional[bool] = ..., reason: _Optional[str] = ..., stopped: _Optional[bool] = ...) -> None: ...
 
-class MembersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class MembersReply(_message.Message):
-    __slots__ = ("members_json",)
-    MEMBERS_JSON_FIELD_NUMBER: _ClassVar[int]
-    members_json: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, members_json: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow", "story_format")
     AFTER_FIELD_NUMBER: _ClassVar[int]

@@ -38,14 +38,15 @@ async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[
         yield Record.from_json(json.loads(reply.event_json))
 
 
-async def told(where: str) -> AsyncIterator[SoFar]:
-    """Yields the run so far, as the running coordinator has it, and the same again after each new event. Raises ValueError."""
+async def told(where: str, *, follow: bool = True) -> AsyncIterator[SoFar]:
+    """Yields the run so far, as the running coordinator has it, and the same again after each event that is new, or came
+    meanwhile. Raises ValueError."""
     from dtfm.coordinator.store.record import Record
     from dtfm.coordinator.view.so_far import SoFar
     from dtfm.coordinator.view.story_snapshot import story_format, story_from
 
     so_far, pieces = SoFar(), list[str]()
-    async for reply in _events(where, wire.EventsRequest(follow=True, story_format=story_format())):
+    async for reply in _events(where, wire.EventsRequest(follow=follow, story_format=story_format())):
         if reply.event_json:
             so_far.add(Record.from_json(json.loads(reply.event_json)))
         else:

@@ -15,14 +15,19 @@ from dtfm.coordinator.command.options import Json, StoreUrl, Where, log_of, prin
 
 if TYPE_CHECKING:
     from dtfm.coordinator.view.boards import TensorBoard
-    from dtfm.protos import control_pb2 as wire
+    from dtfm.coordinator.view.so_far import SoFar
 
 
 def members(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Shows the nodes: address, device, and what each computes."""
-    documents, end = asyncio.run(_members(where, store))
+    from dtfm.coordinator.view.members import member_documents
+
+    ledger = asyncio.run(_run(where, store)).ledger
+    documents = member_documents(ledger)
     if not documents and not json_lines:
-        print(f"No node takes part{end}.")
+        print(
+            f"No node takes part{f': the run is over, {ledger.outcome.reason}' if ledger.outcome is not None else ''}."
+        )
     for document in documents:
         print(json.dumps(document) if json_lines else _member_line(document), flush=True)
 
@@ -90,19 +95,15 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
             shown = shown or stack.enter_context(live_view(so_far, console))
 
 
-async def _members(where: str, store: str) -> tuple[list[dict[str, Any]], str]:
-    """The members, and how the run has ended, if the store says that it has."""
+async def _run(where: str, store: str) -> SoFar:
+    """The run so far, as the store or the coordinator has it."""
     if store:
-        from dtfm.coordinator.view.members import member_documents
         from dtfm.coordinator.view.story_snapshot import story_in
 
-        ledger = story_in(store).now.ledger
-        end = f": the run is over, {ledger.outcome.reason}" if ledger.outcome is not None else ""
-        return member_documents(ledger), end
-    from dtfm.coordinator.command.client import LOOKING, ask
+        return story_in(store).now
+    from dtfm.coordinator.command.client import told
 
-    reply: wire.MembersReply = await ask(where, "Members", roles=LOOKING)
-    return [json.loads(text) for text in reply.members_json], ""
+    return [so_far async for so_far in told(where, follow=False)][-1]
 
 
 async def _events(

@@ -27,7 +27,6 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Put": frozenset({Role.NODE}),
     "Look": frozenset({Role.NODE, Role.OPERATOR}),
     "Get": frozenset({Role.NODE, Role.OPERATOR}),
-    "Members": frozenset({Role.NODE, Role.VIEWER, Role.OPERATOR}),
     "Events": frozenset({Role.NODE, Role.VIEWER, Role.OPERATOR}),
     "PlanNow": frozenset({Role.OPERATOR}),
     "Invite": frozenset({Role.OPERATOR}),

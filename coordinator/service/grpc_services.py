@@ -22,7 +22,6 @@ from dtfm.coordinator.service.disk import Disk, Forbidden
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.store.record import StoreError
-from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import for_members, published
 from dtfm.coordinator.view.story_snapshot import story_format
 from dtfm.protos import control_pb2 as wire
@@ -114,11 +113,6 @@ class Observers:
     def __init__(self, server: Server, gate: Gate) -> None:
         self._server = server
         self._gate = gate
-
-    async def Members(self, _request: wire.MembersRequest, context: Context) -> wire.MembersReply:
-        caller = await self._gate.admit(context, "Members")
-        documents = [self._shown(document, caller) for document in member_documents(self._server.ledger)]
-        return wire.MembersReply(members_json=[json.dumps(document) for document in documents])
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> AsyncIterator[wire.EventRecord]:
         caller, after = await self._gate.admit(context, "Events"), request.after

@@ -56,7 +56,6 @@ CALLS: dict[str, Call] = {
     "Put": unary("Put", wire.PutRequest(), "Disk"),
     "Look": unary("Look", wire.LookRequest(), "Disk"),
     "Get": unary("Get", wire.GetRequest(), "Disk"),
-    "Members": unary("Members", wire.MembersRequest()),
     "Events": events,
     "PlanNow": unary("PlanNow", wire.PlanNowRequest()),
     "Invite": unary("Invite", wire.InviteRequest(role="node", seconds=60, uses=1)),
@@ -132,7 +131,7 @@ async def test_who_is_revoked_may_call_nothing_and_hears_no_more_events(served: 
         await served.server.ask(wire.RevokeRequest(what="viewer"), served.operator)
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED: the access of 'viewer' was revoked"):
             await asyncio.wait_for(following.read(), 10)
-    assert await refusal(served, CALLS["Members"], shown(served, "viewer")) == "REVOKED"
+    assert await refusal(served, CALLS["Events"], shown(served, "viewer")) == "REVOKED"
 
 
 async def test_a_revoked_node_is_hung_up_on_within_a_second(served: Served) -> None:

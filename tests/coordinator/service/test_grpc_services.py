@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dtfm.coordinator.command.client import LOOKING, ask, records, told
+from dtfm.coordinator.command.client import ask, records, told
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service import grpc_services
+from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import for_members
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story_snapshot import story_format, story_in
@@ -20,9 +22,8 @@ from tests.coordinator.every_event import EVERY_EVENT
 from tests.coordinator.serving import Served, serving, train
 
 
-async def members(address: str) -> wire.MembersReply:
-    reply: wire.MembersReply = await ask(address, "Members", roles=LOOKING)
-    return reply
+async def members(address: str) -> list[dict[str, Any]]:
+    return member_documents([each async for each in told(address, follow=False)][-1].ledger)
 
 
 async def read_all(served: Served) -> None:
@@ -34,8 +35,7 @@ async def read_all(served: Served) -> None:
 async def test_observers_see_members_and_events(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a"):
         await served.until(lambda: any(isinstance(event, ev.NodeReady) for event in served.events))
-        reply = await members(served.address)
-        member = json.loads(reply.members_json[0])
+        (member,) = await members(served.address)
         assert (member["node"], member["status"], member["stage"]) == ("a", "idle", None)
         seen = [record async for record in records(served.address, follow=False)]
         assert [record.sequence for record in seen] == list(range(1, len(seen) + 1))
@@ -50,7 +50,7 @@ async def test_incarnations_are_not_published(tmp_path: Path) -> None:
         assert served.ledger.members["a"].incarnation == "0000000000abcdef"
         seen = [record async for record in records(served.address, follow=False)]
         assert "abcdef" not in str([record.to_json() for record in seen])
-        assert "abcdef" not in str((await members(served.address)).members_json)
+        assert "abcdef" not in str(await members(served.address))
         assert "abcdef" not in repr(await anext(told(served.address)))
 
 
@@ -94,14 +94,10 @@ async def test_a_nodes_or_a_viewers_key_shows_how_the_run_fares_and_nobodys_addr
         await served.until(lambda: any(isinstance(event, ev.NodeReady) for event in served.events))
         stub = services.stub("Observer", channel)
         metadata = await served.enrolled("lender", await served.invite(role), role)
-        shown = [
-            json.loads(text) for text in (await stub.Members(wire.MembersRequest(), metadata=metadata)).members_json
-        ]
-        assert [(member["node"], member["status"]) for member in shown] == [("a", "idle")]
         heard = [json.loads(each.event_json) async for each in stub.Events(wire.EventsRequest(), metadata=metadata)]
         assert [event["event"] for event in heard] == [event.event for event in served.events]
         assert "10.0.0.1" in str(served.events)
-        assert "10.0.0.1" not in str((shown, heard))
+        assert "10.0.0.1" not in str(heard)
         await read_all(served)
         request = wire.EventsRequest(story_format=story_format())
         story = "".join([each.story async for each in stub.Events(request, metadata=metadata)])
