@@ -83,9 +83,7 @@ async def _watch(where: str, store: str, json_lines: bool) -> None:
 
     console = Console()
     if store:  # the final state alone
-        from dtfm.coordinator.view.story_snapshot import story_in
-
-        console.print(render(story_in(store).now, console))
+        console.print(render(await _run(where, store), console))
         return
     from dtfm.coordinator.command.client import told
 

@@ -1,4 +1,4 @@
-"""A plan from one node's point of view: its stage, its neighbours, its replica groups."""
+"""A plan from one node's point of view: checked, its stage, its neighbours, its replica groups."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from dtfm.kernels.layout import Codec
 from dtfm.node.model.bucket import BucketSpec
+from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.chains import chains, held_out_chains
 from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.owed import NOTHING_OWED, Owed
-from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.plan import Plan, check
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 Chains = tuple[tuple[str, ...], ...]
@@ -21,6 +22,26 @@ Chains = tuple[tuple[str, ...], ...]
 PIECE_ELEMENTS = 1 << 21
 """Most elements in a piece. Reducing takes memory for a few pieces beside the gradients. Under most codecs a piece is several
 frames, so that a link's speed can be told from their arrival."""
+
+
+MOST_TAKEOVERS = 1000
+"""As many as nodes can be members of a run."""
+
+
+def read_plan(packed: bytes, layers: int, micro_batches: int) -> Plan:
+    """The plan as `pack_plan` has it. ``layers`` and ``micro_batches`` are those of the model and of a step.
+
+    Raises ValueError, which names what is wrong, unless its parts fit together (plan.check).
+    """
+    plan = unpack_plan(packed)
+    if len(plan.takeovers) > MOST_TAKEOVERS:
+        raise ValueError(f"the plan has {len(plan.takeovers)} takeovers; it may have {MOST_TAKEOVERS}")
+    check(plan, layers, micro_batches)
+    if len(plan.islands) > 1 and not plan.rounds.count:
+        raise ValueError(
+            f"there are {len(plan.islands)} islands, and no rounds after which they exchange what they learn"
+        )
+    return plan
 
 
 def shards(elements: int, members: int) -> list[tuple[int, int]]:

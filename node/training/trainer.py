@@ -20,8 +20,7 @@ from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.placement import Placement, placement_of
-from dtfm.node.model.received_plan import read_plan
+from dtfm.node.model.placement import Placement, placement_of, read_plan
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.recovery import Inventory, take_inventory

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from dtfm.coordinator.core.step.learning_rate import learning_rate
+from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model

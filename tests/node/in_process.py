@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from dtfm.coordinator.core.step.learning_rate import learning_rate
+from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.kernels.codec import Codec, Encoded
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.model.load import load_model

@@ -9,10 +9,10 @@ from dtfm.coordinator.core.copies import agreed_state, standby
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, resumption, showing
 from dtfm.coordinator.core.step.announcing import announce
-from dtfm.coordinator.core.step.learning_rate import learning_rate
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.plan_pb2 import CONSTANT, LINEAR, WARMUP_STABLE_DECAY, Run
 from dtfm.scheduler.model.plan import Plan
 
 MOST_TIMES = 1e9
@@ -84,3 +84,23 @@ def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]
     """What nodes of the plan say of each other's gradients, as in the event."""
     told = {by: {each.node: min(each.worst, MOST_TIMES) for each in vote.clipped} for by, vote in votes.items()}
     return {by: whose for by, whose in sorted(told.items()) if whose}
+
+
+def learning_rate(train: Run.Train, step: int) -> float:
+    """The learning rate of ``step`` (from 1): a pure function of the run and the step.
+
+    It rises linearly to ``train.learning_rate`` during the warm-up. From there it falls to the final fraction of that, which it
+    has at the last step: along a cosine, along a line, or, for warmup-stable-decay (Hu et al., arXiv 2404.06395), along a line
+    in the last decay_steps alone; or it stays.
+    """
+    if step <= train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    if train.schedule == CONSTANT:
+        return train.learning_rate
+    first = train.warmup_steps  # the last step at the full rate
+    if train.schedule == WARMUP_STABLE_DECAY:
+        first = max(first, train.steps - train.decay_steps)
+    fallen = min(max(step - first, 0) / max(train.steps - first, 1), 1.0)
+    left = 1 - fallen if train.schedule in (LINEAR, WARMUP_STABLE_DECAY) else 0.5 * (1 + math.cos(math.pi * fallen))
+    final = train.final_learning_rate_fraction
+    return train.learning_rate * (final + (1 - final) * left)

@@ -6,7 +6,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
-from dtfm.coordinator.core.step.learning_rate import learning_rate
+from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.node.model.received_plan import MOST_TAKEOVERS, read_plan
+from dtfm.node.model.placement import MOST_TAKEOVERS, read_plan
 from dtfm.scheduler.formats.plan import MOST_BYTES, pack_plan, plan_document
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from dtfm.scheduler.model.rounds import Rounds

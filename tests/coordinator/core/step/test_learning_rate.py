@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.core.step.learning_rate import learning_rate
+from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.protos.plan_pb2 import CONSTANT, COSINE, LINEAR, WARMUP_STABLE_DECAY, Run, Schedule
 
 FALLING = [COSINE, LINEAR, WARMUP_STABLE_DECAY]

@@ -9,7 +9,7 @@ import pytest
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Switching
 from dtfm.coordinator.core.step import commits
-from dtfm.coordinator.core.step.learning_rate import learning_rate
+from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
