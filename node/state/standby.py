@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 import torch
 
+from dtfm.kernels.codec import Codec
 from dtfm.node.data.problems import MOST_CHARACTERS
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw, outer_step
@@ -207,7 +208,7 @@ class StandbyCopies:
         if copy.started and copy.step is not None:
             totals, step = {}, self._rounds.next_rest(copy.step)
             if header.total <= copy.bucket.parameters.nbytes:
-                totals[Kind.UPDATE] = header.total  # where most gradients are zero, it is less
+                totals[Kind.UPDATE] = header.total  # under a codec, or where most gradients are zero, it is less
             if copy.voted is not None:
                 totals[Kind.COMMITTED] = TERMS.size
         wanted = (step, totals.get(header.kind), copy.have)
@@ -228,7 +229,7 @@ class StandbyCopies:
                 await asyncio.to_thread(copy.bucket.load, whole, shared=self._shared)
                 copy.step, copy.started, copy.voted, copy.empty = step, True, None, False
             case Kind.UPDATE:
-                copy.voted = header.generation, await asyncio.to_thread(_gradients, copy.bucket, whole)
+                copy.voted = header.generation, await asyncio.to_thread(_gradients, copy.bucket, header.codec, whole)
             case Kind.COMMITTED:
                 norm, rate = TERMS.unpack(whole)
                 await asyncio.shield(self._begin_update(copy, step, norm, rate))
@@ -287,9 +288,9 @@ class StandbyCopies:
         return (step, voted) if newest == step or (newest == self._rounds.next_rest(step) and voted) else (None, 0)
 
 
-def _gradients(bucket: Bucket, data: bytearray) -> torch.Tensor:
+def _gradients(bucket: Bucket, codec: int, data: bytearray) -> torch.Tensor:
     """Raises FrameError."""
     try:
-        return unpack(data, bucket.spec.size, bucket.parameters.dtype)
+        return unpack(Codec(codec), data, bucket.spec.size, bucket.parameters.dtype)
     except ValueError as error:
         raise FrameError(FrameProblem.MALFORMED, f"the gradients of bucket {bucket.spec.index}: {error}") from None

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from dtfm.kernels.codec import Codec
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.images import Images
 from dtfm.node.state.update import pack
@@ -154,6 +155,7 @@ class StateStore:
         self._turn = threading.Lock()
         self._held = HeldState()
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
+        self._codec = Codec.OFF  # out of which they come
         self._subscriptions: list[Subscription] = []
 
     @property
@@ -175,11 +177,12 @@ class StateStore:
                     self.unsubscribe(subscription)
                     subscription.end(f"NOT_HELD: {why or f'buckets {missing} are no longer held here as of that step'}")
 
-    def vote(self, generation: int) -> None:
+    def vote(self, generation: int, codec: Codec = Codec.OFF) -> None:
         """Sends the summed gradients of the next step to the standbys, before the commit: should this node be lost right
-        after it, they can apply the step. The gradients must stay until ``retract`` or ``apply``."""
+        after it, they can apply the step. The gradients must stay until ``retract`` or ``apply``. They come out of this
+        ``codec``."""
         with self._turn:
-            self._voting = generation
+            self._voting, self._codec = generation, codec
             subscriptions = [subscription for subscription in list(self._subscriptions) if not subscription.ended]
             for index in sorted({i for subscription in subscriptions for i in subscription.started}):
                 self._send_gradients(index, [s for s in subscriptions if index in s.started])
@@ -266,13 +269,15 @@ class StateStore:
         step, held = self._held.step + 1, self._held.buckets[bucket]
         if not self._held.rounds.at_rest(step):
             return
-        data = pack(held.gradients)
+        packed = pack(held.gradients, self._codec)
         newest = self._held.rounds.rested(step - 1)  # the last step that changed what standbys have
-        header = _header(Kind.UPDATE, self._voting, step, bucket, newest, len(data))
+        header = _header(Kind.UPDATE, self._voting, step, bucket, newest, len(packed.data), packed.codec)
         for subscription in subscriptions:
-            subscription.count(len(data))
-            subscription.put([(header, data)])
+            subscription.count(len(packed.data))
+            subscription.put([(header, packed.data)])
 
 
-def _header(kind: Kind, generation: int, step: int, bucket: int, newest: int, size: int) -> Header:
-    return Header(kind, 0, 0, generation, step, bucket, newest, size, size)
+def _header(
+    kind: Kind, generation: int, step: int, bucket: int, newest: int, size: int, codec: Codec = Codec.OFF
+) -> Header:
+    return Header(kind, codec, 0, generation, step, bucket, newest, size, size)

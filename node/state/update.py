@@ -1,38 +1,55 @@
-"""The gradients of a step on their way to standbys: as they are, or, where most are zero as after a sparse codec, the others with
-their places. Either way the same bits arrive."""
+"""The summed gradients of a step, or an exchange's sum, on their way to standbys: under a codec, and beside it the elements that
+would not come out of that with the same bits, with their places. So the same bits arrive."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from dtfm.kernels.codec import Codec, Encoded, decode, encode, encoded_bytes
 from dtfm.kernels.transfer import to_host
 
 PLACE = np.dtype("<u4")
+_BITS = {4: torch.int32, 8: torch.int64}
+_CPU = torch.device("cpu")
 
 
-def pack(gradients: torch.Tensor) -> memoryview:
-    """The bytes of flat ``gradients``, a copy: of all, or, if that is less, of all places and then all values that are not 0."""
+def pack(gradients: torch.Tensor, codec: Codec) -> Encoded:
+    """A copy of flat ``gradients``, in few bytes if they come out of this codec. Where that leaves elements out, or there is
+    none, all that are not 0 have places."""
     if not len(gradients):
-        return memoryview(b"")
-    values = to_host(gradients).view(torch.uint8).numpy()
-    bits = values.view(f"u{gradients.element_size()}")  # by bits, -0.0 is not 0
-    packed = np.count_nonzero(bits) * (PLACE.itemsize + bits.itemsize)
-    if bits.size > np.iinfo(PLACE).max or packed >= values.size:
-        return values.data
-    places = np.flatnonzero(bits)
-    return memoryview(places.astype(PLACE).tobytes() + bits[places].tobytes())
+        return Encoded(Codec.OFF, memoryview(b""))
+    base = Encoded(Codec.OFF, memoryview(b"")) if _is_without_base(codec) else encode(codec, gradients)
+    bits = differ = gradients.view(_BITS[gradients.element_size()])  # by bits, -0.0 is not 0
+    if base.data:
+        decoded = decode(base.codec, base.data, len(bits), gradients.dtype, gradients.device)
+        differ = bits != decoded.view(bits.dtype)
+    packed = len(base.data) + int(differ.count_nonzero()) * (PLACE.itemsize + bits.element_size())
+    if len(bits) > np.iinfo(PLACE).max or packed >= gradients.nbytes:
+        return Encoded(Codec.OFF, to_host(gradients).view(torch.uint8).numpy().data)
+    places = differ.nonzero().view(-1)
+    at, values = to_host(places).numpy().astype(PLACE), to_host(bits[places]).numpy()
+    return Encoded(base.codec, memoryview(base.data.tobytes() + at.tobytes() + values.tobytes()))
 
 
-def unpack(data: bytes | bytearray, elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """The flat tensor of which `pack` made ``data``. Raises ValueError for bytes that it cannot have made."""
-    if len(data) == elements * dtype.itemsize:
+def unpack(codec: Codec, data: bytes | bytearray, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """The flat tensor of which `pack` made ``data`` under ``codec``. Raises ValueError for bytes that it cannot have made."""
+    if codec is Codec.OFF and len(data) == elements * dtype.itemsize:
         return torch.frombuffer(data, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
-    count, rest = divmod(len(data), PLACE.itemsize + dtype.itemsize)
-    places = np.frombuffer(data, PLACE, count)
-    if rest or (count and not (places[-1] < elements and np.all(places[:-1] < places[1:]))):
-        raise ValueError(f"{len(data)} bytes are not {elements} elements of {dtype}, nor places and values of some")
+    begin = 0 if _is_without_base(codec) else encoded_bytes(codec, elements, dtype)
+    count, rest = divmod(len(data) - begin, PLACE.itemsize + dtype.itemsize)
+    places = np.frombuffer(data, PLACE, max(0, count), min(begin, len(data)))
+    if count < 0 or rest or (count and not (places[-1] < elements and np.all(places[:-1] < places[1:]))):
+        raise ValueError(
+            f"{len(data)} bytes are not {elements} elements of {dtype} under {codec.name.lower()}, nor places and values of some"
+        )
     made = torch.zeros(elements, dtype=dtype)
+    if begin:
+        made = decode(codec, memoryview(data)[:begin], elements, dtype, _CPU)
     bits = made.view(torch.uint8).numpy().view(f"u{dtype.itemsize}")
-    bits[places] = np.frombuffer(data, bits.dtype, count, count * PLACE.itemsize)
+    bits[places] = np.frombuffer(data, bits.dtype, count, begin + count * PLACE.itemsize)
     return made
+
+
+def _is_without_base(codec: Codec) -> bool:
+    return codec is Codec.OFF or codec.sparse

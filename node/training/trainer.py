@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from dtfm.kernels.codec import Codec
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.holding import Holding
 from dtfm.node.data.problems import sentence_of
@@ -435,7 +436,7 @@ class Trainer:
         self._store.retract()
         exchanges = generation.placement.rounds.exchanges(step)
         outcome, squared_norm = generation.exchange(step) if exchanges else generation.train(step)
-        self._store.vote(generation.number)
+        self._store.vote(generation.number, generation.codecs.exchange if exchanges else Codec.OFF)
         self._voted = step
         log.debug(
             "step %d: %.2f s computing, %.2f s waiting for peers", step, outcome.compute_seconds, outcome.wait_seconds

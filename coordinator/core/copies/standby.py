@@ -32,9 +32,9 @@ FOLLOW_FRACTION = 0.5
 """A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. With slower
 links it is quicker to pause for the state."""
 
-SPARSE_UPDATE = 1 / 16
-"""Bytes to a standby per byte of an exchange's sum, for each island, of which topk has left 8 of 256 elements: each comes with
-its place (node/state/update.py). Under other codecs all come as they are."""
+UPDATE = {"auto": 0.15, "i4b64": 0.15, "i8b256": 0.7, "topk": 1 / 16}
+"""By codec of exchanges, bytes to a standby per byte of their sum (node/state/update.py); under topk, which leaves 8 of 256
+elements with their places, for each island."""
 
 COMMIT_WAIT_FRACTION = 0.1
 """The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES: the run loses at most
@@ -372,8 +372,9 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     round; true while that is not known. ``holders``: by layer, see Ledger, which looks at every member."""
     ledger, rounds = state.ledger, state.rounds
     share = FOLLOW_FRACTION * (rounds.length + 1)
-    if rounds.count and ledger.training.islands and state.run.network.exchange == "topk":
-        share /= min(1.0, SPARSE_UPDATE * len({*ledger.training.islands.values()}))
+    if rounds.count and (islands := len({*ledger.training.islands.values()})) > 1:
+        codec = state.run.network.exchange
+        share /= min(1.0, UPDATE.get(codec, 1.0) * (islands if codec == "topk" else 1))
     if not ledger.training.step_seconds or not holders:
         return True
     sizes: dict[tuple[str, ...], float] = {}

@@ -90,7 +90,7 @@ class Donor:
             generator = torch.Generator().manual_seed(100 * step + index + 10 * (generation - GENERATION))
             made = encode(self.codec, torch.randn(bucket.spec.size, generator=generator))
             bucket.gradients.copy_(decode(made.codec, made.data, bucket.spec.size, torch.float32, CPU))
-        self.store.vote(generation)
+        self.store.vote(generation, self.codec)
         if commit:
             self.commit()
 
@@ -173,7 +173,7 @@ async def test_state_comes_once_and_then_every_step_is_applied_here_too(donors: 
     await standby.copies.close()
 
 
-@pytest.mark.parametrize("codec", [Codec.OFF, Codec.TOPK])
+@pytest.mark.parametrize("codec", [Codec.OFF, Codec.TOPK, Codec.I4B64])
 async def test_with_rounds_the_copy_is_for_a_new_island_and_follows_exchanges_alone(codec: Codec) -> None:
     specs, rounds = [replace(spec, has_momentum=True) for spec in SPECS], Rounds(0, 3, 1)
     donor = Donor("a", specs, rounds)

@@ -105,8 +105,8 @@ def test_a_link_must_carry_an_exchanges_sum_in_half_a_round(bandwidth: float, co
     assert ("standby" in world.kinds_to("c")) == copies
 
 
-@pytest.mark.parametrize(("codec", "copies"), [("topk", True), ("i4b64", False)])
-def test_of_a_sum_under_a_sparse_codec_a_link_carries_only_what_is_not_zero(codec: str, copies: bool) -> None:
+@pytest.mark.parametrize(("codec", "copies"), [("topk", True), ("i4b64", True), ("i8b256", False), ("off", False)])
+def test_a_link_carries_what_a_sum_takes_under_its_codec(codec: str, copies: bool) -> None:
     world = islands("a", "b", "c", network={"exchange": codec})
     world.now += 1.0
     for node, samples in {"a": 0, "b": 6, "c": 2}.items():
