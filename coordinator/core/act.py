@@ -7,6 +7,7 @@ where the state is in doubt, and then it goes on: by the same plan, or by anothe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.copies.availability import is_under_way
@@ -15,7 +16,6 @@ from dtfm.coordinator.core.findings import Doubt, Gone, Setback
 from dtfm.coordinator.core.members.quarantine import clear, quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
-from dtfm.coordinator.core.plan import resumption
 from dtfm.coordinator.core.plan.adoption import again, regroup
 from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot, undo
 from dtfm.coordinator.core.plan.replanning import Wait, WaitReason, decide
@@ -27,7 +27,7 @@ from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.trust.verdict import Guilty, Verdict, unseparable, verdict
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.steps import NODE_LEFT, OVERDUE, PEER_LOST, UNAUDITED
+from dtfm.coordinator.log.steps import NODE_LEFT, OVERDUE, UNAUDITED
 
 
 def carry_out(transition: Transition) -> None:
@@ -84,8 +84,7 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
     doubts = auditing.interrupted(transition, phase, setback.node if ended_it else "")
     reason = setback.reason
     transition.emit(ev.StepAborted(phase.step, ledger.training.generation, setback.problem, setback.node, reason))
-    if setback.problem in (PEER_LOST, OVERDUE, NODE_LEFT):
-        resumption.interrupted(transition, phase, by_a_word=setback.problem == PEER_LOST)
+    transition.state = replace(transition.state, overdue=phase.step if setback.problem == OVERDUE else 0)
     plan = ledger.training.in_force
     message = abort(plan, phase.step, f"step {phase.step}: {setback.problem} on {setback.node}: {reason}")
     transition.send(plan.nodes, message)

@@ -339,19 +339,11 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Resuming:
-    """``goes_on``: the step that may go on from where it was interrupted. ``resumed``: the last that was committed which did
-    (plan/resumption.py)."""
-
-    goes_on: int | None = None
-    resumed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, by (" ", node) for devices
     that are idle, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
+    ``overdue``: the step that was interrupted last, if its deadline had passed (plan/resumption.py).
     ``disk_bytes``: free on the coordinator's own disk when this process started.
     ``exit_code``: of this process, once it has ``stopped``. Then nothing but farewells happens."""
 
@@ -366,7 +358,7 @@ class State:
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
-    resuming: Resuming = field(default_factory=Resuming)
+    overdue: int = 0
     disk_bytes: float = math.inf
     exit_code: int | None = None
 
@@ -380,7 +372,7 @@ class State:
             safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
             speeds={},
             auditing=Auditing(self.auditing.number),
-            resuming=Resuming(),
+            overdue=0,
         )
 
     @property

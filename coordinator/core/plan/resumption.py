@@ -1,43 +1,23 @@
 """Whether a step that was interrupted goes on from where it stood, where work is audited.
 
-Such a step cannot be audited: part of what was sent belongs to an earlier generation. So a member's word is not enough to resume
-one: a node must have left, or a deadline must have passed. A member can cause both. So only one step in a while is resumed.
-Every other interrupted step starts from its beginning.
+Such a step cannot be audited: part of what was sent belongs to an earlier generation. So only one goes on whose deadline has
+passed, which shows at whom it stands, and never two after each other: a member can cause that. Every other interrupted step
+starts from its beginning.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
-STEPS_BETWEEN = 10
-"""The least number of steps between two that are resumed."""
-
-
-def interrupted(transition: Transition, phase: Stepping, *, by_a_word: bool) -> None:
-    """Notes whether the step in hand may go on. ``by_a_word``: nothing but what a member says interrupts it."""
-    memory = transition.state.resuming
-    undone = memory.resumed is not None and memory.resumed >= phase.step
-    due = memory.resumed is None or undone or phase.step > memory.resumed + STEPS_BETWEEN
-    goes_on = phase.step if due and not by_a_word else None
-    transition.state = replace(transition.state, resuming=replace(memory, goes_on=goes_on))
-
-
-def committed(transition: Transition, phase: Stepping) -> None:
-    if phase.resumed:
-        memory = transition.state.resuming
-        transition.state = replace(transition.state, resuming=replace(memory, resumed=phase.step))
-
 
 def counts_from(state: State, plan: Plan) -> int:
     """Since which generation work on the next step counts under this plan, which is about to be adopted."""
-    training = state.ledger.training
-    goes_on = not state.run.trust.audits or state.resuming.goes_on == training.step + 1
+    training, last = state.ledger.training, state.ledger.training.last
+    due = state.overdue == training.step + 1 and not (last is not None and last.resumed)
+    goes_on = due or not state.run.trust.audits
     same_samples = plan.owed == training.debts.adopted[-1]
     return training.counts_from if goes_on and same_samples else plan.generation
 

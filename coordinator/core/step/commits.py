@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dtfm.coordinator.core.copies import agreed_state, standby
 from dtfm.coordinator.core.phases import Stepping
-from dtfm.coordinator.core.plan import drift, resumption, showing
+from dtfm.coordinator.core.plan import drift, showing
 from dtfm.coordinator.core.step.announcing import announce
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
@@ -65,7 +65,6 @@ def commit(transition: Transition, phase: Stepping) -> None:
     )
     if clipped := _clipped(phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
-    resumption.committed(transition, phase)
     if not exchanges:
         drift.committed(transition, phase.votes)
         showing.committed(transition, phase.votes)

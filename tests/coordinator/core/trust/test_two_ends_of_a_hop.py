@@ -11,7 +11,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from tests.coordinator.audit_scripts import all_find_it_right_in_one_step, all_vote, auditing, quarantined, squares
+from tests.coordinator.audit_scripts import auditing, quarantined, squares
 from tests.coordinator.honest_work import hops, passed
 
 
@@ -78,16 +78,3 @@ def test_who_says_nothing_of_what_the_plan_has_or_another_loss_is_at_fault_alone
         world.vote(node)
     world.vote("c", **changes)
     assert quarantined(world) == [("c", Charge.HOP, False)]
-
-
-def test_votes_of_a_step_that_was_resumed_may_say_nothing_and_it_is_not_audited() -> None:
-    world = auditing("a", "b", "c")
-    all_find_it_right_in_one_step(world)
-    world.join("d")
-    world.lose("c")
-    world.plan_ready("a", progress=wire.Progress(finished=[0]))
-    for node in world.plan_in_force.nodes:
-        world.plan_ready(node)
-    before = world.state.ledger.training.step
-    all_vote(world, sent=[], received=[], losses=[])
-    assert world.state.ledger.training.step == before + 1
