@@ -16,7 +16,6 @@ from dtfm.coordinator.core.givers import givers, only_givers
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
 from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot
-from dtfm.coordinator.core.plan.resumption import counts_from
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.transition import Transition
@@ -26,6 +25,7 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.steps import OVERDUE, SETTLED
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import Rounds, spread
 
 ENOUGH_TO_SAY_DAMAGED = 2
@@ -70,7 +70,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
             ledger.training.step,
             choice.predicted_seconds,
             choice.lower_bound_seconds,
-            counts_from(transition.state, plan),
+            _counts_from(transition.state, plan),
         )
     )
     disks.look_for_room(transition, former)
@@ -85,6 +85,19 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     transition.enter(Switching(frozenset(plan.nodes), deadline, states=known, givers=named))
     for node, message in assignments(ledger, reason, ledger.ready, named, snapshot.source(transition.state)):
         transition.send([node], message)
+
+
+def _counts_from(state: State, plan: Plan) -> int:
+    """Since which generation work on the next step counts under this plan, which is about to be adopted.
+
+    Where work is audited, a step that was interrupted begins anew: what was sent in two generations cannot be audited. Only one
+    goes on whose deadline has passed, which shows at whom it stands, and never two after each other: a member can cause that.
+    """
+    training, last = state.ledger.training, state.ledger.training.last
+    due = state.overdue == training.step + 1 and not (last is not None and last.resumed)
+    goes_on = due or not state.run.trust.audits
+    same_samples = plan.owed == training.debts.adopted[-1]
+    return training.counts_from if goes_on and same_samples else plan.generation
 
 
 def rounds_of(state: State, choice: PlanChosen) -> Rounds:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from dtfm.coordinator.core.copies import same_state
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.phases import Stepping, Switching
-from dtfm.coordinator.core.plan import resumption
 from dtfm.coordinator.core.plan.adoption import regroup, settle_damage
 from dtfm.coordinator.core.step.announcing import announce, patience
 from dtfm.coordinator.core.transition import Transition
@@ -38,7 +37,7 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
     phase = replace(
         phase,
         awaiting=phase.awaiting - {node},
-        progress={**phase.progress, node: resumption.counted(transition, node, ready.progress)},
+        progress={**phase.progress, node: _counted(transition, node, ready.progress)},
         codecs={**phase.codecs, node: codecs} if codecs else phase.codecs,
     )
     phase = same_state.told(transition.state, phase, node, ready.states)
@@ -50,6 +49,17 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
         transition.find(setback)
         return
     _begin(transition, phase)
+
+
+def _counted(transition: Transition, node: str, progress: wire.Progress) -> wire.Progress:
+    """The part of a node's reported progress that counts: nothing, if the plan starts the step from its beginning."""
+    ledger = transition.state.ledger
+    if ledger.training.counts_from < ledger.training.generation or not (
+        progress.activations or progress.gradients or progress.finished
+    ):
+        return progress
+    transition.log(f"ignored what {node} says that it has of step {ledger.training.step + 1}: it begins anew")
+    return wire.Progress()
 
 
 def _begin(transition: Transition, phase: Switching) -> None:
