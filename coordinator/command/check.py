@@ -32,9 +32,8 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
             f"{result.redone:,} trained again, {counted(result.aborted, 'attempt')} aborted, "
             f"{counted(result.generations, 'plan')}"
         )
-        if result.again or result.owed:
-            lost = result.again + result.owed
-            print(f"islands that were given up had trained {lost:,} samples; {result.again:,} of them came again")
+        if result.owed:
+            print(f"{result.owed:,} samples were lost with an island and have not come again yet")
         for finding in result.findings:
             print(f"event {finding.sequence}: {finding.sentence}")
         print("The log is in order." if not result.findings else f"{counted(len(result.findings), 'finding')}.")

@@ -21,10 +21,11 @@ class Debts:
     def under(self, plan: Plan, trained: int) -> Owed:
         """What is owed under a plan with the islands of this one that is adopted after ``trained`` steps."""
         lost = [each for island, had in self.of_round.items() if island not in plan.places for each in had]
-        left = self.committed.left(trained, plan.micro_batches)
-        if not lost and (left or not self.committed.again):
+        if not lost:
             return self.committed
-        return Owed(trained, _joined([*lost, *left]), self.committed.behind + total(lost))
+        before, of_step = self.committed, plan.micro_batches
+        new = before.new + max(0, (trained - before.since) * of_step - total(before.again))
+        return Owed(trained, _joined([*lost, *before.left(trained, of_step)]), new)
 
     def with_plan(self, plan: Plan) -> Debts:
         """After this plan was adopted."""

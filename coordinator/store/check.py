@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.debts import Debts
 from dtfm.coordinator.store.record import Record
+from dtfm.scheduler.model.owed import total
 from dtfm.scheduler.model.plan import Plan
 
 MOST_FINDINGS = 1000
@@ -27,13 +28,12 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """``steps`` are committed and count; ``redone`` were rolled back and trained again; ``aborted`` were never committed. Of the
-    ``samples``, ``again`` were trained again, as an island that was given up had lost them; ``owed`` are not yet."""
+    ``samples``, ``owed`` were lost with an island, and have not come again."""
 
     steps: int
     redone: int
     aborted: int
     samples: int
-    again: int
     owed: int
     tokens: int
     generations: int
@@ -42,7 +42,7 @@ class Checked:
 
 class Checking:
     """Reads a log, event after event, in little memory. It uses the events alone, and not the ledger that the coordinator itself
-    uses."""
+    uses, but for what that has of debts."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
@@ -58,14 +58,12 @@ class Checking:
     @property
     def result(self) -> Checked:
         owed, of_step = self._debts.adopted[-1], self._batch // max(1, self._micro_batch)
-        left = sum(past_last - first for first, past_last in owed.left(self._trained, of_step))
         return Checked(
             steps=len(self._samples),
             redone=self._redone,
             aborted=self._aborted,
             samples=sum(self._samples),
-            again=(owed.behind - left) * self._micro_batch,
-            owed=left * self._micro_batch,
+            owed=total(owed.left(self._trained, of_step)) * self._micro_batch,
             tokens=sum(self._tokens),
             generations=self._generations,
             findings=tuple(self._findings),

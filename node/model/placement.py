@@ -1,4 +1,4 @@
-"""A plan from one node's point of view: checked, its stage, its neighbours, its replica groups."""
+"""A plan from one node's point of view: its stage, its neighbours, its replica groups. Plans from the wire are checked."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ MOST_TAKEOVERS = 1000
 """As many as nodes can be members of a run."""
 
 
-def read_plan(packed: bytes, layers: int, micro_batches: int) -> Plan:
-    """The plan as `pack_plan` has it. ``layers`` and ``micro_batches`` are those of the model and of a step.
+def read_plan(packed: bytes, layers: int, micro_batches: int, step: int) -> Plan:
+    """The plan as `pack_plan` has it, which begins after ``step``. ``layers`` and ``micro_batches`` are those of the model and
+    of a step.
 
     Raises ValueError, which names what is wrong, unless its parts fit together (plan.check).
     """
@@ -37,6 +38,10 @@ def read_plan(packed: bytes, layers: int, micro_batches: int) -> Plan:
     if len(plan.takeovers) > MOST_TAKEOVERS:
         raise ValueError(f"the plan has {len(plan.takeovers)} takeovers; it may have {MOST_TAKEOVERS}")
     check(plan, layers, micro_batches)
+    if plan.rounds.since > step or plan.owed.since > plan.rounds.trained(step):
+        raise ValueError(
+            f"the plan's rounds, or what is owed under it, begin after step {step}, as whose successor it came"
+        )
     if len(plan.islands) > 1 and not plan.rounds.count:
         raise ValueError(
             f"there are {len(plan.islands)} islands, and no rounds after which they exchange what they learn"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, starmap
 
 import torch
 
@@ -210,7 +211,9 @@ class Generation:
 
     def computing(self, step: int) -> Compute:
         """What it takes to compute any micro-batch of ``step``."""
-        return self._compute(partial(self._training_batch, step))
+        trained, of_step = self.placement.rounds.trained(step), self.placement.all_micro_batches
+        taken = self.placement.owed.taken(trained, range(of_step), of_step)
+        return self._compute(partial(self._training_batch, [*chain.from_iterable(starmap(range, taken))]))
 
     def offer(self, step: int) -> Offer:
         """What was sent in ``step``, the one last trained."""
@@ -359,12 +362,10 @@ class Generation:
             global_batch=train.micro_batch * self.placement.island_micro_batches,
         )
 
-    def _training_batch(self, step: int, number: int) -> Batch:
-        train, data = self._loaded.run.train, self._loaded.data
-        trained, of_step = self.placement.rounds.trained(step), self.placement.all_micro_batches
-        ((of_run, _),) = self.placement.owed.taken(trained, range(number, number + 1), of_step)
-        seed, count = self._loaded.run.seed, data.training_count
-        indices = training_samples(seed, of_run, micro_batch=train.micro_batch, count=count)
+    def _training_batch(self, of_step: Sequence[int], number: int) -> Batch:
+        """``of_step``: which micro-batches of the run a step has."""
+        train, data, seed = self._loaded.run.train, self._loaded.data, self._loaded.run.seed
+        indices = training_samples(seed, of_step[number], micro_batch=train.micro_batch, count=data.training_count)
         return data.training_batch(indices)
 
     def _evaluation_batch(self, number: int) -> Batch:

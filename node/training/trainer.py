@@ -277,7 +277,7 @@ class Trainer:
         buckets = self._loaded.model.buckets
         try:
             layers, micro_batches = len(self._loaded.model.layers), train.global_batch // train.micro_batch
-            plan = read_plan(assignment.plan, layers, micro_batches)
+            plan = read_plan(assignment.plan, layers, micro_batches, assignment.step)
         except ValueError as error:
             self._cannot_adopt(plan_failed(number, error))
             return

@@ -20,32 +20,35 @@ def total(ranges: Sequence[Range]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """After the first ``since`` steps that train come the micro-batches ``again``, in ascending ranges; then those that nobody
-    has had. ``behind``: how many have come again until then, these included."""
+    """After the first ``since`` steps that train come the micro-batches ``again``, in ascending ranges; then those from ``new``
+    on, which nobody has had."""
 
     since: int = 0
     again: tuple[Range, ...] = ()
-    behind: int = 0
+    new: int = 0
 
     def __post_init__(self) -> None:
         borders = [border for each in self.again for border in each]
-        if min(self.since, self.behind - total(self.again), *borders) < 0 or borders != sorted({*borders}):
-            raise ValueError(f"{self.again} are no micro-batches of which {self.behind} could be owed")
+        if (
+            min(self.since, *borders, self.new) < 0
+            or borders != sorted({*borders})
+            or self.new < max(borders, default=0)
+        ):
+            raise ValueError(f"{self.again} cannot be owed before micro-batch {self.new}")
 
     def taken(self, trained: int, places: range, of_step: int) -> Iterator[Range]:
         """The micro-batches at these ``places`` of the ``of_step`` in a step: the one with this number, above ``since``, of those
         that train."""
         start = (trained - 1 - self.since) * of_step
-        return self._between(start + places.start, start + places.stop, of_step)
+        return self._between(start + places.start, start + places.stop)
 
     def left(self, trained: int, of_step: int) -> tuple[Range, ...]:
         """Those ``again`` that the first ``trained`` steps have not taken."""
-        return tuple(self._between((trained - self.since) * of_step, total(self.again), of_step))
+        return tuple(self._between((trained - self.since) * of_step, total(self.again)))
 
-    def _between(self, start: int, stop: int, of_step: int) -> Iterator[Range]:
+    def _between(self, start: int, stop: int) -> Iterator[Range]:
         """Of what steps after ``since`` take, that from ``start`` to ``stop``."""
-        new = self.since * of_step + total(self.again) - self.behind
-        for first, past_last in (*self.again, (new, new + stop)):
+        for first, past_last in (*self.again, (self.new, self.new + stop)):
             length = past_last - first
             if (begin := max(0, start)) < (end := min(stop, length)):
                 yield first + begin, first + end

@@ -240,9 +240,9 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
             raise ValueError(f"node {node!r} appears {count} times; it may appear once")
     if not plan.stages:
         raise ValueError("the plan has no stages")
-    if plan.owed.behind > plan.owed.since * micro_batches:
+    if plan.owed.new > plan.owed.since * micro_batches:
         raise ValueError(
-            f"{plan.owed.behind} micro-batches come again; {plan.owed.since} steps cannot have trained them"
+            f"micro-batch {plan.owed.new} is the next; {plan.owed.since} steps cannot have trained so many"
         )
     if len(islands := plan.islands) == 1:
         _check_island(plan, layers, micro_batches)

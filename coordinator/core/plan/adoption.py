@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 from dtfm.coordinator.core.copies import disks, snapshot, standby
 from dtfm.coordinator.core.ending import conclude
@@ -25,6 +26,7 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.steps import OVERDUE, SETTLED
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.owed import total
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import Rounds, spread
 
@@ -55,12 +57,12 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         go_back(transition, newest, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
     generation, trained = ledger.training.generation + 1, ledger.training.trained(ledger.training.step)
-    rounds, owed = rounds_of(transition.state, choice), ledger.training.debts.under(choice.plan, trained)
-    plan = replace(choice.plan, generation=generation, rounds=rounds, owed=owed)
-    lost = owed.behind - ledger.training.debts.adopted[-1].behind
+    plan, rounds = _with_fresh_numbers(choice.plan, ledger), rounds_of(transition.state, choice)
+    owed = ledger.training.debts.under(plan, trained)
+    plan = replace(plan, generation=generation, rounds=rounds, owed=owed)
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
-    if lost > 0:
-        reason += f"; {lost:,} micro-batches that an island had trained since the last exchange come again"
+    if owed not in ledger.training.debts.adopted:
+        reason += f"; {total(owed.again):,} micro-batches that lost islands had trained come again"
     former = ledger.training.plan
     transition.emit(
         ev.PlanAdopted(
@@ -88,16 +90,24 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
 
 
 def _counts_from(state: State, plan: Plan) -> int:
-    """Since which generation work on the next step counts under this plan, which is about to be adopted.
+    """The generation from which work on the next step counts under ``plan``, which is about to be adopted.
 
-    Where work is audited, a step that was interrupted begins anew: what was sent in two generations cannot be audited. Only one
-    goes on whose deadline has passed, which shows at whom it stands, and never two after each other: a member can cause that.
+    Where work is audited, an interrupted step starts from its beginning, as what was sent in two generations cannot be audited. A
+    step whose deadline has passed may go on (`State.overdue`), because its progress shows for which node it waits.
     """
-    training, last = state.ledger.training, state.ledger.training.last
-    due = state.overdue == training.step + 1 and not (last is not None and last.resumed)
-    goes_on = due or not state.run.trust.audits
+    training = state.ledger.training
+    goes_on = not state.run.trust.audits or state.overdue == training.step + 1
     same_samples = plan.owed == training.debts.adopted[-1]
     return training.counts_from if goes_on and same_samples else plan.generation
+
+
+def _with_fresh_numbers(plan: Plan, ledger: Ledger) -> Plan:
+    """An island that begins within a round gets a number that none has had in it: what another has trained there is lost."""
+    of_round = ledger.training.debts.of_round
+    fresh = count(max(of_round, default=-1) + 1)
+    numbers = {island: next(fresh) for island in plan.places if island in of_round.keys() - ledger.whole_islands}
+    stages = (replace(stage, island=numbers.get(stage.island, stage.island)) for stage in plan.stages)
+    return replace(plan, stages=tuple(stages)) if numbers else plan
 
 
 def rounds_of(state: State, choice: PlanChosen) -> Rounds:

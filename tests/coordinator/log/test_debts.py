@@ -53,7 +53,6 @@ def test_every_micro_batch_is_trained_once_by_an_island_that_brings_it_to_an_exc
         kept.update(number for island in living for number in learnt.get(island, ()))
     owed = flat(debts.adopted[-1].left(trained, OF_STEP))
     assert sorted([*kept.elements(), *owed]) == [*range(len(owed) + kept.total())]
-    assert kept.total() + debts.adopted[-1].behind == trained * OF_STEP
 
 
 def test_what_was_lost_comes_first_in_order_and_then_what_nobody_has_had() -> None:
@@ -61,7 +60,7 @@ def test_what_was_lost_comes_first_in_order_and_then_what_nobody_has_had() -> No
     for step in (1, 2):
         debts = debts.with_step(both, step, at_rest=False)
     owed = debts.under(of([0]), 2)
-    assert owed == Owed(2, ((3, 7), (10, 14)), 8)
+    assert owed == Owed(2, ((3, 7), (10, 14)), 14)
     assert [flat([*owed.taken(step, range(OF_STEP), OF_STEP)]) for step in (3, 4)] == [
         [3, 4, 5, 6, 10, 11, 12],
         [13, 14, 15, 16, 17, 18, 19],

@@ -12,6 +12,7 @@ import pytest
 
 from dtfm.node.model.placement import MOST_TAKEOVERS, read_plan
 from dtfm.scheduler.formats.plan import MOST_BYTES, pack_plan, plan_document
+from dtfm.scheduler.model.owed import Owed
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from dtfm.scheduler.model.rounds import Rounds
 from tests.coordinator.every_event import CARRIED_ON, PLAN
@@ -23,7 +24,7 @@ ISLANDS = joined(
 
 def test_a_plan_is_read_as_it_was_sent() -> None:
     for sent in (PLAN, CARRIED_ON, replace(ISLANDS, rounds=Rounds(8, 100, 9, 2))):
-        assert read_plan(pack_plan(sent), 3, 8) == sent
+        assert read_plan(pack_plan(sent), 3, 8, 8) == sent
 
 
 Document = dict[str, Any]
@@ -109,7 +110,7 @@ def test_an_impossible_plan_is_refused_by_name(spoil: Callable[[Document], None]
     plan = plan_document(CARRIED_ON)
     spoil(plan)
     with pytest.raises(ValueError, match=problem):
-        read_plan(zlib.compress(json.dumps(plan).encode()), 3, 8)
+        read_plan(zlib.compress(json.dumps(plan).encode()), 3, 8, 0)
 
 
 def packed(plan: Plan) -> bytes:
@@ -128,4 +129,18 @@ def packed(plan: Plan) -> bytes:
 )
 def test_what_is_no_plan_is_refused(data: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        read_plan(data, 3, 8)
+        read_plan(data, 3, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"rounds": Rounds(since=8)}, "begin after step 7"),
+        ({"rounds": Rounds(since=4, before=9)}, "begin after step 7"),
+        ({"owed": Owed(since=8)}, "begin after step 7"),
+        ({"owed": Owed(since=1, new=9)}, "micro-batch 9 is the next; 1 steps cannot have trained so many"),
+    ],
+)
+def test_a_plan_that_counts_steps_which_are_not_there_is_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        read_plan(packed(replace(PLAN, **changes)), 3, 8, 7)

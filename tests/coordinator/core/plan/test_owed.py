@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dtfm.coordinator.core.plan.adoption import adopt
+from dtfm.coordinator.core.state import PlanChosen
+from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.store.record import Record
 from dtfm.scheduler.formats.plan import unpack_plan
 from dtfm.scheduler.model.owed import NOTHING_OWED, Owed
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from tests.coordinator.islands import ROUNDS, each_alone, exchange
-from tests.coordinator.script import World
+from tests.coordinator.script import LAYERS, World
 from tests.coordinator.stores import checked
+
+
+def each_in_its_island(*nodes: str) -> Plan:
+    """With the share of a step that each has in `each_alone`."""
+    shares = (4 - len(nodes) + 1, *[1] * (len(nodes) - 1))
+    stages = [Stage((0, LAYERS), (node,), (), island=number) for number, node in enumerate(nodes)]
+    return joined([from_routes(0, [stage], [(stage.replicas, n)]) for stage, n in zip(stages, shares, strict=True)], 0)
 
 
 def without_the_last(steps: int = 1) -> World:
@@ -27,19 +38,20 @@ def without_the_last(steps: int = 1) -> World:
 def test_it_comes_first_and_no_work_on_the_step_in_hand_counts_as_it_gets_other_samples() -> None:
     world = without_the_last(ROUNDS)
     assignment = world.last_to("a", "assignment")
-    assert unpack_plan(assignment.plan).owed == Owed(2 * ROUNDS, ((11, 12), (15, 16)), 2)
+    assert unpack_plan(assignment.plan).owed == Owed(2 * ROUNDS, ((11, 12), (15, 16)), 16)
     assert assignment.counts_from == assignment.generation
-    assert "2 micro-batches that an island had trained since the last exchange come again" in assignment.reason
+    assert "2 micro-batches that lost islands had trained come again" in assignment.reason
 
 
-def test_later_plans_say_so_until_all_has_come_again() -> None:
+def test_later_plans_say_the_same_and_work_on_the_step_in_hand_counts_under_them() -> None:
     world = without_the_last()
     owed = world.plan_in_force.owed
     world.settle()
     exchange(world)
     world.lose("b")
-    assert world.plan_in_force.owed == Owed(2 * ROUNDS, (), owed.behind)
-    assert world.last_to("a", "assignment").counts_from == world.plan_in_force.generation
+    assert world.plan_in_force.owed == owed
+    assert "come again" not in world.last_to("a", "assignment").reason
+    assert world.last_to("a", "assignment").counts_from < world.plan_in_force.generation
 
 
 def test_where_nothing_was_trained_since_the_last_exchange_nothing_is_owed() -> None:
@@ -51,11 +63,11 @@ def test_where_nothing_was_trained_since_the_last_exchange_nothing_is_owed() -> 
 def test_a_log_says_how_much_came_again_and_one_that_hides_it_is_found_out() -> None:
     world = without_the_last()
     owed = world.plan_in_force.owed
-    assert (checked(world.records).again, checked(world.records).owed) == (0, 2)
+    assert checked(world.records).owed == 2
     world.settle()
     world.step()
     result = checked(world.records)
-    assert (result.findings, result.again, result.owed) == ((), 2, 0)
+    assert (result.findings, result.owed) == ((), 0)
     for other in (NOTHING_OWED, replace(owed, again=((0, 1),))):
         forged = [
             Record(record.sequence, record.time, replace(event, plan=replace(event.plan, owed=other)))
@@ -64,3 +76,16 @@ def test_a_log_says_how_much_came_again_and_one_that_hides_it_is_found_out() -> 
             for record in world.records
         ]
         assert "does not train again what an island has lost" in checked(forged).findings[0].sentence
+
+
+def test_an_island_that_begins_within_the_round_gets_no_number_whose_samples_were_lost() -> None:
+    """c is back, and has forgotten what it had learnt."""
+    world = without_the_last()
+    owed = world.plan_in_force.owed
+    world.automatic_planning = False
+    world.join("c", incarnation=2)
+    transition = Transition(world.state, world.now)
+    adopt(transition, PlanChosen(each_in_its_island("a", "b", "c"), "for a test"), "")
+    plan = transition.state.ledger.training.in_force
+    assert [(stage.replicas, stage.island) for stage in plan.stages] == [(("a",), 0), (("b",), 1), (("c",), 3)]
+    assert plan.owed == owed
