@@ -29,6 +29,9 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import NODE_LEFT, OVERDUE, UNAUDITED
 
+STEPS_BETWEEN = 10
+"""Where work is audited, the least number of steps between two that go on from where they stood: nobody can audit these."""
+
 
 def carry_out(transition: Transition) -> None:
     """All findings, in order, and those that come of them."""
@@ -84,7 +87,9 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
     doubts = auditing.interrupted(transition, phase, setback.node if ended_it else "")
     reason = setback.reason
     transition.emit(ev.StepAborted(phase.step, ledger.training.generation, setback.problem, setback.node, reason))
-    transition.state = replace(transition.state, overdue=phase.step if setback.problem == OVERDUE else 0)
+    before = transition.state.overdue
+    if setback.problem == OVERDUE and not (before is not None and 0 < phase.step - before <= STEPS_BETWEEN):
+        transition.state = replace(transition.state, overdue=phase.step)
     plan = ledger.training.in_force
     message = abort(plan, phase.step, f"step {phase.step}: {setback.problem} on {setback.node}: {reason}")
     transition.send(plan.nodes, message)

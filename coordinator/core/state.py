@@ -343,7 +343,7 @@ class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, by (" ", node) for devices
     that are idle, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
-    ``overdue``: the step that was interrupted last, if its deadline had passed (plan/adoption.py).
+    ``overdue``: the last step that may go on from where it stood, as its deadline had passed (plan/adoption.py).
     ``disk_bytes``: free on the coordinator's own disk when this process started.
     ``exit_code``: of this process, once it has ``stopped``. Then nothing but farewells happens."""
 
@@ -358,7 +358,7 @@ class State:
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
-    overdue: int = 0
+    overdue: int | None = None
     disk_bytes: float = math.inf
     exit_code: int | None = None
 
@@ -372,7 +372,7 @@ class State:
             safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
             speeds={},
             auditing=Auditing(self.auditing.number),
-            overdue=0,
+            overdue=None,
         )
 
     @property
