@@ -108,14 +108,16 @@ class Store:
             after = page[-1].sequence
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Writes the snapshot. While all hold too much together, every second one of the older ones goes. Raises StoreError."""
+        """Writes the snapshot. While all hold too much together, one goes between whose neighbours are the fewest
+        events. Raises StoreError."""
         sequence, size = _SNAPSHOTS.c.sequence, sa.func.length(_SNAPSHOTS.c.text)
         query = sa.select(sequence, size).where(sequence < snapshot.sequence).order_by(sequence.desc())
         with self._writing() as connection:
             sizes = {snapshot.sequence: len(snapshot.text)} | {row[0]: row[1] for row in connection.execute(query)}
             kept = list(sizes)
             while len(kept) > _LEAST_SNAPSHOTS and sum(sizes[each] for each in kept) > _MOST_CHARACTERS:
-                kept = kept[:_LEAST_SNAPSHOTS] + kept[_LEAST_SNAPSHOTS + 1 :: 2]
+                older = range(_LEAST_SNAPSHOTS, len(kept))
+                del kept[min(older, key=lambda i: kept[i - 1] - [*kept, 0][i + 1])]
             connection.execute(sa.delete(_SNAPSHOTS).where(sequence.not_in(kept[1:])))
             connection.execute(sa.insert(_SNAPSHOTS).values(asdict(snapshot)))
 
