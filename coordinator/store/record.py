@@ -1,17 +1,13 @@
-"""A record of the event log, and how the log in a file is read: without SQLAlchemy, which takes a tenth of a second to load."""
+"""A record of the event log. SQLAlchemy, which takes long to load, is loaded once a store is read."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from dtfm.coordinator.log.events import Event, from_json, from_text, to_json
-
-_SQLITE = "sqlite:///"
 
 
 class StoreError(ValueError):
@@ -54,40 +50,18 @@ class Snapshot:
 
 def read_log(url: str, after: int = 0) -> Iterator[Record]:
     """The events in the store with larger sequence numbers than ``after``, in order. Raises StoreError."""
-    if not url.startswith(_SQLITE) or "?" in url:
-        from dtfm.coordinator.store.store import Store
+    from dtfm.coordinator.store.store import Store
 
-        with Store(url, write=False) as store:
-            yield from store.read(after)
-        return
-    for row in _rows(url, "SELECT sequence, time, event FROM events WHERE sequence > ? ORDER BY sequence", after):
-        yield read_row(url, row)
+    with Store(url, write=False) as store:
+        yield from store.read(after)
 
 
 def read_snapshots(url: str) -> Iterator[Snapshot]:
     """The snapshots in the store, the newest first. Raises StoreError."""
-    if not url.startswith(_SQLITE) or "?" in url:
-        from dtfm.coordinator.store.store import Store
+    from dtfm.coordinator.store.store import Store
 
-        with Store(url, write=False) as store:
-            yield from store.snapshots(store.last)
-        return
-    query = (
-        "SELECT sequence, format, digest, text FROM snapshots WHERE sequence <= (SELECT max(sequence) FROM events) "
-        "ORDER BY sequence DESC"
-    )
-    for row in _rows(url, query):
-        yield Snapshot(*row)
-
-
-def _rows(url: str, query: str, *values: int) -> Iterator[Any]:
-    """What an SQLite file answers."""
-    check_exists(path := url.removeprefix(_SQLITE))
-    try:
-        with closing(sqlite3.connect(path, timeout=5)) as connection:
-            yield from connection.execute(query, values)
-    except sqlite3.Error as error:
-        raise StoreError(f"store {url}: {in_words(str(error))}") from None
+    with Store(url, write=False) as store:
+        yield from store.snapshots(store.last)
 
 
 def read_row(url: str, row: Any) -> Record:
