@@ -39,8 +39,7 @@ async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[
 
 
 async def told(where: str, *, follow: bool = True) -> AsyncIterator[SoFar]:
-    """Yields the run so far, as the running coordinator has it, and the same again after each event that is new, or came
-    meanwhile. Raises ValueError."""
+    """Yields the run so far, as the running coordinator has it, and the same again after each later event. Raises ValueError."""
     from dtfm.coordinator.store.record import Record
     from dtfm.coordinator.view.so_far import SoFar
     from dtfm.coordinator.view.story_snapshot import story_format, story_from
@@ -51,8 +50,8 @@ async def told(where: str, *, follow: bool = True) -> AsyncIterator[SoFar]:
             so_far.add(Record.from_json(json.loads(reply.event_json)))
         else:
             pieces.append(reply.story)
-            if not reply.sequence:
-                continue
+            if reply.story:
+                continue  # the last has none
             so_far = story_from("".join(pieces).removesuffix("\n").split("\n")).now
         yield so_far
 

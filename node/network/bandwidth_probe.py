@@ -44,10 +44,9 @@ RECOVERY_WINDOWS = 2
 
 
 class ProbeSender:
-    """The sending side of a probe of ``size`` bytes."""
+    """The sending side of a probe."""
 
-    def __init__(self, size: int = MOST_BYTES, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._size = size
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._sent = self.arrived = 0  # bytes
         self._in_flight: deque[tuple[float, int]] = deque()  # time sent, size
@@ -60,8 +59,8 @@ class ProbeSender:
     async def pieces(self) -> AsyncIterator[bytes]:
         """The pieces to send. Ends when all are answered: grpc reports an error if an answer arrives as the call ends."""
         longest = bytes(MOST_PIECE)
-        while self._sent < self._size and not self._ended:
-            most = min(MOST_PIECE, self._most_in_flight // LEAST_ARRIVALS, self._size - self._sent)
+        while self._sent < MOST_BYTES and not self._ended:
+            most = min(MOST_PIECE, self._most_in_flight // LEAST_ARRIVALS, MOST_BYTES - self._sent)
             piece = min(max(LEAST_PIECE, self._sent // FINENESS), most)
             if self._sent - self.arrived + piece > self._most_in_flight:
                 self._room.clear()

@@ -155,7 +155,7 @@ class StateStore:
         self._turn = threading.Lock()
         self._held = HeldState()
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
-        self._codec = Codec.OFF  # out of which they come
+        self._codec = Codec.OFF  # with which they were summed
         self._subscriptions: list[Subscription] = []
 
     @property
@@ -179,8 +179,8 @@ class StateStore:
 
     def vote(self, generation: int, codec: Codec = Codec.OFF) -> None:
         """Sends the summed gradients of the next step to the standbys, before the commit: should this node be lost right
-        after it, they can apply the step. The gradients must stay until ``retract`` or ``apply``. They come out of this
-        ``codec``."""
+        after it, they can apply the step. The gradients must stay until ``retract`` or ``apply``. They were summed
+        with this ``codec``."""
         with self._turn:
             self._voting, self._codec = generation, codec
             subscriptions = [subscription for subscription in list(self._subscriptions) if not subscription.ended]

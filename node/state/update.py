@@ -13,13 +13,16 @@ PLACE = np.dtype("<u4")
 _BITS = {4: torch.int32, 8: torch.int64}
 _CPU = torch.device("cpu")
 
+BASES = Codec.RAW16, Codec.I4B64
+"""Codecs out of which what they have decoded to comes with the same bits. Under I8B256 most blocks would have another scale."""
+
 
 def pack(gradients: torch.Tensor, codec: Codec) -> Encoded:
-    """A copy of flat ``gradients``, in few bytes if they come out of this codec. Where that leaves elements out, or there is
-    none, all that are not 0 have places."""
+    """A copy of flat ``gradients``, which come out of ``codec``: encoded, then the places and values of what decodes to other
+    bits. Where that would be most, or the codec leaves elements out, only those that are not 0, with their places."""
     if not len(gradients):
         return Encoded(Codec.OFF, memoryview(b""))
-    base = Encoded(Codec.OFF, memoryview(b"")) if _is_without_base(codec) else encode(codec, gradients)
+    base = encode(codec, gradients) if codec in BASES else Encoded(Codec.OFF, memoryview(b""))
     bits = differ = gradients.view(_BITS[gradients.element_size()])  # by bits, -0.0 is not 0
     if base.data:
         decoded = decode(base.codec, base.data, len(bits), gradients.dtype, gradients.device)
@@ -36,7 +39,7 @@ def unpack(codec: Codec, data: bytes | bytearray, elements: int, dtype: torch.dt
     """The flat tensor of which `pack` made ``data`` under ``codec``. Raises ValueError for bytes that it cannot have made."""
     if codec is Codec.OFF and len(data) == elements * dtype.itemsize:
         return torch.frombuffer(data, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
-    begin = 0 if _is_without_base(codec) else encoded_bytes(codec, elements, dtype)
+    begin = encoded_bytes(codec, elements, dtype) if codec in BASES else 0
     count, rest = divmod(len(data) - begin, PLACE.itemsize + dtype.itemsize)
     places = np.frombuffer(data, PLACE, max(0, count), min(begin, len(data)))
     if count < 0 or rest or (count and not (places[-1] < elements and np.all(places[:-1] < places[1:]))):
@@ -49,7 +52,3 @@ def unpack(codec: Codec, data: bytes | bytearray, elements: int, dtype: torch.dt
     bits = made.view(torch.uint8).numpy().view(f"u{dtype.itemsize}")
     bits[places] = np.frombuffer(data, bits.dtype, count, begin + count * PLACE.itemsize)
     return made
-
-
-def _is_without_base(codec: Codec) -> bool:
-    return codec is Codec.OFF or codec.sparse

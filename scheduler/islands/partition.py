@@ -63,8 +63,8 @@ def _joined(
             able.append(part)
             continue
         speeds = {other: bandwidth[np.ix_(part, other)].max() for other in others}
-        fast = [other for other, speed in speeds.items() if NOISE * speed >= max(speeds.values())]
-        near = min(fast, key=lambda other: (len(other), other))
+        least = max(speeds.values()) / NOISE
+        near = min((other for other in others if speeds[other] >= least), key=lambda other: (len(other), other))
         (left if near in left else able).remove(near)
         left = sorted([*left, tuple(sorted((*part, *near)))], key=lambda each: (len(each), each))
     return tuple(sorted(able))

@@ -32,7 +32,7 @@ FOLLOW_FRACTION = 0.5
 """A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. With slower
 links it is quicker to pause for the state."""
 
-UPDATE = {"auto": 0.15, "i4b64": 0.15, "i8b256": 0.7, "topk": 1 / 16}
+UPDATE = {"auto": 0.15, "i4b64": 0.15, "raw16": 0.5, "topk": 1 / 16}
 """By codec of exchanges, bytes to a standby per byte of their sum (node/state/update.py); under topk, which leaves 8 of 256
 elements with their places, for each island."""
 

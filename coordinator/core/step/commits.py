@@ -1,4 +1,4 @@
-"""The commit of a step: when it is due, and what goes into the log."""
+"""The commit of a step: when it is due, its learning rate, and what goes into the log."""
 
 from __future__ import annotations
 
