@@ -1,5 +1,5 @@
 """A step that lost a node goes on under the next plan, and only the lost node's work is done again: `regroup` and `adopt` in
-`core/plan/adoption.py`, `core/stepping/beginning.py`."""
+`core/plan/adoption.py`, `core/step/beginning.py`."""
 
 from __future__ import annotations
 
