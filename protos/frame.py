@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from operator import attrgetter
 
 CHUNK_BYTES = 1 << 20
 """Largest payload of a frame."""
@@ -82,6 +83,9 @@ class Header:
     offset: int = 0
 
 
+_FIELDS = attrgetter(*Header.__slots__)
+
+
 def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
     """Yields the frames of ``encoded`` (uint8, contiguous) in order, each at most MAX_FRAME_BYTES long.
 
@@ -91,7 +95,7 @@ def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
     begin, end = header.offset, header.offset + len(encoded)
     assert begin % chunk == 0, (begin, chunk)
     assert end == header.total or (end < header.total and end % chunk == 0), (end, header.total)
-    *of_tensor, _ = astuple(header)
+    *of_tensor, _ = _FIELDS(header)
     for offset in range(begin, max(end, begin + 1), chunk):
         payload = encoded[offset - begin : offset - begin + chunk]
         yield b"".join((_HEADER.pack(_MAGIC, *of_tensor, offset), payload))
