@@ -76,7 +76,8 @@ def _begin(transition: Transition, phase: Switching) -> None:
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
     again = attempts_since_commit(ledger, Charge.STALLED) > 0
-    at = stalled(plan, phase.progress) if again else frozenset[str]()
+    counts = ledger.training.counts_from < ledger.training.generation  # else nobody says what it has
+    at = stalled(plan, phase.progress) if again and counts else frozenset[str]()
     deadline = transition.now + patience(transition, usual=again)
     transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
     for nodes, begin in beginnings(plan, step, phase.progress):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from dtfm.coordinator.core.act import STEPS_BETWEEN
@@ -9,8 +11,16 @@ from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import micro_batches_of
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.audit_scripts import all_find_it_right, all_vote, asked, auditing
-from tests.coordinator.script import World
+from tests.coordinator.script import LAYERS, World
+
+
+def one_after_the_other(nodes: Iterable[str]) -> Plan:
+    """The first three nodes are stages, and train all micro-batches."""
+    first, second, third = sorted(nodes)
+    stages = [Stage((0, 1), (first,), ()), Stage((1, 2), (second,), ()), Stage((2, LAYERS), (third,), ())]
+    return from_routes(0, stages, [((first, second, third), 4)])
 
 
 def says_that_it_has_something(world: World, node: str) -> None:
@@ -90,3 +100,16 @@ def test_a_step_past_its_deadline_goes_on_so_that_it_shows_at_whom_it_stood_but_
         resumed.append(is_resumed(overdue(world)))
         commit(world)
     assert resumed == [True, *[False] * STEPS_BETWEEN, True]
+
+
+def test_where_a_step_began_anew_nobody_knows_at_whom_it_stands_and_all_who_are_silent_are_suspects() -> None:
+    """Not those of the first stages, as if nothing had come to anybody."""
+    world = auditing("a", "b", "c", planner=one_after_the_other)
+    commit(world)
+    assert is_resumed(overdue(world))
+    commit(world)
+    for _ in range(2):
+        assert isinstance(world.state.phase, Stepping)
+        world.wait(world.state.phase.deadline - world.now + 0.1, beating="abc")
+        assert world.events(ev.Suspected)[-1].nodes == ("a", "b", "c")
+        world.settle()
