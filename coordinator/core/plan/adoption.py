@@ -104,7 +104,7 @@ def _counts_from(state: State, plan: Plan) -> int:
 def _with_fresh_numbers(plan: Plan, ledger: Ledger) -> Plan:
     """An island that begins within a round gets a number that none has had in it: what another has trained there is lost."""
     of_round = ledger.training.debts.of_round
-    fresh = count(max(of_round, default=-1) + 1)
+    fresh = count(max({*of_round, *plan.places}) + 1)
     numbers = {island: next(fresh) for island in plan.places if island in of_round.keys() - ledger.whole_islands}
     stages = (replace(stage, island=numbers.get(stage.island, stage.island)) for stage in plan.stages)
     return replace(plan, stages=tuple(stages)) if numbers else plan

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import pytest
 
 from dtfm.coordinator.core.plan.adoption import adopt
 from dtfm.coordinator.core.state import PlanChosen
@@ -78,14 +81,18 @@ def test_a_log_says_how_much_came_again_and_one_that_hides_it_is_found_out() -> 
         assert "does not train again what an island has lost" in checked(forged).findings[0].sentence
 
 
-def test_an_island_that_begins_within_the_round_gets_no_number_whose_samples_were_lost() -> None:
-    """c is back, and has forgotten what it had learnt."""
+@pytest.mark.parametrize(("numbers", "fresh"), [((0, 1, 2), (0, 1, 3)), ((0, 2, 3), (0, 4, 3))])
+def test_an_island_that_begins_within_the_round_gets_no_number_whose_samples_were_lost_nor_anothers(
+    numbers: Sequence[int], fresh: Sequence[int]
+) -> None:
+    """c was lost, is back, and has forgotten what it had learnt."""
     world = without_the_last()
-    owed = world.plan_in_force.owed
     world.automatic_planning = False
     world.join("c", incarnation=2)
     transition = Transition(world.state, world.now)
-    adopt(transition, PlanChosen(each_in_its_island("a", "b", "c"), "for a test"), "")
+    plan = each_in_its_island("a", "b", "c")
+    stages = [replace(stage, island=number) for stage, number in zip(plan.stages, numbers, strict=True)]
+    adopt(transition, PlanChosen(replace(plan, stages=tuple(stages)), "for a test"), "")
     plan = transition.state.ledger.training.in_force
-    assert [(stage.replicas, stage.island) for stage in plan.stages] == [(("a",), 0), (("b",), 1), (("c",), 3)]
-    assert plan.owed == owed
+    assert tuple(stage.island for stage in plan.stages) == fresh
+    assert plan.owed.again[-1][1] == 12
