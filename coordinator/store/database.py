@@ -40,7 +40,8 @@ def open_engine(url: str, *, write: bool) -> sa.Engine:
         elif path:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives the files beside it the same mode
         engine = sa.create_engine(parsed, connect_args={"timeout": 5})
-        sa.event.listen(engine, "connect", _durable)
+        if write:
+            sa.event.listen(engine, "connect", _durable)
         return engine
     except exc.ArgumentError as error:
         raise StoreError(

@@ -19,7 +19,7 @@ from dtfm.coordinator.store.database import explained, open_engine, sqlite_file
 from dtfm.coordinator.store.record import Record as Record, Snapshot, StoreError as StoreError, read_row
 from dtfm.file_lock import try_lock
 
-_PAGE = 1000
+_PAGE, _LAST = 1000, 2**31 - 1
 _LEAST_SNAPSHOTS, _MOST_CHARACTERS = 2, 32_000_000
 """The number of snapshots that are kept in any case, and what all may hold together."""
 _EVENTS = sa.Table(
@@ -116,8 +116,7 @@ class Store:
             sizes = {snapshot.sequence: len(snapshot.text)} | {row[0]: row[1] for row in connection.execute(query)}
             kept = list(sizes)
             while len(kept) > _LEAST_SNAPSHOTS and sum(sizes[each] for each in kept) > _MOST_CHARACTERS:
-                older = range(_LEAST_SNAPSHOTS, len(kept))
-                del kept[min(older, key=lambda i: kept[i - 1] - [*kept, 0][i + 1])]
+                del kept[min(range(_LEAST_SNAPSHOTS, len(kept)), key=lambda i: kept[i - 1] - [*kept, 0][i + 1])]
             connection.execute(sa.delete(_SNAPSHOTS).where(sequence.not_in(kept[1:])))
             connection.execute(sa.insert(_SNAPSHOTS).values(asdict(snapshot)))
 
@@ -162,7 +161,7 @@ class Store:
     def page(self, after: int) -> list[Record]:
         """The first events with larger sequence numbers than ``after``; empty: there are none. Raises StoreError."""
         with explained(self.url), self._engine.connect() as connection:
-            return self._between(connection, after, after + _PAGE)
+            return self._between(connection, after, _LAST, _PAGE)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
@@ -172,9 +171,9 @@ class Store:
                 lease.hold(connection, self._epoch)
             yield connection
 
-    def _between(self, connection: sa.Connection, after: int, until: int) -> list[Record]:
+    def _between(self, connection: sa.Connection, after: int, until: int, most: int | None = None) -> list[Record]:
         sequence = _EVENTS.c.sequence
-        query = sa.select(_EVENTS).where(sequence.between(after + 1, until)).order_by(sequence)
+        query = sa.select(_EVENTS).where(sequence.between(after + 1, until)).order_by(sequence).limit(most)
         return [read_row(self.url, row) for row in connection.execute(query)]
 
 

@@ -7,6 +7,7 @@ import os
 from typing import get_args
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.pool import PoolProxiedConnection
 
 from dtfm.coordinator.log import events as ev
@@ -23,6 +24,16 @@ def test_every_event_is_read_back_from_the_store_unchanged(store_url: str) -> No
         assert [record.event for record in read] == EVERY_EVENT
         assert read == written
         assert list(store.read(after=20)) == written[20:]
+
+
+def test_what_comes_after_a_long_gap_is_read_too(store_url: str) -> None:
+    """So that `check` finds the gap."""
+    with Store(store_url, write=True) as store:
+        store.append([ev.NodeReady("a")] * 2500)
+        with store._engine.begin() as connection:
+            connection.execute(sa.text("DELETE FROM events WHERE sequence BETWEEN 100 AND 1899"))
+    with Store(store_url, write=False) as store:
+        assert [record.sequence for record in store.read()] == [*range(1, 100), *range(1900, 2501)]
 
 
 def test_sequence_numbers_continue_after_a_restart(store_url: str) -> None:
