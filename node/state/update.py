@@ -11,7 +11,6 @@ from dtfm.kernels.transfer import to_host
 
 PLACE = np.dtype("<u4")
 _BITS = {4: torch.int32, 8: torch.int64}
-_CPU = torch.device("cpu")
 
 BASES = Codec.RAW16, Codec.I4B64
 """Codecs out of which what they have decoded to comes with the same bits. Under I8B256 most blocks would have another scale."""
@@ -48,7 +47,7 @@ def unpack(codec: Codec, data: bytes | bytearray, elements: int, dtype: torch.dt
         )
     made = torch.zeros(elements, dtype=dtype)
     if begin:
-        made = decode(codec, memoryview(data)[:begin], elements, dtype, _CPU)
+        made = decode(codec, memoryview(data)[:begin], elements, dtype, torch.device("cpu"))
     bits = made.view(torch.uint8).numpy().view(f"u{dtype.itemsize}")
     bits[places] = np.frombuffer(data, bits.dtype, count, begin + count * PLACE.itemsize)
     return made
