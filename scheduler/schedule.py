@@ -139,7 +139,7 @@ def _without_marks(cluster: Cluster) -> Cluster:
 
 
 def _filled(problem: Problem, groups: Groups, sizes: tuple[int, ...]) -> Groups:
-    """The groups with so many nodes each: the fastest that they have, then others, first proven ones."""
+    """The groups, cut or filled up to these sizes: proven nodes come first, then the fastest. Unused nodes fill them up."""
     order = sorted(range(len(problem.flops)), key=lambda node: (not problem.proven[node], -problem.flops[node], node))
     made = [[node for node in order if node in group][:size] for group, size in zip(groups, sizes, strict=True)]
     used = {node for group in made for node in group}

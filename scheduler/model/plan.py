@@ -242,7 +242,7 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
         raise ValueError("the plan has no stages")
     if plan.owed.new > plan.owed.since * micro_batches:
         raise ValueError(
-            f"micro-batch {plan.owed.new} is the next; {plan.owed.since} steps cannot have trained so many"
+            f"the next new micro-batch is {plan.owed.new}; it may be {plan.owed.since * micro_batches} at most"
         )
     if len(islands := plan.islands) == 1:
         _check_island(plan, layers, micro_batches)

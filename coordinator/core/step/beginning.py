@@ -58,7 +58,7 @@ def _counted(transition: Transition, node: str, progress: wire.Progress) -> wire
         progress.activations or progress.gradients or progress.finished
     ):
         return progress
-    transition.log(f"ignored what {node} says that it has of step {ledger.training.step + 1}: it begins anew")
+    transition.log(f"ignored the work that {node} reports of step {ledger.training.step + 1}: the step starts again")
     return wire.Progress()
 
 
