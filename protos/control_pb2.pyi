@@ -656,7 +656,14 @@ class StepReady(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
 
 class Audit(_message.Message):
-    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds")
+    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds", "trained")
+    class Trained(_message.Message):
+        __slots__ = ("learning_rate", "borders")
+        LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+        BORDERS_FIELD_NUMBER: _ClassVar[int]
+        learning_rate: float
+        borders: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, learning_rate: _Optional[float] = ..., borders: _Optional[_Iterable[int]] = ...) -> None: ...
     class MicroBatch(_message.Message):
         __slots__ = ("number", "previous", "next", "activation_in", "activation_out", "gradient_in", "gradient_out", "loss")
         NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -706,6 +713,7 @@ class Audit(_message.Message):
     PIECES_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
     number: int
     generation: int
     step: int
@@ -715,7 +723,8 @@ class Audit(_message.Message):
     pieces: _containers.RepeatedCompositeFieldContainer[Audit.Piece]
     sums: _containers.RepeatedCompositeFieldContainer[Audit.Sum]
     seconds: float
-    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    trained: _containers.RepeatedCompositeFieldContainer[Audit.Trained]
+    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ..., seconds: _Optional[float] = ..., trained: _Optional[_Iterable[_Union[Audit.Trained, _Mapping]]] = ...) -> None: ...
 
 class Audited(_message.Message):
     __slots__ = ("number", "activations", "gradients", "addends", "losses", "problem", "withheld_by", "unreachable")

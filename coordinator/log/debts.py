@@ -12,15 +12,18 @@ from dtfm.scheduler.model.plan import Plan
 @dataclass(frozen=True, slots=True)
 class Debts:
     """``adopted``: what was owed under the plans so far, in order; where it was the same under several, once. ``committed``: what
-    was under the last with a committed step. ``of_round``: by island, what it has trained since the last exchange."""
+    was under the last with a committed step. ``of_round``: by island, what it has trained in each step since the last exchange,
+    and ``rates``, the learning rates of these steps."""
 
     adopted: tuple[Owed, ...] = (NOTHING_OWED,)
     committed: Owed = NOTHING_OWED
-    of_round: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
+    of_round: Mapping[int, tuple[tuple[Range, ...], ...]] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
 
     def under(self, plan: Plan, trained: int) -> Owed:
         """What is owed under a plan with the islands of this one that is adopted after ``trained`` steps."""
-        lost = [each for island, had in self.of_round.items() if island not in plan.places for each in had]
+        gone = [steps for island, steps in self.of_round.items() if island not in plan.places]
+        lost = [each for steps in gone for had in steps for each in had]
         if not lost:
             return self.committed
         before, of_step = self.committed, plan.micro_batches
@@ -31,13 +34,13 @@ class Debts:
         """After this plan was adopted."""
         return self if plan.owed == self.adopted[-1] else replace(self, adopted=(*self.adopted, plan.owed))
 
-    def with_step(self, plan: Plan, trained: int, *, at_rest: bool) -> Debts:
-        """After a step was committed under this plan, with ``trained`` steps until then."""
+    def with_step(self, plan: Plan, trained: int, rate: float, *, at_rest: bool) -> Debts:
+        """After a step was committed under this plan, with ``trained`` steps until then, and with this learning rate."""
         of_round = {
-            island: (*self.of_round.get(island, ()), *plan.owed.taken(trained, places, plan.micro_batches))
+            island: (*self.of_round.get(island, ()), tuple(plan.owed.taken(trained, places, plan.micro_batches)))
             for island, places in ({} if at_rest else plan.places).items()
         }
-        return replace(self, committed=plan.owed, of_round=of_round)
+        return replace(self, committed=plan.owed, of_round=of_round, rates=() if at_rest else (*self.rates, rate))
 
     def back_to(self, trained: int) -> Debts:
         """After the run went back to where ``trained`` steps were."""

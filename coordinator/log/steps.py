@@ -67,7 +67,7 @@ class StepCommitted:
         training = replace(ledger.training, step=self.step, last=self, timed=timed, step_seconds=seconds, writer=None)
         if plan is not None:
             trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
-            debts = training.debts.with_step(plan, trained, at_rest=at_rest)
+            debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
             training = replace(training, writer=plan.stages[0].island, debts=debts)
         trust = ledger.trust.after_a_commit(self.step, plan.nodes if plan is not None else (), ledger.party)
         return replace(ledger, training=training, trust=trust)

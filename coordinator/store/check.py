@@ -129,7 +129,7 @@ class Checking:
         self._step, self._trained = event.step, self._trained + (not exchanges)
         if self._plan is not None:
             at_rest = self._plan.rounds.at_rest(event.step)
-            self._debts = self._debts.with_step(self._plan, self._trained, at_rest=at_rest)
+            self._debts = self._debts.with_step(self._plan, self._trained, event.learning_rate, at_rest=at_rest)
 
     def _find(self, at: int, sentence: str) -> None:
         if not self._broken and len(self._findings) < MOST_FINDINGS:

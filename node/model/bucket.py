@@ -96,6 +96,10 @@ class Bucket:
             self._gradients = torch.zeros_like(self.parameters, device=self.device)
         return self._gradients
 
+    def forget_moments(self) -> None:
+        for moment in self.moments:
+            moment.zero_()
+
     @torch.no_grad()
     def rest(self, *, rounds: bool) -> None:
         """The run is at rest: with ``rounds`` the next exchange begins with these parameters."""

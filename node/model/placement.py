@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtfm.kernels.layout import Codec
 from dtfm.node.model.bucket import BucketSpec
@@ -163,6 +163,10 @@ class Placement:
         groups = (*self.groups.values(), *self.exchange_groups.values())
         return (neighbours | {m for group in groups for m in group.members}) - {self.node}
 
+    def groups_in(self, step: int) -> Mapping[int, Group]:
+        """Those that reduce in this step."""
+        return self.exchange_groups if self.rounds.exchanges(step) else self.groups
+
     def share_in_exchange(self, bucket: int, codec: Codec) -> float:
         """The factor of this node's change of a bucket in the sum: its island's share of a step's samples, which all holders of
         the bucket in the island bring in together, or under a sparse codec one of them."""
@@ -209,7 +213,9 @@ def placement_of(
         in_flight=stage.in_flight[stage.replicas.index(node)] if stage.in_flight else 2 * (len(island.stages) - index),
         keeping=stage.keeping[stage.replicas.index(node)] if stage.keeping else Keeping(),
         groups={spec.index: group_of(island, spec.layers) for spec in held},
-        exchange_groups={spec.index: group_of(plan, spec.layers) for spec in held} if plan.rounds.count else {},
+        exchange_groups={spec.index: exchange_group_of(plan, spec.layers) for spec in held}
+        if plan.rounds.count
+        else {},
         rounds=plan.rounds,
         owed=plan.owed,
         island_micro_batches=sum(stage.loads),
@@ -233,6 +239,13 @@ def group_of(plan: Plan, layers: Collection[int]) -> Group:
         loads=tuple(load for _, stage in stages for load in stage.loads),
         islands=tuple(stage.island for _, stage in stages for _ in stage.replicas),
     )
+
+
+def exchange_group_of(plan: Plan, layers: Collection[int]) -> Group:
+    """The same over all islands. Any two bring in the same, each with its part of its island's micro-batches."""
+    group = group_of(plan, layers)
+    loads = [len(plan.places[island]) // group.islands.count(island) for island in group.islands]
+    return replace(group, stages=(0,) * len(loads), loads=tuple(loads))
 
 
 def _micro_batches(ways: Chains, node: str) -> tuple[int, ...]:

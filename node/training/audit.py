@@ -15,9 +15,12 @@ from functools import partial
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, codec_named, decode, encode
+from dtfm.node.model.optimizer import change_since_exchange
+from dtfm.node.model.placement import Group, Placement
 from dtfm.node.training.compression import GENTLEST_FIRST
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.pipeline import Compute
+from dtfm.node.training.round_again import round_done_again
 from dtfm.node.transport.commitments import commitment
 from dtfm.node.transport.kept import Tensor, Wanted, Withheld
 from dtfm.protos.control_pb2 import Audit, Audited
@@ -41,6 +44,10 @@ def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> st
     placement, train = generation.placement, generation.run.train
     if generation.commitments is None:
         return "nothing is audited in this step"
+    if audit.HasField("bucket") and audit.bucket not in generation.stage.buckets:
+        return f"bucket {audit.bucket} is not of this stage"
+    if placement.rounds.exchanges(audit.step):
+        return _misfit_of_exchange(audit, placement)
     if audit.node == placement.node or audit.node not in placement.replicas:
         return f"{audit.node[:64]!r} is no other replica of this stage"
     numbers, most = [each.number for each in audit.micro_batches], train.global_batch // train.micro_batch
@@ -49,8 +56,23 @@ def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> st
     for each in audit.micro_batches:
         if (bool(each.previous), bool(each.next)) != (not placement.first, not placement.last):
             return f"micro-batch {each.number} has other neighbours than one of stage {placement.stage}"
-    if audit.HasField("bucket") and audit.bucket not in generation.stage.buckets:
-        return f"bucket {audit.bucket} is not of this stage"
+    return ""
+
+
+def _misfit_of_exchange(audit: Audit, placement: Placement) -> str:
+    if not audit.HasField("bucket"):
+        return f"step {audit.step} is an exchange, and it names no bucket"
+    group = placement.exchange_groups[audit.bucket]
+    if audit.node == placement.node or audit.node not in group.members:
+        return f"{audit.node[:64]!r} is no other node that exchanges bucket {audit.bucket}"
+    if audit.node in placement.replicas:
+        return ""
+    if placement.stages > 1:
+        return "this node does not have the whole model, to do the steps of another island again"
+    steps, of_step = audit.step - 1 - placement.rounds.rested(audit.step - 1), placement.all_micro_batches
+    numbers = [sum(step.borders[1::2]) - sum(step.borders[::2]) for step in audit.trained]
+    if len(numbers) != steps or not all(0 < number <= of_step for number in numbers):
+        return f"it names {numbers[:8]} micro-batches of steps; {steps} steps came before this exchange, of {of_step} at most"
     return ""
 
 
@@ -100,9 +122,12 @@ class _Again:
         index = self.audit.bucket
         bucket, parameters = self.generation.stage.buckets[index], self.generation.stage.parameters[index]
         total = torch.zeros_like(bucket.gradients)
-        sums = tuple(bucket.views(total).values())
-        for each in self.audit.micro_batches:
-            self._micro_batch(each, parameters, sums)
+        if self.generation.placement.rounds.exchanges(self.audit.step):
+            self._change(index, total)
+        else:
+            sums = tuple(bucket.views(total).values())
+            for each in self.audit.micro_batches:
+                self._micro_batch(each, parameters, sums)
         unusable: list[Unusable] = []  # which do not keep the rest from being compared
         for compare in (
             *(partial(self._piece, index, piece, total) for piece in self.audit.pieces),
@@ -115,9 +140,27 @@ class _Again:
         if unusable:
             raise unusable[0]
 
+    def _change(self, index: int, into: torch.Tensor) -> None:
+        """What the audited node brings into the exchange of a bucket."""
+        generation, placement = self.generation, self.generation.placement
+        group = placement.exchange_groups[index]
+        share = group.loads[group.members.index(self.audit.node)] / placement.all_micro_batches
+        if self.audit.node in placement.replicas:  # it has what this node has
+            share = placement.share_in_exchange(index, generation.codecs.exchange)
+            change_since_exchange(generation.stage.buckets[index], share, into)
+        else:
+            with round_done_again(generation, self.audit.trained, self._go_on):
+                change_since_exchange(generation.stage.buckets[index], share, into)
+
+    def _go_on(self) -> None:
+        if self.is_late():
+            raise Unusable("this node is too slow for so much")
+
     def _is_summed_roughly(self, index: int) -> bool:
         """Whether its gradients depend on the number of threads by more than is allowed. torch sums those of a norm in bfloat16
         on a CPU: of 4096 tokens they differ by 8 %, which shows where a bucket has nothing else."""
+        if self.generation.placement.rounds.exchanges(self.audit.step):
+            return False
         vectors = all(len(shape) < 2 for _, shape in self.generation.stage.buckets[index].spec.parameters)
         return vectors and self.generation.stage.dtype == torch.bfloat16
 
@@ -125,8 +168,7 @@ class _Again:
         self, each: Audit.MicroBatch, parameters: Sequence[torch.nn.Parameter], sums: Sequence[torch.Tensor]
     ) -> None:
         """Compares what it makes, and adds the gradients of ``parameters`` to ``sums``."""
-        if self.is_late():
-            raise Unusable("this node is too slow for so much")
+        self._go_on()
         placement, compute, stage = self.generation.placement, self.compute, self.generation.stage
         x, given = self._inputs(each)
         positions = compute.positions(each.number)
@@ -174,7 +216,7 @@ class _Again:
         return came.pop().view(compute.input_shape).requires_grad_(), given
 
     def _piece(self, bucket: int, piece: Audit.Piece, total: torch.Tensor) -> None:
-        group = self.generation.placement.groups[bucket]
+        group = self._group(bucket)
         start, stop = group.piece(total.numel(), piece.piece)
         if stop == start or group.owner(piece.piece) == self.audit.node:
             raise Unusable(f"piece {piece.piece} of bucket {bucket} is not sent by {self.audit.node}")
@@ -183,7 +225,7 @@ class _Again:
     def _sum(self, bucket: int, wanted: Audit.Sum, total: torch.Tensor) -> None:
         """Adds up a piece as its owner, which is audited, should have: in the group's order, with its own share out of ``total``.
         This node has what the owner sent: it is what its gradients were replaced by."""
-        group, own = self.generation.placement.groups[bucket], self.generation.stage.buckets[bucket].gradients
+        group, own = self._group(bucket), self.generation.stage.buckets[bucket].gradients
         start, stop = group.piece(total.numel(), wanted.piece)
         digests = {addend.node: addend.digest for addend in wanted.addends}
         others = set(group.members) - {self.audit.node}
@@ -203,6 +245,9 @@ class _Again:
             decoded = decode(encoded.codec, encoded.data, mine.numel(), mine.dtype, mine.device)
             found.append(relative_error(own[start:stop], decoded))
         self._note(Kind.REDUCE, min(found))
+
+    def _group(self, bucket: int) -> Group:
+        return self.generation.placement.groups_in(self.audit.step)[bucket]
 
     def _own(self, addend: Wanted) -> Tensor:
         generation, step = self.generation, self.audit.step
@@ -235,6 +280,8 @@ class _Again:
     def _codecs(self, kind: Kind) -> tuple[Codec, ...]:
         """Those that the audited node may have used: it has chosen by its own links."""
         network = self.generation.run.network
+        if self.generation.placement.rounds.exchanges(self.audit.step):
+            return (codec_named(network.exchange),)
         settings = {
             Kind.ACTIVATION: network.activations,
             Kind.GRADIENT: network.gradients,

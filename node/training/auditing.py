@@ -68,7 +68,7 @@ class Auditing:
 
         try:
             with span(Activity.AUDIT, audit.step):
-                answer = do_again(audit, generation, fetch, lambda: time.monotonic() > came + seconds)
+                answer = do_again(audit, generation, fetch, lambda: self._is_late(came, seconds))
         except Closed as closed:
             log.info("an audit of %s is called off: %s", audit.node, closed)
             return
@@ -79,6 +79,12 @@ class Auditing:
         finally:
             asyncio.run_coroutine_threadsafe(witnesses.close(), self._loop)
         self._report(NodeMessage(audited=answer))
+
+    def _is_late(self, came: float, seconds: float) -> bool:
+        """Raises Closed once an audit that ``came`` then is called off."""
+        if came <= self._over:
+            raise Closed("the step is over")
+        return time.monotonic() > came + seconds
 
     def _await(self, work: Coroutine[Any, Any, Result], came: float) -> Result:
         with self._lock:

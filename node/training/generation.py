@@ -21,7 +21,7 @@ from dtfm.node.host.cuda_streams import after, brought
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.optimizer import adamw, change_since_exchange, outer_step, squared_norms
-from dtfm.node.model.placement import Placement
+from dtfm.node.model.placement import Group, Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
@@ -48,11 +48,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Inherited:
     """What a generation takes over from the one before: progress on the next step with the same stage, the codecs, what is usual
-    of this stage's gradients, and the ``residuals`` of a sparse codec in exchanges."""
+    of this stage's gradients and of its changes in exchanges, and the ``residuals`` of a sparse codec there."""
 
     progress: Progress | None = None
     codecs: Codecs | None = None
     bound: ContributionBound | None = None
+    bound_of_changes: ContributionBound | None = None
     residuals: Residuals = field(default_factory=dict)
 
 
@@ -97,13 +98,16 @@ class Generation:
         self.receiver = Receiver(expect, applied, self._deliver, early)
         is_open = loaded.run.trust.mode == Run.Trust.OPEN
         bound = inherited.bound or ContributionBound() if is_open else None
-        self.reducer = Reducer(placement, self._send, self.receiver.let_go, bound=bound, came=self._came)
+        of_changes = inherited.bound_of_changes or ContributionBound() if is_open else None
+        to_peers = self._send, self.receiver.let_go
+        self.reducer = Reducer(placement, *to_peers, bound=bound, came=self._came)
         everywhere = replace(placement, groups=placement.exchange_groups)
-        self.exchanger = Reducer(everywhere, self._send, self.receiver.let_go, inherited.residuals)
+        self.exchanger = Reducer(everywhere, *to_peers, inherited.residuals, of_changes, self._came)
         """Of the exchanges, which there are only with rounds."""
         self.commitments: Commitments | None = None
         """Of the step last trained, where work is audited and this step began here."""
         self._reduced_with = Codec.OFF  # in the step last trained
+        self._audited = loaded.run.trust.audit_rate > 0
         # During the last backward: the number of parameters of each bucket that still get gradients.
         self._unfinished: dict[int, int] = {}
         # Tensors of an interrupted step that the neighbours have from an earlier generation.
@@ -141,7 +145,7 @@ class Generation:
         """
         assert self.progress.step == step
         begins = self.progress.reports_nothing and not any(self._neighbours_have.values())
-        self.commitments = Commitments() if self.run.trust.audit_rate > 0 and begins else None
+        self.commitments = Commitments() if self._audited and begins else None
         gradients = self._gradients()
         self._restore(gradients)
         reduction: Future[None] | None = None
@@ -173,11 +177,14 @@ class Generation:
         step is called off.
         """
         began, gradients, codec = time.monotonic(), self._gradients(), self.codecs.exchange
+        self.commitments = Commitments() if self._audited else None
+        keep: Callable[[int, torch.Tensor], None] = self.progress.keep_unreduced if self._audited else lambda *_: None
         for index, change in gradients.items():
             factor = self.placement.share_in_exchange(index, codec)
             change_since_exchange(self.stage.buckets[index], factor, change)
             self.exchanger.queue.put(step, Final(index, after(self.stage.device)))
-        reduction = self.exchanger.start(step, gradients, codec, lambda *_: None)
+        self._reduced_with = codec
+        reduction = self.exchanger.start(step, gradients, codec, keep)
         try:
             reduction.result()
         except BaseException as error:
@@ -202,7 +209,7 @@ class Generation:
             compute_seconds=outcome.compute_seconds,
             wait_seconds=outcome.wait_seconds,
             arrived=self.receiver.take_paces(),
-            clipped=(clipped for _, clipped in sorted(self.reducer.clipped.items())),
+            clipped=(clipped for _, clipped in sorted(self._reducer_of(step).clipped.items())),
             sent=sent,
             received=received,
             losses=outcome.losses if self.commitments is not None else (),
@@ -213,29 +220,32 @@ class Generation:
         """What it takes to compute any micro-batch of ``step``."""
         trained, of_step = self.placement.rounds.trained(step), self.placement.all_micro_batches
         taken = self.placement.owed.taken(trained, range(of_step), of_step)
-        return self._compute(partial(self._training_batch, [*chain.from_iterable(starmap(range, taken))]))
+        return self.computing_these([*chain.from_iterable(starmap(range, taken))])
+
+    def computing_these(self, of_step: Sequence[int]) -> Compute:
+        """The same of a step that has these micro-batches of the run."""
+        return self._compute(partial(self._training_batch, of_step))
 
     def offer(self, step: int) -> Offer:
         """What was sent in ``step``, the one last trained."""
-        work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with)
+        groups = self.placement.groups_in(step)
+        work = KeptWork(self.placement.node, groups, self.progress, self.sizes, self._reduced_with)
         return Offer(self.number, step, frozenset(self.around), work.find)
 
     def apply(self, commit: Commit) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for this step is stale."""
         step, rate, rounds, train = commit.step, commit.learning_rate, self.placement.rounds, self._loaded.run.train
         norm = commit.island_norms.get(self.placement.island, commit.gradient_norm)
+        # Of AdamW's moments. Where work is audited, each round begins with moments of zero: so all know with what it began.
+        restarts = self._audited and rounds.count > 0
+        began = rounds.trained(rounds.rested(step - 1)) if restarts else self.placement.trained_before
         for index, bucket in self.stage.buckets.items():
+            if restarts and rounds.at_rest(step - 1):
+                bucket.forget_moments()
             if rounds.exchanges(step):
                 outer_step(train, bucket, bucket.gradients)
             else:
-                adamw(
-                    train,
-                    rounds.trained(step) - self.placement.trained_before,
-                    rate,
-                    norm,
-                    bucket,
-                    bucket.gradients,
-                )
+                adamw(train, rounds.trained(step) - began, rate, norm, bucket, bucket.gradients)
             self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more
         self.commitments = None
@@ -422,9 +432,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class KeptWork:
-    """The work of ``progress``, for audits, as it was sent: its gradients to replicas with the codec ``reduction``."""
+    """The work of ``node``'s ``progress``, for audits, as it was sent: to its ``groups`` with the codec ``reduction``."""
 
-    placement: Placement
+    node: str
+    groups: Mapping[int, Group]
     progress: Progress
     sizes: TensorSizes
     reduction: Codec
@@ -453,8 +464,8 @@ class KeptWork:
     def _addend(self, bucket: int, part: int) -> tuple[Encoded, int]:
         """(what this node sent of its own gradients of a piece, elements)."""
         if (mine := self.progress.unreduced.get(bucket)) is not None:
-            group = self.placement.groups[bucket]
+            group = self.groups[bucket]
             start, stop = group.piece(mine.numel(), part)
-            if stop > start and group.owner(part) != self.placement.node:
+            if stop > start and group.owner(part) != self.node:
                 return encode(self.reduction, mine[start:stop]), stop - start
         raise LookupError(f"NOT_KEPT: piece {part} of bucket {bucket} was not sent from here, or is not kept")

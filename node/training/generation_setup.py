@@ -86,13 +86,15 @@ def set_up(
 def inherit(earlier: Generation, stage: Stage, placement: Placement, step: int, progress: Progress | None) -> Inherited:
     """Returns what a generation with this ``stage``, ``placement`` and ``progress`` takes over from the ``earlier`` one. ``step``
     is the last one in the stage's state. If the earlier generation stood at another step, its residuals no longer count."""
-    bound, carried = earlier.reducer.bound, earlier.exchanger.carried
+    carried = earlier.exchanger.carried
     residuals = {index: carried[index] for index in placement.exchange_groups if index in carried}
-    if bound is not None and stage is not earlier.stage:
-        bound = ContributionBound(bound)
+    bound, of_changes = (
+        ContributionBound(bound) if bound is not None and stage is not earlier.stage else bound
+        for bound in (earlier.reducer.bound, earlier.exchanger.bound)
+    )
     if earlier.progress.step != step + 1:
         residuals = {}
-    return Inherited(progress, earlier.codecs, bound, residuals)
+    return Inherited(progress, earlier.codecs, bound, of_changes, residuals)
 
 
 def _usable_progress(progress: Progress, placement: Placement, assignment: Assignment) -> Progress | None:

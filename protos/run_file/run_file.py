@@ -18,6 +18,9 @@ from dtfm.protos.run_file.tables import Checkpoint, Cluster, Data, Model, Networ
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 MAX_FILE_BYTES = 1 << 20
+
+MOST_AUDITED = 100
+"""Steps of a round that can be audited. In longer ones honest devices differ by too much."""
 """Largest run file."""
 PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP64}
 _SCHEDULES = {
@@ -56,18 +59,25 @@ class RunFile(Table):
     @field_validator("trust")
     @classmethod
     def _trust_fits(cls, trust: Trust, info: ValidationInfo) -> Trust:
-        train = info.data.get("train")
-        if train is not None and train.rounds not in (0, "auto") and (trust.mode == "open" or trust.audits):
+        train, network = info.data.get("train"), info.data.get("network")
+        if not (train and network and trust.audits) or train.rounds in (0, "auto"):
+            return trust
+        if network.exchange == "topk":
             raise ValueError(
-                'train.rounds is for members who know each other, as nobody audits an exchange yet: set mode = "trusted" and '
-                "audit_rate = 0"
+                'exchanges cannot be audited with network.exchange = "topk", as each island adds what it left out of others: '
+                'set another codec, like "i4b64", or audit_rate = 0'
+            )
+        if train.rounds > MOST_AUDITED:
+            raise ValueError(
+                f"rounds of at most {MOST_AUDITED} steps can be audited, as in longer ones honest devices differ too much: set "
+                f"train.rounds = {MOST_AUDITED}, or audit_rate = 0"
             )
         return trust
 
     @property
     def may_have_rounds(self) -> bool:
-        """Whether it can have any: nobody audits exchanges, and each island has stages of its own."""
-        return self.trust.mode == "trusted" and not self.trust.audits and self.cluster.pinned is None
+        """Whether it can have any: each island has stages of its own, and under "topk" nobody can audit exchanges."""
+        return self.cluster.pinned is None and not (self.trust.audits and self.network.exchange == "topk")
 
     @property
     def checkpoints(self) -> str:

@@ -34,7 +34,7 @@ from dtfm.node.state.images import Images
 from dtfm.node.state.snapshot_files import file_header
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.state_store import Donation, StateStore
-from dtfm.node.training import pipeline, reduction
+from dtfm.node.training import pipeline, reduction, round_again
 from dtfm.node.training.audit import do_again
 from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor
@@ -334,13 +334,18 @@ def dying_at_the_end() -> Iterator[None]:
 @contextmanager
 def mislabelled() -> Iterator[None]:
     """Inside, this process trains on the labels in their reverse order. It evaluates, and audits others, as it should."""
-    loss = Stage.loss
+    loss, train_again, audits = Stage.loss, round_again._train, list[bool]()
 
     def reversed_labels(self: Stage, x: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Scored:
-        trains = torch.is_grad_enabled() and len(rest) < 3
+        trains = torch.is_grad_enabled() and len(rest) < 3 and not audits
         return loss(self, x, labels.flip(-1) if trains else labels, *rest)
 
-    with mock.patch.object(Stage, "loss", reversed_labels):
+    def audited(*step: Any) -> None:
+        audits.append(True)
+        train_again(*step)
+        audits.clear()
+
+    with mock.patch.object(Stage, "loss", reversed_labels), mock.patch.object(round_again, "_train", audited):
         yield
 
 

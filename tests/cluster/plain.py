@@ -106,6 +106,8 @@ def losses_of_islands(
             anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
             for module, _ in copies.values():
                 nn.utils.vector_to_parameters(anchor.clone(), module.parameters())
+            if run.trust.audit_rate > 0:  # each round begins with moments of zero
+                copies = {island: (module, adamw_of(run, module)) for island, (module, _) in copies.items()}
         else:
             total = torch.zeros((), dtype=anchor.dtype, device=device)
             for island, (module, optimizer) in copies.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from dtfm.coordinator.core.audits import COMPARED
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.chains import chains, micro_batches_of
@@ -19,28 +20,34 @@ Hop = tuple[str, str, int, int, int]
 
 
 @cache
-def _by_node(plan: Plan) -> tuple[Mapping[str, list[Hop]], Mapping[str, list[Hop]]]:
+def _by_node(plan: Plan, exchanges: bool) -> tuple[Mapping[str, list[Hop]], Mapping[str, list[Hop]]]:
     """By node, what it sends, and what it gets."""
     sent, received = defaultdict[str, list[Hop]](list), defaultdict[str, list[Hop]](list)
-    for hop in hops(plan):
+    for hop in hops(plan, exchanges=exchanges):
         sent[hop[0]].append(hop)
         received[hop[1]].append(hop)
     return sent, received
 
 
-def hops(plan: Plan) -> list[Hop]:
-    """All that is passed on in a step: between stages, and a piece of each layer's bucket for each replica of its stage."""
+def hops(plan: Plan, *, exchanges: bool = False) -> list[Hop]:
+    """All that is passed on in a step: between stages, and a piece of each layer's bucket for each replica of its stage, or in an
+    exchange for each node that has the layer."""
     found: list[Hop] = []
-    for number, chain in enumerate(chains(plan)):
+    for number, chain in enumerate(() if exchanges else chains(plan)):
         for before, after in pairwise(chain):
             found.append((before, after, Kind.ACTIVATION, number, 0))
             found.append((after, before, Kind.GRADIENT, number, 0))
-    for stage in plan.stages:
-        for bucket in range(*stage.layers):
-            for piece, owner in enumerate(stage.replicas):
-                others = [node for node in stage.replicas if node != owner]
-                found += [(node, owner, Kind.REDUCE, bucket, piece) for node in others]
-                found += [(owner, node, Kind.GATHER, bucket, piece) for node in others]
+    groups = [(bucket, stage.replicas) for stage in plan.stages for bucket in range(*stage.layers)]
+    if exchanges:
+        together = defaultdict[int, tuple[str, ...]](tuple)
+        for bucket, replicas in groups:
+            together[bucket] += replicas
+        groups = [*together.items()]
+    for bucket, members in groups:
+        for piece, owner in enumerate(members):
+            others = [node for node in members if node != owner]
+            found += [(node, owner, Kind.REDUCE, bucket, piece) for node in others]
+            found += [(owner, node, Kind.GATHER, bucket, piece) for node in others]
     return found
 
 
@@ -51,13 +58,14 @@ def digest(hop: Hop, salt: str = "") -> bytes:
     return blake3(f"{what}{salt}".encode()).digest(16)
 
 
-def commitments(plan: Plan, node: str, loss: float = 0.5) -> dict[str, Any]:
-    """Fields of an honest vote; ``loss``: of each micro-batch."""
-    (sent, received), mine = _by_node(plan), len(micro_batches_of(plan).get(node, ()))
+def commitments(plan: Plan, node: str, loss: float = 0.5, *, exchanges: bool = False) -> dict[str, Any]:
+    """Fields of an honest vote, in a step that trains or ``exchanges``; ``loss``: of each micro-batch."""
+    (sent, received), mine = _by_node(plan, exchanges), len(micro_batches_of(plan).get(node, ()))
+    scores = not exchanges and any(node in stage.replicas for stage in plan.last_stages)
     return {
         "sent": passed(sent[node], at=1),
         "received": passed(received[node], at=0),
-        "losses": [loss] * mine if node in plan.stages[-1].replicas else [],
+        "losses": [loss] * mine if scores else [],
         "kept": True,
     }
 
@@ -81,12 +89,8 @@ def passed(mine: list[Hop], at: int, salt: str = "") -> list[wire.StepReady.Pass
 
 def audited(audit: wire.Audit, **changes: Any) -> wire.NodeMessage:
     """The answer of an auditor that came to the same, with some fields changed."""
-    first = audit.micro_batches[0]
-    fields = {
-        "number": audit.number,
-        "activations": 0.0 if first.next else -1.0,
-        "gradients": 0.0 if first.previous else -1.0,
-        "addends": 0.0 if audit.HasField("bucket") else -1.0,
-        "losses": 0.0 if not first.next else -1.0,
-    }
+    compared = {"addends"} if audit.HasField("bucket") else set[str]()
+    for first in audit.micro_batches[:1]:
+        compared |= {"activations" if first.next else "losses", *(["gradients"] if first.previous else ())}
+    fields = {"number": audit.number, **{kind: 0.0 if kind in compared else -1.0 for kind in COMPARED}}
     return wire.NodeMessage(audited=wire.Audited(**{**fields, **changes}))

@@ -303,7 +303,8 @@ class World:
         said = vote(self.plan_in_force, node, self.state.ledger.training.step + 1)
         said.loss_sum = 0.5 * said.samples
         if self.state.run.trust.audits:
-            said.MergeFrom(wire.StepReady(**honest_work.commitments(self.plan_in_force, node)))
+            exchanges = self.state.rounds.exchanges(said.step)
+            said.MergeFrom(wire.StepReady(**honest_work.commitments(self.plan_in_force, node, exchanges=exchanges)))
         for field in changes:
             said.ClearField(field)
         said.MergeFrom(wire.StepReady(**changes))

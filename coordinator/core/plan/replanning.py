@@ -337,7 +337,7 @@ def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
     if run.train.rounds != "auto":
         goes_on = spread(run.train.rounds, state.rounds.steps).count == state.rounds.count
         return (standing if goes_on else run.train.rounds,)
-    others = (0, *MEASURED) if not hasty else ()
+    others = (0, *(MEASURED[-1:] if run.trust.audits else MEASURED)) if not hasty else ()
     return tuple(dict.fromkeys((standing, *(length for length in others if length < run.train.steps - step))))
 
 

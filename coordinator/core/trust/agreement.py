@@ -37,14 +37,15 @@ def contradiction(state: State, phase: Stepping) -> Setback | None:
     digests = {node: vote.state_digest for node, vote in phase.votes.items()}
     if found := stage_differs(ledger, digests) or islands_differ(ledger, phase.votes):
         return found
-    if phase.passed and (found := _of_hops(plan, phase)) is not None:
+    exchanges = state.rounds.exchanges(phase.step)
+    if phase.passed and (found := _of_hops(plan, phase, exchanges)) is not None:
         return found  # it says whose fault it is that norms differ
     for index, stage in enumerate(plan.stages):
         norms = {node: phase.votes[node].squared_gradient_norm for node in stage.replicas}
         if pairs := dissent(ledger, norms, _same_norm):
             reason = f"in step {phase.step} their gradients of stage {index} differ"
             return Setback(SETTLED, pairs[0][0], reason, contradicting(Charge.GRADIENT_NORM, pairs, reason))
-    return _of_losses(plan, phase, state.run.train.micro_batch) if phase.passed else None
+    return _of_losses(plan, phase, state.run.train.micro_batch) if phase.passed and not exchanges else None
 
 
 def stage_differs(ledger: Ledger, digests: Mapping[str, bytes]) -> Setback | None:
@@ -100,10 +101,10 @@ def dissent(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, Vi
     return sorted({pair_of(node, other) for node in views if node not in most for other in against if other != node})
 
 
-def _of_hops(plan: Plan, phase: Stepping) -> Setback | None:
+def _of_hops(plan: Plan, phase: Stepping, exchanges: bool) -> Setback | None:
     step, passed = phase.step, phase.passed
     for node in plan.nodes:
-        if what := lacks(plan, node, passed[node]):
+        if what := lacks(plan, node, passed[node], exchanges=exchanges):
             return _proven(node, f"in step {step} it does not say that it {what}")
     if pairs := differing(passed):
         sender, receiver, what = pairs[0]
@@ -119,7 +120,8 @@ def _of_hops(plan: Plan, phase: Stepping) -> Setback | None:
 
 
 def _of_losses(plan: Plan, phase: Stepping, micro_batch: int) -> Setback | None:
-    for node, load in zip(plan.stages[-1].replicas, plan.stages[-1].loads, strict=True):
+    last = [each for stage in plan.last_stages for each in zip(stage.replicas, stage.loads, strict=True)]
+    for node, load in last:
         vote = phase.votes[node]
         told = math.fsum(vote.losses) * micro_batch
         if len(vote.losses) != load or abs(told - vote.loss_sum) > LOSS_TOLERANCE * max(1.0, abs(vote.loss_sum)):

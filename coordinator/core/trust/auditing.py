@@ -20,6 +20,10 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.standing import Standing, earned, standing_of
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
+
+ROUND_FACTOR = 3
+"""How many times as long as it took to train it a round may take to be done again."""
 
 MOST_TRIES = 20
 """The number of steps in which a node's audit may fail. After that it is not tried again."""
@@ -32,9 +36,10 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
     """By node that has voted, this one included, what it says was passed on; empty if the step cannot be audited. Raises
     Refused."""
     plan, described = state.ledger.training.in_force, state.ledger.description
-    if not state.run.trust.audits or phase.resumed or state.rounds.count:
+    if not state.run.trust.audits or phase.resumed:
         return {}
-    return {**phase.passed, node: read_passed(vote, plan, node, described)}
+    exchanges = state.rounds.exchanges(phase.step)
+    return {**phase.passed, node: read_passed(vote, plan, node, described, exchanges=exchanges)}
 
 
 def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
@@ -43,7 +48,7 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
     if not phase.passed:
         return ()
     party = state.ledger.party
-    random = chance(state.secret, plan.generation, phase.step)
+    random, exchanges = chance(state.secret, plan.generation, phase.step), state.rounds.exchanges(phase.step)
     found = draw(
         plan,
         state.run.trust.audits,
@@ -51,14 +56,24 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
         party,
         {node for node, vote in phase.votes.items() if vote.kept},
         lambda node: _weight(state, node),
+        exchanges=exchanges,
         apart=kept_apart(state.ledger),
         believed={node for node in plan.nodes if standing_of(state.ledger, node) is Standing.BELIEVED},
     )
+    found = tuple(each for each in found if not exchanges or _round_is_known(state, plan, each.node))
     drawn_again = {party(each.node) for each in found}
     due = {node: times + (party(node) in drawn_again) for node, times in state.auditing.due.items()}
     due = {node: times for node, times in due.items() if times < MOST_TRIES}
     transition.state = replace(transition.state, auditing=replace(transition.state.auditing, due=due))
     return tuple(Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found)
+
+
+def _round_is_known(state: State, plan: Plan, node: str) -> bool:
+    """Whether the node did all steps of the round as we know them, and began them as nodes do where work is audited."""
+    debts, step = state.ledger.training.debts, state.ledger.training.step
+    of_round = debts.of_round.get(plan.island_of(node) or 0, ())
+    is_ours = not state.rounds.rested(step) < state.auditing.since <= step
+    return is_ours and len(of_round) == len(debts.rates)
 
 
 def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
@@ -139,7 +154,7 @@ def _ask(transition: Transition, phase: Stepping) -> None:
     state = transition.state
     busy = {node for audit in phase.audits for node in audit.awaited}
     took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
-    patience = step_patience(state.lease, took, usual=True, overdue=0)
+    usual = step_patience(state.lease, took, usual=True, overdue=0)
     audits, number = list(phase.audits), state.auditing.number
     for place, audit in enumerate(audits):
         requests = dict(audit.requests)
@@ -148,6 +163,7 @@ def _ask(transition: Transition, phase: Stepping) -> None:
                 continue
             busy.add(node)
             number += 1
+            patience = usual + ROUND_FACTOR * len(audit.order.trained) * (state.ledger.training.step_seconds or 0.0)
             requests[node] = Request(number, transition.now + patience)
             message = wire.Audit()
             message.CopyFrom(audit.order)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -78,31 +78,36 @@ def draw(
     kept: Collection[str],
     weight: Callable[[str], float] = lambda _: 1.0,
     *,
+    exchanges: bool = False,
     apart: Collection[tuple[str, str]] = (),
     believed: Collection[str] = (),
 ) -> tuple[Drawn, ...]:
     """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
     run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches can be done again whose neighbours
-    `must_have` what they sent. An auditor is a replica of the same stage, and of another party. ``apart``: pairs of nodes,
+    `must_have` what they sent. An auditor is one that `can_do_again` what the node did, and of another party. In
+    a step that ``exchanges``, what is done again is always whole, and needs no neighbour. ``apart``: pairs of nodes,
     each in order of name, that give each other nothing. Who reaches all of the node's neighbours audits it rather than
     others, and of these those that are ``believed``."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
-    by_node = {node: odds(rate, most, weight(node)) for node in plan.nodes}
+    by_node = {
+        node: Odds(min(rate * weight(node), 1), 0, 0) if exchanges else odds(rate, most, weight(node))
+        for node in plan.nodes
+    }
     at = random.random()  # one for all, so that all are audited in the same steps
     if all(at >= odd.whole + odd.part for odd in by_node.values()):
         return ()
     neighbours, has = neighbours_of(plan), frozenset(kept)
     busy: Counter[str] = Counter()
     drawn = []
-    for stage in plan.stages:
-        ring, room = list(stage.replicas), _room(stage.replicas, party)
+    for group in groups_of(plan, exchanges):
+        ring, room = list(group), _room(group, party)
         random.shuffle(ring)
         for place, node in enumerate(ring):
             odd, load, mine = (
                 by_node[node],
                 len(share_of[node]),
-                [n for n in share_of[node] if must_have(neighbours[node, n], node, party, has)],
+                [n for n in share_of[node] if exchanges or must_have(neighbours[node, n], node, party, has)],
             )
             count = load if at < odd.whole else math.floor(odd.share * load + random.random())
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
@@ -115,6 +120,18 @@ def draw(
                 busy[by] += 1
                 drawn.append(Drawn(node, by, tuple(sorted(random.sample(mine, count))), count == load))
     return tuple(drawn)
+
+
+def groups_of(plan: Plan, exchanges: bool) -> list[Sequence[str]]:
+    """Nodes that can do each other's work again: the replicas of a stage; in a step that ``exchanges`` also all that are alone in
+    their islands."""
+    alone = [island.nodes[0] for island in plan.islands if exchanges and len(island.nodes) == 1]
+    return [alone, *(stage.replicas for stage in plan.stages if stage.replicas[0] not in alone)]
+
+
+def can_do_again(plan: Plan, node: str, exchanges: bool) -> Sequence[str]:
+    """The nodes that can do again what this one did, which is among them."""
+    return next(group for group in groups_of(plan, exchanges) if node in group)
 
 
 def must_have(neighbours: Collection[str], node: str, party: Callable[[str], str], kept: Collection[str]) -> bool:
@@ -140,13 +157,21 @@ def neighbours_of(plan: Plan) -> Mapping[tuple[str, int], frozenset[str]]:
 
 def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: Random) -> wire.Audit:
     """With the digests that votes have. ``random`` chooses the bucket of a whole share, and the sum."""
-    node, stage = drawn.node, plan.stage_of(drawn.node)
-    assert stage is not None
+    node, index = drawn.node, plan.stage_of(drawn.node)
+    assert index is not None
     sent, received, vote = phase.passed[node].sent, phase.passed[node].received, phase.votes[node]
-    last = stage == len(plan.stages) - 1
-    losses = dict(zip(micro_batches_of(plan)[node], vote.losses, strict=True)) if last else {}
+    stage, last, exchanges = (
+        plan.place_in_island(index),
+        plan.beside(index)[1] is None,
+        state.rounds.exchanges(phase.step),
+    )
+    losses = dict(zip(micro_batches_of(plan)[node], vote.losses, strict=True)) if last and not exchanges else {}
     order = wire.Audit(generation=plan.generation, step=phase.step, node=node)
-    for number in drawn.micro_batches:
+    if exchanges and any([*island.nodes] == [node] for island in plan.islands):
+        debts = state.ledger.training.debts
+        for rate, ranges in zip(debts.rates, debts.of_round[plan.stages[index].island], strict=True):
+            order.trained.add(learning_rate=rate, borders=[border for each in ranges for border in each])
+    for number in () if exchanges else drawn.micro_batches:
         chain = chains(plan)[number]
         previous, after = chain[stage - 1] if stage else "", "" if last else chain[stage + 1]
         order.micro_batches.add(

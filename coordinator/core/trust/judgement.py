@@ -13,7 +13,7 @@ from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.draw import chance
+from dtfm.coordinator.core.trust.draw import can_do_again, chance
 from dtfm.coordinator.core.trust.tolerance import limits
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -29,6 +29,9 @@ withheld what it needs."""
 REFEREE_FRACTION = 0.5
 """The part of the tolerance that a referee allows. Without it, somebody could lie by an amount that one honest device finds wrong
 and another finds right."""
+
+REFEREE_FRACTION_OF_ROUNDS = 0.75
+"""The same for a round, in which honest devices differ by more of the tolerance."""
 
 MOST_LOGGED = 1e9
 """Larger errors are logged as this."""
@@ -63,8 +66,8 @@ def referees(state: State, audit: Audit) -> list[str]:
     if View.RIGHT in views and not doubted:
         return []
     refused = {party(each) for each in _withheld_by_neighbours(state, audit)}
-    stage = plan.stages[plan.stage_of(audit.order.node) or 0]
-    order = chance(state.secret, plan.generation, phase.step).sample(stage.replicas, len(stage.replicas))
+    able = can_do_again(plan, audit.order.node, state.rounds.exchanges(phase.step))
+    order = chance(state.secret, plan.generation, phase.step).sample(able, len(able))
 
     def last(node: str) -> tuple[bool, int, bool]:
         return party(node) in refused, -standing_of(state.ledger, node), not phase.votes[node].kept
@@ -139,12 +142,14 @@ def _view_of(state: State, audit: Audit, answer: wire.Audited, *, is_referee: bo
     """In bf16 addends may be left out: those of a bucket of norms alone depend on the number of threads
     (node/training/audit.py)."""
     most = limits(state, audit.order)
-    fraction = REFEREE_FRACTION if is_referee else 1.0
+    of_referees = REFEREE_FRACTION_OF_ROUNDS if audit.order.trained else REFEREE_FRACTION
+    fraction = of_referees if is_referee else 1.0
     if any(getattr(answer, what) > fraction * error for what, error in most.items()):
         return View.WRONG
     if answer.withheld_by and state.ledger.party(answer.withheld_by) == state.ledger.party(audit.order.node):
         return View.WITHHELD
-    compared = [what for what in most if what != "addends" or state.run.train.precision != "bf16"]
+    roughly = state.run.train.precision == "bf16" and audit.order.micro_batches
+    compared = [what for what in most if what != "addends" or not roughly]
     incomplete = answer.problem or answer.withheld_by or any(getattr(answer, what) < 0 for what in compared)
     return View.NOTHING if incomplete else View.RIGHT
 
@@ -184,7 +189,8 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
             generation=order.generation,
             node=order.node,
             by=by,
-            micro_batches=len(order.micro_batches),
+            micro_batches=len(order.micro_batches)
+            or sum(sum(s.borders[1::2]) - sum(s.borders[::2]) for s in order.trained),
             clean=clean,
             errors=errors,
             others=max(_others(transition.state, order.node), 1),
@@ -196,8 +202,8 @@ def _others(state: State, node: str) -> int:
     """The number of other parties that hold the node's stage, and kept what they sent."""
     plan, phase, party = state.ledger.training.in_force, state.phase, state.ledger.party
     assert isinstance(phase, Stepping)
-    stage = plan.stages[plan.stage_of(node) or 0]
-    return len({party(each) for each in stage.replicas if phase.votes[each].kept} - {party(node)})
+    able = can_do_again(plan, node, state.rounds.exchanges(phase.step))
+    return len({party(each) for each in able if phase.votes[each].kept} - {party(node)})
 
 
 def _said(audit: Audit, by: str) -> str:

@@ -25,25 +25,36 @@ DIGEST_BYTES = 16
 MOST_PASSED = 100_000
 """Tensors that a node may name in a vote, each way."""
 
+Members = Mapping[int, tuple[str, ...]]
+"""By layer, who reduce its bucket."""
+
+_NOTHING: tuple[Set[Hop], Set[Hop]] = frozenset(), frozenset()
+
 PIECE_BYTES = 1 << 21
 """The least size of a piece, in bytes of parameters, but for the last one of a shard: it has as many elements
 (node/model/placement.py), of at least one byte."""
 
 
-def read_passed(vote: wire.StepReady, plan: Plan, node: str, described: Described) -> Passed:
-    """What the node votes to have sent and got under this plan. Raises Refused for tensors that the plan does not have, or that
-    are named twice."""
-    sent, received = _between_stages(plan)[node]
+def read_passed(
+    vote: wire.StepReady, plan: Plan, node: str, described: Described, *, exchanges: bool = False
+) -> Passed:
+    """What the node votes to have sent and got under this plan, in a step that ``exchanges`` or trains. Raises Refused for
+    tensors that the plan does not have, or that are named twice."""
+    sent, received = _between_stages(plan)[node] if not exchanges else _NOTHING
+    members = _members(plan, node, exchanges)
     return Passed(
-        _read("sent", vote.sent, sent, plan, node, described),
-        _read("received", vote.received, received, plan, node, described),
+        _read("sent", vote.sent, sent, plan, node, members, described),
+        _read("received", vote.received, received, plan, node, members, described),
     )
 
 
-def lacks(plan: Plan, node: str, passed: Passed) -> str:
+def lacks(plan: Plan, node: str, passed: Passed, *, exchanges: bool = False) -> str:
     """What the plan has this node send or get, and it does not name: a sentence's part; empty: nothing. Of pieces of a layer's
     bucket, what goes with those that it names. Who has a parameter that is tied between layers the plan does not say."""
-    between, pieces = _between_stages(plan)[node], _with_named_pieces(plan, node, passed)
+    between = _between_stages(plan)[node] if not exchanges else _NOTHING
+    pieces = _with_named_pieces(
+        _members(plan, node, exchanges), range(*plan.stages[plan.stage_of(node) or 0].layers), node, passed
+    )
     for verb, its, more, named in zip(("sent", "got"), between, pieces, (passed.sent, passed.received), strict=True):
         if missing := sorted((its | more) - named.keys()):
             sender, receiver, kind, index, _ = missing[0]
@@ -52,11 +63,9 @@ def lacks(plan: Plan, node: str, passed: Passed) -> str:
     return ""
 
 
-def _with_named_pieces(plan: Plan, node: str, passed: Passed) -> tuple[set[Hop], set[Hop]]:
+def _with_named_pieces(members_of: Members, layers: range, node: str, passed: Passed) -> tuple[set[Hop], set[Hop]]:
     """What the node has to have (sent, got) of each piece of its layers' buckets that it names: if it is the owner, an addend
-    from each other replica, to whom it sends the sum; else an addend to the owner, and its sum."""
-    stage = plan.stages[plan.stage_of(node) or 0]
-    members, layers = stage.replicas, range(*stage.layers)
+    from each other member, to whom it sends the sum; else an addend to the owner, and its sum."""
     named = {
         (bucket, part)
         for _, _, kind, bucket, part in (*passed.sent, *passed.received)
@@ -64,6 +73,7 @@ def _with_named_pieces(plan: Plan, node: str, passed: Passed) -> tuple[set[Hop],
     }
     sent, received = set[Hop](), set[Hop]()
     for bucket, part in named:
+        members = members_of[bucket]
         owner = members[part % len(members)]
         if owner != node:
             sent.add((node, owner, Kind.REDUCE, bucket, part))
@@ -114,14 +124,13 @@ def _read(
     between: Collection[Hop],
     plan: Plan,
     node: str,
+    members: Members,
     described: Described,
 ) -> Mapping[Hop, bytes]:
     """``between``: what goes between stages."""
     number = sum(len(each.indices) for each in told)
     few = number <= MOST_PASSED and len(told) <= 5 * len(plan.nodes)
     require(few, field, number, f"at most {MOST_PASSED} tensors, and an entry for each peer and kind")
-    # By layer, who reduce its bucket.
-    members = {layer: stage.replicas for stage in plan.stages for layer in range(*stage.layers)}
     nodes = frozenset(plan.nodes)
     read: dict[Hop, bytes] = {}
     for each in told:
@@ -138,7 +147,7 @@ def _read(
     return read
 
 
-def _is_piece(hop: Hop, members: Mapping[int, tuple[str, ...]], described: Described) -> bool:
+def _is_piece(hop: Hop, members: Members, described: Described) -> bool:
     """Whether it may be a piece of a bucket: member i % members sums piece i. A bucket without a layer of its number belongs to a
     parameter that is tied between layers."""
     sender, receiver, kind, index, part = hop
@@ -152,6 +161,20 @@ def _is_piece(hop: Hop, members: Mapping[int, tuple[str, ...]], described: Descr
     return of is None or (
         sender in of and receiver in of and of[part % len(of)] == (receiver if kind == Kind.REDUCE else sender)
     )
+
+
+def _members(plan: Plan, node: str, exchanges: bool) -> Members:
+    return _members_in(plan, None if exchanges else plan.island_of(node))
+
+
+@lru_cache(4 * REMEMBERED)
+def _members_in(plan: Plan, island: int | None) -> Members:
+    """In this island, or in all."""
+    found: dict[int, tuple[str, ...]] = {}
+    for stage in plan.stages:
+        for layer in range(*stage.layers) if island in (None, stage.island) else ():
+            found[layer] = (*found.get(layer, ()), *stage.replicas)
+    return found
 
 
 @lru_cache(REMEMBERED)

@@ -45,11 +45,11 @@ def test_every_micro_batch_is_trained_once_by_an_island_that_brings_it_to_an_exc
             debts, trained = debts.with_plan(plan), trained + 1
             for island, places in plan.places.items():
                 learnt.setdefault(island, []).extend(flat([*plan.owed.taken(trained, places, OF_STEP)]))
-            debts = debts.with_step(plan, trained, at_rest=False)
+            debts = debts.with_step(plan, trained, 1e-3, at_rest=False)
             living = [island for island in living if island not in lost]
         plan = of(living)
         plan = replace(plan, owed=debts.under(plan, trained))
-        debts = debts.with_plan(plan).with_step(plan, trained, at_rest=True)
+        debts = debts.with_plan(plan).with_step(plan, trained, 1e-3, at_rest=True)
         kept.update(number for island in living for number in learnt.get(island, ()))
     owed = flat(debts.adopted[-1].left(trained, OF_STEP))
     assert sorted([*kept.elements(), *owed]) == [*range(len(owed) + kept.total())]
@@ -58,7 +58,7 @@ def test_every_micro_batch_is_trained_once_by_an_island_that_brings_it_to_an_exc
 def test_what_was_lost_comes_first_in_order_and_then_what_nobody_has_had() -> None:
     debts, both = Debts(), of([0, 1])
     for step in (1, 2):
-        debts = debts.with_step(both, step, at_rest=False)
+        debts = debts.with_step(both, step, 1e-3, at_rest=False)
     owed = debts.under(of([0]), 2)
     assert owed == Owed(2, ((3, 7), (10, 14)), 14)
     assert [flat([*owed.taken(step, range(OF_STEP), OF_STEP)]) for step in (3, 4)] == [
@@ -71,14 +71,14 @@ def test_what_was_lost_comes_first_in_order_and_then_what_nobody_has_had() -> No
 
 
 def test_an_island_that_is_back_before_a_step_is_committed_without_it_has_lost_nothing() -> None:
-    debts, both = Debts().with_step(of([0, 1]), 1, at_rest=False), of([0, 1])
+    debts, both = Debts().with_step(of([0, 1]), 1, 1e-3, at_rest=False), of([0, 1])
     alone = replace(of([0]), owed=debts.under(of([0]), 1))
     assert alone.owed.again
     assert debts.with_plan(alone).under(both, 1) == NOTHING_OWED
 
 
 def test_what_was_lost_after_the_step_to_which_the_run_goes_back_was_not_lost() -> None:
-    debts = Debts().with_step(of([0, 1]), 5, at_rest=False)
+    debts = Debts().with_step(of([0, 1]), 5, 1e-3, at_rest=False)
     debts = debts.with_plan(replace(of([0]), owed=debts.under(of([0]), 5)))
     assert debts.back_to(5).committed == debts.adopted[-1]
     assert debts.back_to(4) == Debts()

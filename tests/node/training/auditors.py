@@ -78,9 +78,15 @@ class Auditors:
             ],
         )
 
+    def asked_of_round(self, node: str, bucket: int, trained: Sequence[Audit.Trained]) -> Audit:
+        """The audit of what ``node`` brought into an exchange, after it had ``trained`` these steps."""
+        audit = self.asked(node, (), bucket)
+        audit.trained.extend(trained)
+        return audit
+
     def _sums(self, node: str, bucket: int) -> list[Audit.Sum]:
         owned = {part for _, kind, index, part in self.sent[node] if (kind, index) == (Kind.GATHER, bucket)}
-        others = set(self.nodes.generations[node].placement.groups[bucket].members) - {node}
+        others = set(self.nodes.generations[node].placement.groups_in(self.step)[bucket].members) - {node}
         return [
             Audit.Sum(
                 piece=part,

@@ -126,7 +126,11 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ("[train]\nrounds = 1", 'train.rounds = 1: must be "auto", 0, or 2 to 10,000'),
         ('[train]\nrounds = "some"', "train.rounds = 'some': must be"),
         ("[train]\nsteps = 8\nrounds = 3\n[cluster]\nstages = 2", 'stages must be "auto" with train.rounds'),
-        ('[train]\nsteps = 8\nrounds = 3\n[trust]\nmode = "open"', 'set mode = "trusted" and audit_rate = 0'),
+        (
+            '[train]\nsteps = 8\nrounds = 3\n[network]\nexchange = "topk"\n[trust]\nmode = "open"',
+            'set another codec, like "i4b64", or audit_rate = 0',
+        ),
+        ("[train]\nrounds = 101\n[trust]\naudit_rate = 0.1", "set train.rounds = 100, or audit_rate = 0"),
         (
             '[checkpoint]\nuri = "s4://bucket"',
             "checkpoint.uri = 's4://bucket': names 's4://bucket', which no run may use",

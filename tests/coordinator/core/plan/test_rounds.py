@@ -82,12 +82,15 @@ def test_those_that_the_run_file_names_are_not_asked_about() -> None:
     assert asked(train={**AUTO, "rounds": 7}).wanted[0].lengths == (7,)
 
 
-@pytest.mark.parametrize("trust", [{"mode": "open"}, {"audit_rate": 0.1}])
-def test_there_are_none_where_work_is_audited(trust: dict[str, Any]) -> None:
-    world = asked(trust=trust)
-    for node in "ab":
-        world.prepare(node)
-    assert {wanted.lengths for wanted in world.wanted} <= {(0,)}
+@pytest.mark.parametrize(
+    ("network", "lengths"), [({}, (0, 100)), ({"exchange": "topk"}, (0,))], ids=["long ones alone", "none"]
+)
+def test_where_work_is_audited_each_begins_without_moments_so_that_short_ones_learn_less(
+    network: dict[str, Any], lengths: tuple[int, ...]
+) -> None:
+    """What a sparse codec leaves out of other exchanges nobody can audit."""
+    world = asked(train={**AUTO, "steps": 300}, trust={"audit_rate": 0.1}, network=network)
+    assert world.wanted[0].lengths == lengths
 
 
 def test_once_there_are_more_nodes_they_may_begin_and_samples_go_on_where_they_were() -> None:

@@ -1,0 +1,62 @@
+"""Doing a round of another island again: one of a single node, as is this node's.
+
+Where work is audited, all islands begin a round with the same weights, those of the anchor, and with moments of zero. So what
+an island changes in it follows from its samples alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, starmap
+
+import torch
+
+from dtfm.node.model.bucket import HOST, Bucket
+from dtfm.node.model.optimizer import adamw, squared_norms
+from dtfm.node.training.generation import Generation
+from dtfm.protos.control_pb2 import Audit
+
+
+@contextmanager
+def round_done_again(
+    generation: Generation, trained: Sequence[Audit.Trained], go_on: Callable[[], None]
+) -> Iterator[None]:
+    """Inside, this node has the state of an island that has ``trained`` these steps since the last exchange. Afterwards it has
+    its own again, which was in the host's memory. ``go_on`` is called before each micro-batch; what it raises ends it."""
+    buckets = generation.stage.buckets
+    own = {index: [tensor.to(HOST, copy=True) for tensor in _written(bucket)] for index, bucket in buckets.items()}
+    try:
+        for index, bucket in buckets.items():
+            bucket.parameters.copy_(bucket.shared[0])
+            bucket.forget_moments()
+            generation.stage.refresh(index)
+        for number, step in enumerate(trained, start=1):
+            _train(generation, number, step, go_on)
+        yield
+    finally:
+        for index, tensors in own.items():
+            for tensor, before in zip(_written(buckets[index]), tensors, strict=True):
+                tensor.copy_(before)
+            generation.stage.refresh(index)
+
+
+def _written(bucket: Bucket) -> tuple[torch.Tensor, ...]:
+    return bucket.parameters, *bucket.moments, bucket.gradients
+
+
+def _train(generation: Generation, number: int, step: Audit.Trained, go_on: Callable[[], None]) -> None:
+    """As the ``number``-th step of a round, in the same operations as Generation."""
+    borders, stage = step.borders, generation.stage
+    of_step = [*chain.from_iterable(starmap(range, zip(borders[::2], borders[1::2], strict=False)))]
+    compute = generation.computing_these(of_step)
+    stage.zero_gradients()
+    for place in range(len(of_step)):
+        go_on()
+        scored = stage.loss(compute.inputs(place), compute.labels(place), 1 / len(of_step), compute.positions(place))
+        torch.autograd.backward(scored.weighted)
+    norm = math.sqrt(sum(squared_norms(bucket.gradients for _, bucket in sorted(stage.buckets.items()))))
+    for index, bucket in stage.buckets.items():
+        adamw(generation.run.train, number, step.learning_rate, norm, bucket, bucket.gradients)
+        stage.refresh(index)
