@@ -18,10 +18,9 @@ from dtfm.protos.run_file.tables import Checkpoint, Cluster, Data, Model, Networ
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 MAX_FILE_BYTES = 1 << 20
-
+"""Largest run file."""
 MOST_AUDITED = 100
 """Steps of a round that can be audited. In longer ones honest devices differ by too much."""
-"""Largest run file."""
 PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP64}
 _SCHEDULES = {
     "constant": plan_pb2.CONSTANT,

@@ -7,7 +7,8 @@ five are allowed), in fp32 with TF32 by less than a thousandth.
 
 A codec that rounds to steps turns a small difference d (relative to the tensor's size) into a larger one, since a value near the
 middle between two steps may fall to either: the share d / step of the values does, by a step each, so that the error is
-sqrt(d * step); at most step / sqrt(6), that of two values that are rounded independently. ``_STEPS`` has the steps relative to the root mean square of a block whose largest value is four times that.
+sqrt(d * step); at most step / sqrt(6), that of two values that are rounded independently. ``_STEPS`` has the steps relative to
+the root mean square of a block whose largest value is four times that.
 """
 
 from __future__ import annotations
