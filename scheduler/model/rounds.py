@@ -76,5 +76,12 @@ def mean_seconds(length: int, step: float, exchange: float) -> float:
 MEASURED = 10, 30, 100
 """Lengths for which it was measured how many more tokens islands need (docs/measurements.md)."""
 
+
+def lengths_within(steps: int, *, audited: bool) -> tuple[int, ...]:
+    """Those of MEASURED that are shorter than ``steps``. Where work is ``audited`` the longest alone: each round then begins with
+    moments of zero, and in short ones an island learns less by that."""
+    return tuple(length for length in MEASURED[-audited:] if length < steps)
+
+
 NO_ROUNDS = Rounds()
 """Every step trains, and exchanges gradients."""

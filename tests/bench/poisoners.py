@@ -1,5 +1,5 @@
 """What a poisoner among strangers does to a run, and how soon it is found: ``python -m tests.bench.poisoners [--twists A B]
-[--seeds 3] [--steps 60] [--colluding] [--believed] [--json]``.
+[--seeds 3] [--steps 60] [--rounds N] [--colluding] [--believed] [--json]``.
 
 Six nodes of six owners, two stages of three replicas, on this machine, in mode "open" with the audits of its default. An
 evaluation follows each step, so that who lies in evaluations has as many occasions as the others. One node is twisted
@@ -9,6 +9,8 @@ work is audited. With ``--colluding`` two of the six lie in the same way, and fi
 many runs they lost (nobody else is quarantined, and they have no part in the last step), by whether the first plan had them on
 one stage, as with odd seeds, or on two. With ``--believed`` one of the honest nodes is, by turns. A run that does not finish has
 an infinite loss.
+
+With ``--rounds`` each of the six is an island by itself, and they exchange what they learn after so many steps.
 """
 
 from __future__ import annotations
@@ -68,7 +70,14 @@ class Outcome:
 
 
 def train(
-    twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str] = (POISONER,), *, believed: bool = False
+    twist: str,
+    seed: int,
+    steps: int,
+    rate: str,
+    poisoners: Sequence[str] = (POISONER,),
+    *,
+    rounds: int = 0,
+    believed: bool = False,
 ) -> Outcome:
     """One run; an empty ``twist``: all are honest. Two poisoners are on one stage if the seed is odd. ``believed``: one honest
     node is."""
@@ -83,11 +92,16 @@ def train(
     text = run_file(stages=STAGES, steps=steps, precision="fp32").replace("seed = 7", f"seed = {seed}")
     text = text.replace("[train]\n", "[train]\nevaluate_every = 1\n")
     text += f'[trust]\nmode = "open"\naudit_rate = {rate}\n'
+    if rounds:
+        text = text.replace(f"stages = {STAGES}\n", "").replace("[train]\n", f"[train]\nrounds = {rounds}\n")
+    coordinator = "tests.cluster.drawn" if rounds else ""
     with tempfile.TemporaryDirectory() as folder:
         first = twist in FIRST_STAGE if len(poisoners) == 1 else seed % 2 == 1
         names = (*(AFTER if first else BEFORE)[: sum(STAGES) - len(poisoners)], *poisoners)
         invited = set(names) - ({names[seed // 2 % (sum(STAGES) - len(poisoners))]} if believed else set[str]())
-        with Cluster(Path(folder), text, place=place, nodes=names, invited=invited, liars=True) as cluster:
+        with Cluster(
+            Path(folder), text, coordinator=coordinator, place=place, nodes=names, invited=invited, liars=True
+        ) as cluster:
             try:
                 finished = cluster.finish(timeout=600) == 0
             except subprocess.TimeoutExpired:
@@ -148,6 +162,7 @@ def main() -> None:
     parser.add_argument("--twists", nargs="*", default=TWISTS, help="what the poisoner does, names of twisted.py")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=0, help="each node is an island, with rounds of so many steps")
     parser.add_argument("--rate", default='"auto"', help="[trust] audit_rate")
     parser.add_argument("--colluding", action="store_true", help="two poisoners, who lie for each other")
     parser.add_argument("--believed", action="store_true", help="one of the honest nodes is believed")
@@ -157,7 +172,12 @@ def main() -> None:
     try:
         seeds = range(1, arguments.seeds + 1)
         run = partial(
-            train, steps=arguments.steps, rate=arguments.rate, poisoners=poisoners, believed=arguments.believed
+            train,
+            steps=arguments.steps,
+            rate=arguments.rate,
+            poisoners=poisoners,
+            rounds=arguments.rounds,
+            believed=arguments.believed,
         )
         honest = [run("", seed) for seed in seeds]
         print(f"honest runs: {[round(outcome.held_out, 4) for outcome in honest]}", file=sys.stderr)

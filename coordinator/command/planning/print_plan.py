@@ -37,7 +37,7 @@ from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.model.rounds import MEASURED, mean_seconds
+from dtfm.scheduler.model.rounds import lengths_within, mean_seconds
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
@@ -102,7 +102,7 @@ def print_plan(
         decision, elapsed = searched(), time.monotonic() - began
         if asked is not None and asked.may_have_rounds and not (length or stages or stop.is_set()):
             seconds = decision.predicted.iteration_seconds
-            among = [each for each in MEASURED if each < asked.train.steps]
+            among = lengths_within(asked.train.steps, audited=asked.trust.audits > 0)
             with announced("Looking whether rounds would be faster"):
                 look = partial(advice, cluster, work.with_rounds(), seconds, among, seed=seed, stopped=stop.is_set)
                 advised = in_background(look, stop)

@@ -25,7 +25,7 @@ from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import MEASURED, spread
+from dtfm.scheduler.model.rounds import lengths_within, spread
 
 
 class WaitReason(enum.Enum):
@@ -337,8 +337,8 @@ def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
     if run.train.rounds != "auto":
         goes_on = spread(run.train.rounds, state.rounds.steps).count == state.rounds.count
         return (standing if goes_on else run.train.rounds,)
-    others = (0, *(MEASURED[-1:] if run.trust.audits else MEASURED)) if not hasty else ()
-    return tuple(dict.fromkeys((standing, *(length for length in others if length < run.train.steps - step))))
+    others = (0, *lengths_within(run.train.steps - step, audited=run.trust.audits > 0)) if not hasty else ()
+    return tuple(dict.fromkeys((standing, *others)))
 
 
 def _same_work(one: Plan, other: Plan | None) -> bool:

@@ -113,8 +113,8 @@ def test_plan_takes_the_run_file_alone(tmp_path: Path, typed: Typed) -> None:
     ("tables", "advised"),
     [
         ("", True),
-        ('[trust]\nmode = "open"\n', False),
-        ("[trust]\naudit_rate = 0.1\n", False),
+        ('[trust]\nmode = "open"\n', True),
+        ('[trust]\naudit_rate = 0.1\n[network]\nexchange = "topk"\n', False),
         ("[cluster]\nstages = 1\n", False),
         ("rounds = 9\n", False),
     ],
