@@ -63,9 +63,7 @@ async def log_of(where: str, store: str, *, after: int = 0, follow: bool = False
 def print_record(record: Record, *, json_lines: bool, all_events: bool = True) -> None:
     """``all_events``: those as well of which no person must know."""
     if json_lines:
-        from dtfm.coordinator.view.published import published
-
-        print(json.dumps(published(record).to_json()), flush=True)
+        print(json.dumps(record.to_json()), flush=True)
         return
     from dtfm.coordinator.view.for_people import is_for_people
 

@@ -22,7 +22,7 @@ from dtfm.coordinator.service.disk import Disk, Forbidden
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.store.record import StoreError
-from dtfm.coordinator.view.published import for_members, published
+from dtfm.coordinator.view.published import for_members
 from dtfm.coordinator.view.story_snapshot import story_format
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import Address
@@ -127,7 +127,7 @@ class Observers:
                 yield wire.EventRecord(sequence=after)
             async for record in self._server.log.records(after, request.follow):
                 self._gate.check_role(caller, "Events")  # it may have been revoked since
-                shown = self._shown(published(record).to_json(), caller)
+                shown = self._shown(record.to_json(), caller)
                 yield wire.EventRecord(sequence=record.sequence, event_json=json.dumps(shown))
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

@@ -16,7 +16,6 @@ from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view import story_snapshot
 from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.page import page_text
-from dtfm.coordinator.view.published import published_story
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story import Story
 
@@ -84,8 +83,7 @@ class Follower:
 
     async def told(self) -> Snapshot:
         """A snapshot of the story so far for whoever looks on."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: story_snapshot.take(published_story(self._story)))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, story_snapshot.take, self._story)
 
     async def close(self) -> None:
         """Nothing is added any more. Takes a last snapshot, of the end if that is near."""

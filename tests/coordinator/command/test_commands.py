@@ -11,9 +11,7 @@ import pytest
 
 from dtfm.coordinator.command.demonstration import demo_run_file, new_folder
 from dtfm.coordinator.command.invite import read_duration
-from dtfm.coordinator.command.options import print_record
-from dtfm.coordinator.log.events import StandbyPromoted
-from dtfm.coordinator.store.store import Record, Store
+from dtfm.coordinator.store.store import Store
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.command.typed import Typed
 from tests.coordinator.script import training
@@ -213,9 +211,3 @@ def test_a_damaged_invitation_is_named_and_not_repeated(command: tuple[str, ...]
     complaint = typed(*command, "dtfm1.QUJDREVGRw", code=2)
     assert "this invitation is truncated: it has 16 of" in complaint
     assert "QUJD" not in complaint
-
-
-def test_incarnations_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_record(Record(1, 0.0, StandbyPromoted("a", "abcdef", (0, 2), 3)), json_lines=True)
-    printed = json.loads(capsys.readouterr().out)
-    assert (printed["node"], printed["incarnation"]) == ("a", "")

@@ -44,16 +44,6 @@ async def test_observers_see_members_and_events(tmp_path: Path) -> None:
         await members(served.address)
 
 
-async def test_incarnations_are_not_published(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served, served.node("a", incarnation=0xABCDEF):
-        await served.until(lambda: "a" in served.ledger.members)
-        assert served.ledger.members["a"].incarnation == "0000000000abcdef"
-        seen = [record async for record in records(served.address, follow=False)]
-        assert "abcdef" not in str([record.to_json() for record in seen])
-        assert "abcdef" not in str(await members(served.address))
-        assert "abcdef" not in repr(await anext(told(served.address)))
-
-
 async def test_who_looks_on_is_told_the_story_so_far_and_then_each_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
