@@ -63,7 +63,7 @@ def parts(device: torch.device, run_file: Path | None) -> Iterator[Part]:
     on = ("--device", str(device))
     run = ("--run", str(run_file)) if run_file is not None else ("--steps", "4")
     yield Part("tests", (*python, "pytest", "-q", "-rf", "--no-header", "-m", "gpu", "tests"), rows=False)
-    yield Part("device", (*python, "dtfm.node", "bench", *on, "--json"))
+    yield Part("device", (*python, "dtfm.node.cli", "bench", *on, "--json"))
     yield Part("codecs", (*python, "tests.bench.kernels", *on, "--json"))
     yield Part("training", (*python, "tests.bench.overhead", *on, *run, "--nodes", "1", "2", "--json"))
 

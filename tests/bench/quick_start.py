@@ -81,7 +81,7 @@ class Newcomer:
         self.began = time.time()
         self._process = wan.run(
             PLACE,
-            [sys.executable, "-m", "dtfm.node", "join", "--id", name, "--device", "cpu", "--threads", "1", "-v"],
+            [sys.executable, "-m", "dtfm.node.cli", "join", "--id", name, "--device", "cpu", "--threads", "1", "-v"],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
