@@ -28,7 +28,7 @@ class Debts:
             return self.committed
         before, of_step = self.committed, plan.micro_batches
         new = before.new + max(0, (trained - before.since) * of_step - total(before.again))
-        return Owed(trained, _joined([*lost, *before.left(trained, of_step)]), new)
+        return Owed(trained, joined([*lost, *before.left(trained, of_step)]), new)
 
     def with_plan(self, plan: Plan) -> Debts:
         """After this plan was adopted."""
@@ -48,7 +48,7 @@ class Debts:
         return Debts(known, known[-1])
 
 
-def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
+def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
     """In order, and as one where one begins where another ends."""
     found = list[Range]()
     for first, past_last in sorted(ranges):

@@ -23,6 +23,7 @@ from dtfm.coordinator.core.trust.agreement import dissent
 from dtfm.coordinator.core.validation.files import check_own_layers, check_parts
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.debts import joined
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 
@@ -253,7 +254,7 @@ def _end_with_what_there_is(transition: Transition, tally: SnapshotTally, *, spr
     for bucket, nodes in holders.items():
         for node in nodes:
             by_node.setdefault(node, []).append(bucket)
-    ranges = {node: _ranges(buckets) for node, buckets in sorted(by_node.items())}
+    ranges = {node: joined([(b, b + 1) for b in buckets]) for node, buckets in sorted(by_node.items())}
     transition.emit(ev.SnapshotWritten(tally.step, parts, ranges, transition.now - tally.since, spread))
     if tally.spread:
         _put_off(transition, tally.heard - tally.since)
@@ -329,17 +330,6 @@ def _all_on_disk(state: State, tally: SnapshotTally) -> Holders | None:
 def _due(transition: Transition, seconds: float) -> float:
     """The deadline for a part that should take ``seconds``."""
     return transition.now + PATIENCE_FACTOR * max(seconds, transition.state.lease)
-
-
-def _ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Rising ``numbers`` as ranges [first, past_last)."""
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number:
-            ranges[-1] = (ranges[-1][0], number + 1)
-        else:
-            ranges.append((number, number + 1))
-    return tuple(ranges)
 
 
 def _without(tally: SnapshotTally, node: str) -> SnapshotTally:
