@@ -26,7 +26,7 @@ from dtfm.programs import START_AGAIN, ended_by_ctrl_c
 log = logging.getLogger(__name__)
 
 PRELOADED = ("dtfm.node.session", "dtfm.node.model.causal.language_model")
-"""What a node imports while it enrols, and what only once it knows the run. Each takes seconds."""
+"""What a node imports before it enrols, and what only once it knows the run. Each takes seconds."""
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 _MEANING = {

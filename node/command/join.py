@@ -28,7 +28,7 @@ from dtfm.node.network.place_on_the_net import resolved
 from dtfm.node.settings import Settings
 from dtfm.node.supervisor import supervise
 from dtfm.programs import START_AGAIN
-from dtfm.protos.connection import DEFAULT_LEASE, read_address
+from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Hello
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.enrolment import Entry
@@ -174,8 +174,7 @@ def join(
 
 
 async def _join(settings: Settings, device: str, threads: int, most_memory: int | None, *, supervised: bool) -> int:
-    settings.coordinator.begin(DEFAULT_LEASE)
-    with long_part("loading PyTorch"):  # meanwhile this node enrols
+    with long_part("loading PyTorch"):
         torch = await asyncio.to_thread(import_module, "torch")
         await asyncio.to_thread(import_module, "dtfm.node.session")
     if threads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -85,7 +84,6 @@ class Entry:
         self._or_as = (Role.NODE,) * or_as_member
         self._name = name
         self._used: Access | None = None  # by the last `open`
-        self._begun: asyncio.Task[Opened] | None = None
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
@@ -120,18 +118,8 @@ class Entry:
             raise NotAdmitted("WRONG_CLOCK", str(error)) from None
         return addresses[0], authority, pin_of(authority)
 
-    def begin(self, timeout: float) -> None:
-        """Does what the first ``open`` does while this process does something else. To be called on the event loop."""
-        self._begun = asyncio.create_task(self._open(timeout))
-        # `open` raises what is taken here, if it is called.
-        self._begun.add_done_callback(lambda begun: begun.cancelled() or begun.exception())
-
     async def open(self, timeout: float) -> Opened:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
-        begun, self._begun = self._begun, None
-        return await (begun or self._open(timeout))
-
-    async def _open(self, timeout: float) -> Opened:
         address, authority, pin = await self.answering(timeout)
         if isinstance(self._place, Invitation):
             return await self._by_invitation(self._place, address, authority, timeout)

@@ -184,18 +184,6 @@ async def test_a_wrong_clock_is_named_also_without_an_invitation(
         assert "timedatectl set-ntp true" in refused.sentence
 
 
-async def test_what_is_begun_early_is_what_the_first_opening_gets_and_the_next_is_another(served: Served) -> None:
-    entry = Entry(await invited(served, Role.NODE), NODE, "a")
-    entry.begin(10)
-    opened, again = await entry.open(10), await entry.open(10)
-    assert opened is not again
-    assert opened.access == again.access
-    late = Entry(await invited(served, Role.NODE), [Role.VIEWER], "b")
-    late.begin(10)
-    with pytest.raises(NotAdmitted):
-        await late.open(10)
-
-
 async def test_an_address_alone_needs_an_invitation_first(served: Served) -> None:
     assert (await refusal(served.address, NODE)).reason == "INVITATION_NEEDED"
     refused = await refusal(served.address, LOOKING)
