@@ -66,7 +66,6 @@ class Front:
     """Listens in place of gRPC's server, which listens at ``inner``. ``members``: origins of former members."""
 
     def __init__(self, limits: Limits, members: Iterable[str] = ()) -> None:
-        _remove_left_behind()
         self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=_parent()))  # of mode 0700
         self.inner = f"unix:{self._folder / _SOCKET}"
         self._loop = asyncio.new_event_loop()
@@ -387,14 +386,3 @@ def _parent() -> str:
     """The folder for temporary files, unless its path is too long for a socket's."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _MOST_PARENT_BYTES else "/tmp"
-
-
-def _remove_left_behind() -> None:
-    """Removes the folders of this user's processes that were killed: nobody listens there any more."""
-    for folder in Path(_parent()).glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            if folder.stat().st_uid == os.getuid():
-                try:
-                    probe.connect(str(folder / _SOCKET))
-                except ConnectionRefusedError:
-                    shutil.rmtree(folder, ignore_errors=True)
