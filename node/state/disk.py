@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -37,13 +37,12 @@ class Disk:
         self._root = root
         self.node = node
         self._folder: Path | None = None
-        self._kept = frozenset[int]()
 
     def open(self, run_id: str) -> None:
         """Uses this run's folder from now on, and removes abandoned ones. The folder's name is a digest, so that neither a node
         nor a run can name another place."""
         digest = blake3(f"{self.node}\n{run_id}".encode()).hexdigest(16)
-        self._folder, self._kept = self._root / f"snapshots-{digest}", frozenset()
+        self._folder = self._root / f"snapshots-{digest}"
         for other in self._root.iterdir() if self._root.is_dir() else ():
             if other != self._folder and _is_ours(other) and time.time() - other.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
@@ -116,24 +115,16 @@ class Disk:
         header = Header(Kind.STATE, 0, 0, request.generation, request.step, request.bucket, 0, size, size)
         return header, pieces if size else iter((memoryview(b""),))
 
-    def keep(self, steps: Iterable[int]) -> None:
+    def keep(self, steps: Collection[int]) -> None:
         """Removes all snapshots but those of these steps."""
-        self._kept = frozenset(steps)
-        self._remove_but(self._kept)
-
-    def begin(self, step: int) -> None:
-        """Removes all snapshots but those that were last to be kept, and that of ``step``."""
-        self._remove_but(self._kept | {step})
+        for step, folder in self._steps():
+            if step not in steps:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self) -> None:
         """Removes this run's folder."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _remove_but(self, steps: Collection[int]) -> None:
-        for step, folder in self._steps():
-            if step not in steps:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _step(self, step: int) -> Path:
         if self._folder is None:

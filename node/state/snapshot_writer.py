@@ -62,7 +62,6 @@ class SnapshotWriter:
     def _write(self, step: int, files: deque[tuple[bytes, Reading]]) -> None:
         told = SnapshotParts(step=step)
         try:
-            self._disk.begin(step)
             while files and not self._closed:
                 told.parts.append(self._write_file(step, *files.popleft()))
         except Exception as error:

@@ -27,7 +27,6 @@ class Node:
 
     disk: dict[int, dict[int, bytes]] = field(default_factory=dict)
     read: int = 0
-    kept: frozenset[int] = frozenset()
     order: wire.KeepSnapshots | None = None
     uploads: list[wire.Upload] = field(default_factory=list)
 
@@ -49,7 +48,7 @@ class Machines:
         """The node joins as a new process with the same disk; it has still to measure its links."""
         world, node = self.world, self.nodes[name]
         self.incarnation += 1
-        node.read, node.kept, node.order, node.uploads = 0, frozenset(), None, []
+        node.read, node.order, node.uploads = 0, None, []
         claims = [
             wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket) for bucket in sorted(buckets)])
             for step, buckets in sorted(node.disk.items())
@@ -69,8 +68,8 @@ class Machines:
             messages = self.world.heard_by(name) if name in self.world.streams else []
             for message in messages[node.read :]:
                 if message.WhichOneof("message") == "keep_snapshots":
-                    node.kept = frozenset(message.keep_snapshots.steps)
-                    self._tidy(node, node.kept)
+                    steps = message.keep_snapshots.steps
+                    node.disk = {step: buckets for step, buckets in node.disk.items() if step in steps}
                     node.order = message.keep_snapshots if message.keep_snapshots.missing else node.order
                 elif message.WhichOneof("message") == "upload":
                     parts = message.upload.parts
@@ -78,7 +77,6 @@ class Machines:
                     node.uploads.append(message.upload)
                 elif message.commit.snapshot:
                     step = message.commit.step
-                    self._tidy(node, node.kept | {step})
                     plan = self.world.plan_in_force
                     stage = plan.stage_of(name)
                     assert stage is not None
@@ -120,9 +118,6 @@ class Machines:
 
     def has(self, name: str, step: int, bucket: int, digest: bytes) -> bool:
         return self.nodes[name].disk.get(step, {}).get(bucket) == digest
-
-    def _tidy(self, node: Node, steps: Collection[int]) -> None:
-        node.disk = {step: buckets for step, buckets in node.disk.items() if step in steps}
 
     def check(self) -> None:
         """Every file that the coordinator counts on is on its node's disk, and no disk holds more than four snapshots."""
