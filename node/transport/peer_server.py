@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -72,7 +71,7 @@ class PeerServer:
         self._kept = kept or Kept()
         self._give_way = give_way
         self._receiver: Receiver | None = None
-        self._identity = nobody(datetime.now(UTC))
+        self._identity = nobody()
         self._server = grpc.aio.server(options=server_options())
         self.callers = Callers()
         self._warden: Warden | None = None  # until it listens

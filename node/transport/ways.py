@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 from weakref import WeakSet
 
 import grpc.aio
@@ -32,7 +31,7 @@ class Ways:
         self._holders: dict[str, Peer] = {}
         self._used: dict[str, WeakSet[Pipe]] = {}  # by node, the connections to it
         self._lease = DEFAULT_LEASE
-        self.dialler = Dialler(nobody(datetime.now(UTC)), self._doors.to, self._relays.keys(), loopback)
+        self.dialler = Dialler(nobody(), self._doors.to, self._relays.keys(), loopback)
 
     def start(self, listening: str) -> None:
         """``listening``: HOST:PORT of this node, to be reached from this machine."""

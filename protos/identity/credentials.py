@@ -100,9 +100,9 @@ def make_authority(key: bytes, now: datetime) -> Identity:
     return Identity(certificate, certificate, key)
 
 
-def nobody(now: datetime) -> Identity:
+def nobody() -> Identity:
     """An identity of no run: nobody trusts it, and it trusts nobody."""
-    return make_authority(make_key(), now)
+    return make_authority(make_key(), datetime.now(UTC))
 
 
 def pin_of(certificate: bytes) -> bytes:

@@ -55,19 +55,11 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _unknown_key(path: list[Any], model: type[BaseModel]) -> str:
-    known = sorted(_table(model, path[:-1]).model_fields)
+    table: Any = model.model_fields[path[0]].annotation if len(path) > 1 else model
+    known = sorted(table.model_fields)
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
     return f"{_dotted(path)}: unknown key; {hint}"
-
-
-def _table(model: type[BaseModel], path: list[Any]) -> type[BaseModel]:
-    for part in path:
-        inner = model.model_fields[part].annotation
-        assert isinstance(inner, type)
-        assert issubclass(inner, BaseModel)
-        model = inner
-    return model
 
 
 def _wanted(problem: Any) -> str:

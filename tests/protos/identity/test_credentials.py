@@ -130,7 +130,7 @@ async def test_an_expired_certificate_is_refused_and_one_from_a_clock_a_little_a
 
 
 async def test_a_node_listens_before_it_is_certified_and_is_reached_from_then_on() -> None:
-    shown = nobody(NOW)
+    shown = nobody()
     async with serving(peer_credentials(lambda: shown)) as address:
         assert await is_refused(address, to_peer(member("a"), "b"))
         shown = member("b")
