@@ -19,7 +19,7 @@ from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, fir
 from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
 from dtfm.coordinator.service.server import Server
-from dtfm.coordinator.service.startup import edits_followed, open_run, serve_until_over, start_over
+from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
 from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.web.app import make_app, make_metrics_app
@@ -76,7 +76,7 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
         if store.was_reserve and was_stopped(store):
             print("The run was stopped, so no reserve is needed.", file=sys.stderr, flush=True)
             return 0
-        return asyncio.run(_serve(store, run, run_file, page, metrics, options))
+        return asyncio.run(_serve(store, run, page, metrics, options))
 
 
 def was_stopped(store: Store) -> bool:
@@ -105,7 +105,6 @@ def _check_reserve(store_url: str, new: bool, authority: Path | None) -> None:
 async def _serve(
     store: Store,
     run: RunFile | None,
-    file: Path | None,
     page: socket.socket | None,
     metrics: socket.socket | None,
     options: Serving,
@@ -168,7 +167,7 @@ async def _serve(
     app = make_app(server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure)
     page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)
     metrics_up = page_served(metrics, make_metrics_app(server.follower), from_anywhere=True)
-    async with telling, page_up, metrics_up, edits_followed(server, file, run):
+    async with telling, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step

@@ -1,4 +1,4 @@
-"""What may change of a run: while it runs, by ``dtfm-coordinator set`` or SIGHUP, and when its coordinator starts again with an
+"""What may change of a run: while it runs, by ``dtfm-coordinator set``, and when its coordinator starts again with an
 edited run file.
 
 The run in force is the run file with what operators have set since; the ledger has both. From the next start on, a key that was
@@ -7,7 +7,6 @@ edited in the run file counts as it stands there. What operators have set of the
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -69,17 +68,6 @@ def with_change(run: RunFile, key: str, text: str, step: int) -> RunFile:
             "another rate above 0 where there are some"
         )
     return changed
-
-
-def edits(before: RunFile, now: RunFile) -> list[tuple[str, str]]:
-    """The keys that were edited in the run file, each with its value as in TOML. Raises ValueError if one of them can only change
-    when the coordinator starts again."""
-    old, new = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
-    follow = {f"train.{name}" for name in _OF_STEPS - now.train.model_fields_set}
-    edited = sorted(key for key in (old.keys() | new.keys()) - follow if old.get(key) != new.get(key))
-    if fixed := [key for key in edited if key not in WHILE_IT_RUNS]:
-        raise ValueError(f"{', '.join(fixed)}: start the coordinator again for this, or put it back")
-    return [(key, json.dumps(new[key])) for key in edited]
 
 
 def goes_on_with(file: RunFile, before: Mapping[str, Any], in_force: Mapping[str, Any], step: int) -> RunFile:

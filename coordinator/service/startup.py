@@ -9,16 +9,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fsspec.core import url_to_fs
 
-from dtfm.coordinator.config.changes import check_same, edits, goes_on_with
+from dtfm.coordinator.config.changes import check_same, goes_on_with
 from dtfm.coordinator.core.audits import Auditing
-from dtfm.coordinator.core.members.invitations import THE_RUN_FILE
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.validation.description import differs_from_pins
@@ -30,10 +28,9 @@ from dtfm.coordinator.store.record import AnotherWriter
 from dtfm.coordinator.store.store import Store, free_name
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.view.story_snapshot import story_of
-from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.places import COORDINATOR
-from dtfm.protos.run_file.run_file import RunFile, parse_run, read_run_file
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 
 REASONS = {signal.SIGINT: "it was interrupted (Ctrl-C)", signal.SIGTERM: "it was terminated (SIGTERM)"}
 """By signal, why the coordinator stops."""
@@ -123,37 +120,6 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays:
     finally:
         for number in REASONS:
             loop.remove_signal_handler(number)
-
-
-@asynccontextmanager
-async def edits_followed(server: Server, file: Path | None, run: RunFile | None) -> AsyncIterator[None]:
-    """On SIGHUP, sets what was edited in the run file since it was ``run``; the log says so."""
-    loop, called = asyncio.get_running_loop(), asyncio.Event()
-
-    async def follow() -> None:
-        before = run
-        while await called.wait():
-            called.clear()
-            try:
-                if file is None or before is None:
-                    raise ValueError(
-                        "this coordinator was started without a run file; dtfm-coordinator set changes a run"
-                    )
-                now = await asyncio.to_thread(read_run_file, file)
-                for key, value in edits(before, now):
-                    await server.ask(wire.SteerRequest(wish=wire.SteerRequest.SET, key=key, value=value), THE_RUN_FILE)
-                before = now
-            except ValueError as problem:
-                print(f"SIGHUP: the run file was not followed: {problem}", file=sys.stderr, flush=True)
-
-    loop.add_signal_handler(signal.SIGHUP, called.set)
-    following = asyncio.create_task(follow())
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        following.cancel()
-        await asyncio.wait([following])
 
 
 def _free(folder: Path) -> int:

@@ -19,8 +19,6 @@ from dtfm.protos.identity.access import MOST_NAMES_OF_A_KEY, Role
 from dtfm.protos.identity.invitation import ID_BYTES, secret_digest
 
 INVITATION_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
-THE_RUN_FILE = "the run file"
-"""Who edits it directs the run. No name has spaces."""
 MOST_USES = 1000
 MOST_SECONDS = 366 * 86400.0
 MOST_NAMES = 10_000
@@ -130,7 +128,7 @@ def check_operator(ledger: Ledger, by: str, at: float) -> None:
     """Whether it is one still, a name or the invitation whose link opened the page: its call may have waited while it was
     revoked. Raises Refused."""
     invited = ledger.access.invitations.get(by)
-    if by == THE_RUN_FILE or (invited is not None and invited.role == Role.OPERATOR and invited.is_usable(at)):
+    if invited is not None and invited.role == Role.OPERATOR and invited.is_usable(at):
         return
     holder = ledger.access.names.get(by)
     if holder is None:

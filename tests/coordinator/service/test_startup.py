@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,11 @@ import pytest
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.service.startup import edits_followed, open_run, start_over
+from dtfm.coordinator.service.startup import open_run, start_over
 from dtfm.coordinator.store.store import Store
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_file
-from dtfm.protos.run_file.run_file import RunFile, parse_run, read_run_file
+from dtfm.protos.run_file.run_file import RunFile, parse_run
 from dtfm.protos.run_file.tables import Data, Model
 from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 from tests.coordinator.fake_node import no_vote_for
@@ -93,40 +91,6 @@ async def test_what_was_set_stays_at_a_start_unless_the_run_file_is_edited(tmp_p
     assert in_force() == (40, 7, warm_up)
     assert in_force(train={"steps": 300}) == (300, 7, warm_up), "which follows from the steps only when the run starts"
     assert in_force(train={"steps": 300}, checkpoint={"every": 9}) == (300, 9, warm_up)
-
-
-async def test_on_sighup_what_was_edited_in_the_run_file_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, said = tmp_path / "run.toml", asyncio.Queue[str]()
-    monkeypatch.setattr("builtins.print", lambda text, **_: said.put_nowait(text))
-
-    def edit(steps: int, every: int, rate: float = 0.001) -> RunFile:
-        uri = (tmp_path / "checkpoints").as_uri()
-        train = f"[train]\nsteps = {steps}\nlearning_rate = {rate}"
-        file.write_text(f'name = "demo"\n{train}\n[checkpoint]\nuri = "{uri}"\nevery = {every}\n')
-        return read_run_file(file)
-
-    run = edit(30, 5)
-    async with serving(tmp_path, run) as served, edits_followed(served.server, file, run), asyncio.timeout(30):
-
-        async def set_by_signal() -> list[tuple[str, Any, Any]]:
-            before = len(changes())
-            os.kill(os.getpid(), signal.SIGHUP)
-            await served.until(lambda: len(changes()) > before)
-            return [(each.key, each.before, each.value) for each in changes()[before:]]
-
-        def changes() -> list[ev.RunChanged]:
-            return [event for event in served.events if isinstance(event, ev.RunChanged)]
-
-        edit(40, 5)
-        assert await set_by_signal() == [("train.steps", 30, 40)]
-        edit(50, 7, rate=0.1)
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert "train.learning_rate: start the coordinator again" in await said.get()
-        edit(30, 5)
-        assert await set_by_signal() == [("train.steps", 40, 30)], "and nothing of what was refused"
-        assert changes()[0].narrate() == "the run file set train.steps to 40; it was 30"
 
 
 @pytest.mark.parametrize("from_the_log", [True, False])
