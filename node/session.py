@@ -60,8 +60,6 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
 after a lease does not wait long for its nodes."""
 TEMPORARY = ("BUSY", "FULL")
 """Refusals that nobody has to do anything about: a node that is started again later may be let in."""
-IDLE_BEATS = 40
-"""Heartbeats between two timings of an idle node's device: it may have been slow, and recovered."""
 
 
 class Session:
@@ -366,8 +364,6 @@ class Session:
         for count in itertools.count(1):
             await asyncio.sleep(every)
             self._send(wire.NodeMessage(heartbeat=wire.Heartbeat(count=count)))
-            if count % IDLE_BEATS == 0 and self._settings.relay != wire.Hello.ONLY:
-                self._trainer.time_again()
 
     async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[wire.NodeMessage]:
         outgoing = self._outgoing

@@ -341,8 +341,7 @@ class Speeds:
 @dataclass(frozen=True, slots=True)
 class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
-    devices, by (source, destination) for links, by (" ", node) for devices
-    that are idle, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
+    devices, by (source, destination) for links, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
     ``overdue``: the last step that may go on from where it stood, as its deadline had passed (plan/adoption.py).
     ``disk_bytes``: free on the coordinator's own disk when this process started.
     ``exit_code``: of this process, once it has ``stopped``. Then nothing but farewells happens."""

@@ -188,7 +188,7 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
         case "codecs_chosen":
             drift.codecs_chosen(transition, node, message.codecs_chosen)
         case "heartbeat":
-            drift.timed_while_idle(transition, node, message.heartbeat.flops)
+            pass  # a sign of life, as every message is
         case _:
             transition.log(f"ignored a message of {node} that means nothing here: {kind}")
 

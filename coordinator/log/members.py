@@ -146,7 +146,7 @@ class NodeLeft:
 @dataclass(frozen=True, slots=True)
 class DeviceTimed:
     """The node has timed its device with the run's own layers, beside no other work: ``flops`` (FLOP/s). ``reason``: why it is
-    timed again; empty the first time."""
+    timed again, as older versions did; empty the first time."""
 
     node: str
     flops: float

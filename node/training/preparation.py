@@ -89,7 +89,7 @@ class Preparation:
                 raise Closed("the node is stopping") from None
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):
-                self.flops = self.time_device()
+                self.flops = layer_flops(self.loaded.model, run, device, self._equipment.hardware)
         self.loaded.model.set_momentum(run.train.outer_momentum > 0)
         return is_new
 
@@ -112,12 +112,6 @@ class Preparation:
             disk_bytes=self._equipment.snapshots.free_bytes,
             flops=self.flops or 0.0,
         )
-
-    def time_device(self) -> float | None:
-        """How fast the device computes the run's layers now, in FLOP/s; None where they cannot be timed."""
-        assert self.loaded is not None
-        model, run = self.loaded.model, self.loaded.run
-        return layer_flops(model, run, self._equipment.device, self._equipment.hardware)
 
     def cancel(self) -> None:
         """Calls off what `load` waits for."""

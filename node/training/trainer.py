@@ -154,10 +154,6 @@ class Trainer:
         )
         self._report(wire.NodeMessage(step_failed=failed))
 
-    def time_again(self) -> None:
-        """Reports how fast the run's layers are computed now, unless this node is training them."""
-        self._commands.put(self._time_again)
-
     @property
     def hardware(self) -> wire.Device:
         """This device, with the speed at which it computes the run's layers, if these were timed."""
@@ -256,12 +252,6 @@ class Trainer:
                 if self._stopping.wait(pause):
                     raise Closed("the node is stopping") from None
         return self._preparation.load(run, dialler, allowed, agreed)
-
-    def _time_again(self) -> None:
-        if self._loaded is None or self._generation is not None or self._adopting < self._newest:
-            return
-        if (flops := self._preparation.time_device()) is not None:
-            self._report(wire.NodeMessage(heartbeat=wire.Heartbeat(flops=flops)))
 
     # Adopting a plan
 

@@ -18,7 +18,7 @@ from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.core.state import Speeds, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.claims import planned_flops
-from dtfm.coordinator.core.validation.admission import MOST_FLOPS, check_flops
+from dtfm.coordinator.core.validation.admission import MOST_FLOPS
 from dtfm.coordinator.core.validation.links import MOST_BANDWIDTH
 from dtfm.coordinator.core.validation.votes import check_codecs
 from dtfm.coordinator.log import events as ev
@@ -31,7 +31,7 @@ WINDOW = 5
 with short steps a brief disturbance does not cause a new plan."""
 
 FACTOR = 2.0
-"""How many times slower or faster than before a link, or an idle device, must be to call for a new plan."""
+"""How many times slower or faster than before a link must be to call for a new plan."""
 
 DEVICE_OFF, STEP_OFF = 1.25, 1.1
 """How many times more or less than planned a device may deliver, or a step take, before that is corrected. Devices may be further
@@ -126,21 +126,6 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
         if ratio:
             _step_differs(transition, predicted / ratio)
     transition.state = replace(transition.state, speeds=speeds)
-
-
-def timed_while_idle(transition: Transition, node: str, flops: float) -> None:
-    """A node has timed its device again (0: it has not). While it trains, that timing would mean nothing."""
-    plan, known = transition.state.ledger.training.plan, transition.state.ledger.members[node].device.flops
-    if not flops or (plan is not None and node in plan.nodes):
-        return
-    check_flops(flops)
-    speeds, idle = dict(transition.state.speeds), (" ", node)  # no name is a space
-    before = speeds.get(idle, Speeds(first=known))
-    speeds[idle], ratio = compare(before, flops, transition.now, transition.state.lease)
-    transition.state = replace(transition.state, speeds=speeds)
-    if ratio and before.first:
-        flops = min(max(before.first * ratio, 1.0), MOST_FLOPS)
-        transition.emit(ev.DeviceTimed(node, flops, f"while idle it is {_change(flops / known)} than before"))
 
 
 def codecs_chosen(transition: Transition, node: str, message: wire.CodecsChosen) -> None:

@@ -201,16 +201,6 @@ async def test_a_peer_that_was_lost_fails_the_step_of_its_own_generation_alone(n
     assert told.sentence == "n2: of this one"
 
 
-async def test_an_idle_node_times_its_device_again_and_a_replica_does_not(node: Node) -> None:
-    node.trainer.time_again()
-    assert (await node.reports.get()).heartbeat.flops > 0
-    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
-    assert (await node.reports.get()).plan_ready.generation == 1
-    node.trainer.time_again()
-    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
-    assert (await node.reports.get()).plan_ready.generation == 1
-
-
 async def test_what_a_node_computed_with_is_freed_with_the_plan_and_no_garbage_collector_is_waited_for(
     node: Node,
 ) -> None:
