@@ -165,13 +165,15 @@ class Layer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ...) -> None: ...
 
 class Rounds(_message.Message):
-    __slots__ = ("since", "steps", "count", "before")
+    __slots__ = ("since", "steps", "count", "before", "restarts")
     SINCE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
     since: int
     steps: int
     count: int
     before: int
-    def __init__(self, since: _Optional[int] = ..., steps: _Optional[int] = ..., count: _Optional[int] = ..., before: _Optional[int] = ...) -> None: ...
+    restarts: bool
+    def __init__(self, since: _Optional[int] = ..., steps: _Optional[int] = ..., count: _Optional[int] = ..., before: _Optional[int] = ..., restarts: _Optional[bool] = ...) -> None: ...

@@ -49,10 +49,8 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Auditing:
-    """What is remembered from audit to audit. ``since`` is the step after which this process began: it does not know whether work
-    was audited before. ``number`` is the last request's. ``due``: by node whose work is audited in any case when it next takes
-    part in a step, as an audit of it came to nothing, in how many steps it was drawn for that."""
+    """What is remembered from audit to audit. ``number`` is the last request's. ``due``: by node whose work is audited in any
+    case when it next takes part in a step, as an audit of it came to nothing, in how many steps it was drawn for that."""
 
-    since: int = 0
     number: int = 0
     due: Mapping[str, int] = field(default_factory=dict)

@@ -65,7 +65,7 @@ def assignments(
         message = control_pb2.CoordinatorMessage(assignment=common)
         assigned = message.assignment
         assigned.island_began = ledger.training.began.get(islands.get(node, 0), 0)
-        assigned.trained_before = ledger.training.trained(assigned.island_began)
+        assigned.trained_before = ledger.training.trained(ledger.training.moments_began(islands.get(node, 0)))
         for names in givers.get(node, nobody):
             assigned.donors.add(nodes=names)
         for destination, link in sorted(ledger.reach.links.get(node, {}).items()):

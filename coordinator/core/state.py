@@ -370,7 +370,7 @@ class State:
             evaluation=None,
             safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
             speeds={},
-            auditing=Auditing(self.ledger.training.step, self.auditing.number),
+            auditing=Auditing(self.auditing.number),
             overdue=None,
         )
 

@@ -13,12 +13,13 @@ from dtfm.scheduler.model.plan import Plan
 class Debts:
     """``adopted``: what was owed under the plans so far, in order; where it was the same under several, once. ``committed``: what
     was under the last with a committed step. ``of_round``: by island, what it has trained in each step since the last exchange,
-    and ``rates``, the learning rates of these steps."""
+    and ``rates``, the learning rates of these steps. ``alone``: by island, the one node that it had in all of them."""
 
     adopted: tuple[Owed, ...] = (NOTHING_OWED,)
     committed: Owed = NOTHING_OWED
     of_round: Mapping[int, tuple[tuple[Range, ...], ...]] = field(default_factory=dict)
     rates: tuple[float, ...] = ()
+    alone: Mapping[int, str] = field(default_factory=dict)
 
     def under(self, plan: Plan, trained: int) -> Owed:
         """What is owed under a plan with the islands of this one that is adopted after ``trained`` steps."""
@@ -40,7 +41,11 @@ class Debts:
             island: (*self.of_round.get(island, ()), tuple(plan.owed.taken(trained, places, plan.micro_batches)))
             for island, places in ({} if at_rest else plan.places).items()
         }
-        return replace(self, committed=plan.owed, of_round=of_round, rates=() if at_rest else (*self.rates, rate))
+        now = {island.stages[0].island: island.nodes[0] for island in plan.islands if len(island.nodes) == 1}
+        alone = {number: node for number, node in now.items() if not self.rates or self.alone.get(number) == node}
+        return Debts(
+            self.adopted, plan.owed, of_round, () if at_rest else (*self.rates, rate), {} if at_rest else alone
+        )
 
     def back_to(self, trained: int) -> Debts:
         """After the run went back to where ``trained`` steps were."""

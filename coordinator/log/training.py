@@ -97,6 +97,11 @@ class Training:
             ),
         )
 
+    def moments_began(self, island: int) -> int:
+        """The step after which the island's moments, as of the last step, began with zero."""
+        rounds, began = self.rounds, self.began.get(island, 0)
+        return max(began, rounds.rested(self.step - 1)) if rounds.restarts and self.step > rounds.since else began
+
     def with_loss(self, node: str) -> Training:
         """``node`` has left, or wants to. Of several that a plan loses after one step, one counts."""
         if self.plan is None or node not in self.plan.nodes or self.step in self.losses[-1:]:
@@ -158,7 +163,7 @@ class PlanAdopted:
     def _began(self, ledger: Ledger) -> Mapping[int, int]:
         """An island that was whole goes on, and the first one with a snapshot, where no state is held."""
         known, first = ledger.copies.agreed.get(self.step), self.plan.stages[0].island
-        going_on = {number: ledger.training.began.get(number, 0) for number in ledger.whole_islands}
+        going_on = {number: ledger.training.moments_began(number) for number in ledger.whole_islands}
         began = {stage.island: self.step for stage in self.plan.stages}
         began |= going_on or {first: known.began if known is not None else ledger.training.began.get(first, 0)}
         return {number: step for number, step in began.items() if step}

@@ -16,7 +16,6 @@ from typing import Any
 from fsspec.core import url_to_fs
 
 from dtfm.coordinator.config.changes import check_same, goes_on_with
-from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.phases import Gathering
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.validation.description import differs_from_pins
@@ -72,7 +71,6 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, Story, list[ev.E
         ledger=ledger,
         phase=Gathering(time.monotonic(), ""),
         secret=secrets.token_bytes(32),
-        auditing=Auditing(since=ledger.training.step),
         disk_bytes=_free(Path(url_to_fs(current.own_folder)[1])),
         exit_code=0 if ledger.outcome is not None else None,
     )

@@ -87,7 +87,7 @@ class Group:
     members: tuple[str, ...]
     counted_by: tuple[str, ...]
     stages: tuple[int, ...]
-    loads: tuple[int, ...]
+    loads: tuple[float, ...]
     islands: tuple[int, ...]
 
     def piece(self, elements: int, number: int) -> tuple[int, int]:
@@ -244,8 +244,8 @@ def group_of(plan: Plan, layers: Collection[int]) -> Group:
 def exchange_group_of(plan: Plan, layers: Collection[int]) -> Group:
     """The same over all islands. Any two bring in the same, each with its part of its island's micro-batches."""
     group = group_of(plan, layers)
-    loads = [len(plan.places[island]) // group.islands.count(island) for island in group.islands]
-    return replace(group, stages=(0,) * len(loads), loads=tuple(loads))
+    loads = tuple(len(plan.places[island]) / group.islands.count(island) for island in group.islands)
+    return replace(group, stages=(0,) * len(loads), loads=loads)
 
 
 def _micro_batches(ways: Chains, node: str) -> tuple[int, ...]:

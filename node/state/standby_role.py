@@ -40,7 +40,7 @@ class StandbyRole:
         for index in trained:
             donors.pop(loaded.model.buckets[index], None)
         of = wanted.rounds
-        counted = Rounds(of.since, of.steps, of.count, of.before), wanted.trained_before
+        counted = Rounds(of.since, of.steps, of.count, of.before, of.restarts), wanted.trained_before
         self.is_of_all = not wanted.rounds.count
         async with self._one_at_a_time:
             if self._copies is not None and self._copies.counted == counted and self._copies.serves(donors):

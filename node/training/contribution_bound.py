@@ -48,7 +48,7 @@ class Addend:
     micro-batches that it comes from."""
 
     stage: int
-    load: int
+    load: float
     size: float
 
     @property
@@ -56,7 +56,7 @@ class Addend:
         """Whether others can be compared with it."""
         return self.load > 0 and math.isfinite(self.size)
 
-    def at(self, load: int) -> float:
+    def at(self, load: float) -> float:
         """The largest size to be expected of ``load`` micro-batches like these."""
         ratio = load / self.load
         return self.size * max(ratio, math.sqrt(ratio))

@@ -21,7 +21,7 @@ from dtfm.node.host.cuda_streams import after, brought
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.optimizer import adamw, change_since_exchange, outer_step, squared_norms
-from dtfm.node.model.placement import Group, Placement
+from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
@@ -84,7 +84,7 @@ class Generation:
         on_device, on_host = stage.state_bytes
         if placement.rounds.count and loaded.run.network.exchange == "topk":  # what is left out, of two exchanges
             on_host += 2 * sum(bucket.parameters.nbytes for bucket in stage.buckets.values())
-        free = free_bytes(on_device + self._computing_bytes(), on_host, hardware)
+        self.free_bytes = free = free_bytes(on_device + self._computing_bytes(), on_host, hardware)
         self._retry_bytes = retry_bytes(free)
         self._is_short = is_short(on_device + on_host, hardware)
         self.progress = inherited.progress or Progress(placement.generation, applied + 1, self._retry_bytes)
@@ -108,6 +108,8 @@ class Generation:
         """Of the step last trained, where work is audited and this step began here."""
         self._reduced_with = Codec.OFF  # in the step last trained
         self._audited = loaded.run.trust.audit_rate > 0
+        self._sent_changes: dict[tuple[int, int], Encoded] = {}
+        """By bucket and piece, what was sent in the exchange in hand, where work is audited."""
         # During the last backward: the number of parameters of each bucket that still get gradients.
         self._unfinished: dict[int, int] = {}
         # Tensors of an interrupted step that the neighbours have from an earlier generation.
@@ -178,13 +180,12 @@ class Generation:
         """
         began, gradients, codec = time.monotonic(), self._gradients(), self.codecs.exchange
         self.commitments = Commitments() if self._audited else None
-        keep: Callable[[int, torch.Tensor], None] = self.progress.keep_unreduced if self._audited else lambda *_: None
+        self._sent_changes.clear()
         for index, change in gradients.items():
             factor = self.placement.share_in_exchange(index, codec)
             change_since_exchange(self.stage.buckets[index], factor, change)
             self.exchanger.queue.put(step, Final(index, after(self.stage.device)))
-        self._reduced_with = codec
-        reduction = self.exchanger.start(step, gradients, codec, keep)
+        reduction = self.exchanger.start(step, gradients, codec, lambda *_: None)
         try:
             reduction.result()
         except BaseException as error:
@@ -228,19 +229,18 @@ class Generation:
 
     def offer(self, step: int) -> Offer:
         """What was sent in ``step``, the one last trained."""
-        groups = self.placement.groups_in(step)
-        work = KeptWork(self.placement.node, groups, self.progress, self.sizes, self._reduced_with)
+        work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with, self._sent_changes)
         return Offer(self.number, step, frozenset(self.around), work.find)
 
     def apply(self, commit: Commit) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for this step is stale."""
         step, rate, rounds, train = commit.step, commit.learning_rate, self.placement.rounds, self._loaded.run.train
         norm = commit.island_norms.get(self.placement.island, commit.gradient_norm)
-        # Of AdamW's moments. Where work is audited, each round begins with moments of zero: so all know with what it began.
-        restarts = self._audited and rounds.count > 0
-        began = rounds.trained(rounds.rested(step - 1)) if restarts else self.placement.trained_before
+        began = self.placement.trained_before
+        if rounds.restarts:
+            began = max(began, rounds.trained(rounds.rested(step - 1)))
         for index, bucket in self.stage.buckets.items():
-            if restarts and rounds.at_rest(step - 1):
+            if rounds.restarts and rounds.at_rest(step - 1):
                 bucket.forget_moments()
             if rounds.exchanges(step):
                 outer_step(train, bucket, bucket.gradients)
@@ -249,6 +249,7 @@ class Generation:
             self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more
         self.commitments = None
+        self._sent_changes.clear()
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
         self.receiver.advance(step)
         self._reducer_of(step).commit(step)
@@ -427,18 +428,22 @@ class Generation:
     def _send(self, destination: str, what: What, encoded: Future[Encoded]) -> None:
         if self.commitments is not None:
             self.commitments.sends(destination, what, encoded)
+            if what.kind is Kind.REDUCE and self.placement.rounds.exchanges(what.step):
+                found = encoded.result()  # a codec that is off gives a view of what is replaced by the sum
+                self._sent_changes[what.index, what.part] = Encoded(found.codec, memoryview(bytes(found.data)))
         self._sender.send(destination, what, encoded)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptWork:
-    """The work of ``node``'s ``progress``, for audits, as it was sent: to its ``groups`` with the codec ``reduction``."""
+    """The work of ``progress``, for audits, as it was sent: its gradients to replicas with the codec ``reduction``, and its
+    ``changes``."""
 
-    node: str
-    groups: Mapping[int, Group]
+    placement: Placement
     progress: Progress
     sizes: TensorSizes
     reduction: Codec
+    changes: Mapping[tuple[int, int], Encoded]
 
     def find(self, request: KeptRequest) -> Tensor:
         """A tensor as it was sent; its memory is not written any more. From any thread. Raises LookupError."""
@@ -462,10 +467,13 @@ class KeptWork:
         return sent.result()
 
     def _addend(self, bucket: int, part: int) -> tuple[Encoded, int]:
-        """(what this node sent of its own gradients of a piece, elements)."""
+        """(what this node sent of its own gradients of a piece, or of its changes; elements)."""
+        if (change := self.changes.get((bucket, part))) is not None:
+            start, stop = self.placement.exchange_groups[bucket].piece(self.sizes.buckets[bucket], part)
+            return change, stop - start
         if (mine := self.progress.unreduced.get(bucket)) is not None:
-            group = self.groups[bucket]
+            group = self.placement.groups[bucket]
             start, stop = group.piece(mine.numel(), part)
-            if stop > start and group.owner(part) != self.node:
+            if stop > start and group.owner(part) != self.placement.node:
                 return encode(self.reduction, mine[start:stop]), stop - start
         raise LookupError(f"NOT_KEPT: piece {part} of bucket {bucket} was not sent from here, or is not kept")

@@ -24,8 +24,12 @@ def round_done_again(
     generation: Generation, trained: Sequence[Audit.Trained], go_on: Callable[[], None]
 ) -> Iterator[None]:
     """Inside, this node has the state of an island that has ``trained`` these steps since the last exchange. Afterwards it has
-    its own again, which was in the host's memory. ``go_on`` is called before each micro-batch; what it raises ends it."""
+    its own again, which was in the host's memory. ``go_on`` is called before each micro-batch; what it raises ends it. Raises
+    MemoryError if there is not enough."""
     buckets = generation.stage.buckets
+    needed = sum(tensor.nbytes for bucket in buckets.values() for tensor in _written(bucket))
+    if needed > generation.free_bytes:
+        raise MemoryError(f"{needed:,} bytes are needed to put its own state aside, {generation.free_bytes:,} are free")
     own = {index: [tensor.to(HOST, copy=True) for tensor in _written(bucket)] for index, bucket in buckets.items()}
     try:
         for index, bucket in buckets.items():

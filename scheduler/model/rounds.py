@@ -12,12 +12,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """From step ``since`` on, ``count`` of each ``steps`` are exchanges, spread evenly, the last of them one. 0: there are no
-    rounds, every step trains and the run is at rest after it. ``before``: the exchanges up to ``since``."""
+    rounds, every step trains and the run is at rest after it. ``before``: the exchanges up to ``since``. ``restarts``: AdamW's
+    moments are zero when a round begins, so that all know with what it began, and others can do it again."""
 
     since: int = 0
     steps: int = 0
     count: int = 0
     before: int = 0
+    restarts: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 0 or 2 * self.count > self.steps or min(self.since, self.before) < 0:
@@ -61,11 +63,15 @@ class Rounds:
         return self.since - -number * self.steps // self.count
 
 
-def spread(length: int, steps: int, since: int = 0, before: int = 0) -> Rounds:
+def spread(length: int, steps: int, since: int = 0, before: int = 0, *, restarts: bool = False) -> Rounds:
     """Rounds of about ``length`` steps that train (0: no rounds), for the ``steps`` after ``since``, or two; the last
-    one is an exchange."""
+    one is an exchange. Those that others may do again have at most MEASURED[-1]: in longer ones honest devices differ by too
+    much."""
     steps = max(2, steps) if length else 0
-    return Rounds(since, steps, min(max(1, round(steps / (length + 1))), steps // 2), before)
+    least = -(-steps // (MEASURED[-1] + 1)) if restarts else 1
+    return Rounds(
+        since, steps, min(max(1, least, round(steps / (length + 1))), steps // 2), before, restarts and length > 0
+    )
 
 
 def mean_seconds(length: int, step: float, exchange: float) -> float:

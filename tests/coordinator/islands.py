@@ -25,12 +25,12 @@ def first_and_others(nodes: Iterable[str]) -> Plan:
 
 def islands(*nodes: str, **changes: dict[str, Any]) -> World:
     """A world in which these nodes compute step 1 of a run with rounds. What standbys report is the test's."""
-    return _begun(World(_fresh(nodes, changes), first_and_others), nodes)
+    return _begun(World(fresh(nodes, changes), first_and_others), nodes)
 
 
 def each_alone(*nodes: str, **changes: dict[str, Any]) -> World:
     """The same, where each node is an island of its own."""
-    return _begun(EachAlone(_fresh(nodes, changes)), nodes)
+    return _begun(EachAlone(fresh(nodes, changes)), nodes)
 
 
 class EachAlone(World):
@@ -51,7 +51,7 @@ class EachAlone(World):
         return joined(alone, 0)
 
 
-def _fresh(nodes: Collection[str], changes: dict[str, Any]) -> State:
+def fresh(nodes: Collection[str], changes: dict[str, Any]) -> State:
     rounds = {"rounds": ROUNDS, "steps": 12, "evaluate_every": 0}
     cluster = {"nodes": len(nodes), "stages": "auto"}
     return fresh_state(**{"train": rounds, "cluster": cluster, **changes})

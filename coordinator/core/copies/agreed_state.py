@@ -43,7 +43,7 @@ def by_bucket(transition: Transition, digests: Mapping[int, str]) -> None:
     """All who hold the buckets in the plan's first island agree on these digests (hex) of their state after the last commit."""
     state, training = transition.state, transition.state.ledger.training
     island = training.in_force.stages[0].island
-    began, is_writer = training.began.get(island, 0), training.writer in (None, island)
+    began, is_writer = training.moments_began(island), training.writer in (None, island)
     if digests and is_writer and is_wanted(state) and not 0 < began == training.step:
         whole = tuple(digests.get(bucket, "") for bucket in range(state.ledger.description.buckets))
         transition.emit(ev.StateAgreed(training.step, whole, island, began))

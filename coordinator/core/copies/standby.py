@@ -411,7 +411,7 @@ def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.
     members, training = state.ledger.members, state.ledger.training
     return wire.Standby(
         rounds=asdict(state.rounds),
-        trained_before=training.trained(training.began.get(training.in_force.stages[0].island, 0)),
+        trained_before=training.trained(training.moments_began(training.in_force.stages[0].island)),
         number=number,
         first_layer=layers[0],
         past_last_layer=layers[1],

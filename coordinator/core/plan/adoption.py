@@ -112,11 +112,12 @@ def _with_fresh_numbers(plan: Plan, ledger: Ledger) -> Plan:
 
 def rounds_of(state: State, choice: PlanChosen) -> Rounds:
     """Those in force, or if they have another length those that begin now."""
-    rounds, step = state.rounds, state.ledger.training.step
+    rounds, step, restarts = state.rounds, state.ledger.training.step, state.run.trust.audits > 0
     length = round(choice.plan.rounds.length) if choice.length is None else choice.length
-    if length == round(rounds.length):
+    if length == round(rounds.length) and (rounds.restarts == restarts or not rounds.at_rest(step)):
         return rounds
-    return spread(length, state.run.train.steps - step, step, step - state.ledger.training.trained(step))
+    before = step - state.ledger.training.trained(step)
+    return spread(length, state.run.train.steps - step, step, before, restarts=restarts)
 
 
 def again(transition: Transition, reason: str) -> None:

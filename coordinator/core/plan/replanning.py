@@ -335,7 +335,9 @@ def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
     if not run.may_have_rounds:
         return (0,)
     if run.train.rounds != "auto":
-        goes_on = spread(run.train.rounds, state.rounds.steps).count == state.rounds.count
+        goes_on = (
+            spread(run.train.rounds, state.rounds.steps, restarts=state.rounds.restarts).count == state.rounds.count
+        )
         return (standing if goes_on else run.train.rounds,)
     others = (0, *lengths_within(run.train.steps - step, audited=run.trust.audits > 0)) if not hasty else ()
     return tuple(dict.fromkeys((standing, *others)))

@@ -20,10 +20,11 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.standing import Standing, earned, standing_of
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 ROUND_FACTOR = 3
-"""How many times as long as it took to train it a round may take to be done again."""
+"""How many times as long as its auditor would take, if it were as fast as in its own, a round may take to be done again."""
 
 MOST_TRIES = 20
 """The number of steps in which a node's audit may fail. After that it is not tried again."""
@@ -60,7 +61,7 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
         apart=kept_apart(state.ledger),
         believed={node for node in plan.nodes if standing_of(state.ledger, node) is Standing.BELIEVED},
     )
-    found = tuple(each for each in found if not exchanges or _round_is_known(state, plan, each.node))
+    found = tuple(each for each in found if not exchanges or _can_be_done_again(state, plan, each.node))
     drawn_again = {party(each.node) for each in found}
     due = {node: times + (party(node) in drawn_again) for node, times in state.auditing.due.items()}
     due = {node: times for node, times in due.items() if times < MOST_TRIES}
@@ -68,12 +69,10 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
     return tuple(Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found)
 
 
-def _round_is_known(state: State, plan: Plan, node: str) -> bool:
-    """Whether the node did all steps of the round as we know them, and began them as nodes do where work is audited."""
-    debts, step = state.ledger.training.debts, state.ledger.training.step
-    of_round = debts.of_round.get(plan.island_of(node) or 0, ())
-    is_ours = not state.rounds.rested(step) < state.auditing.since <= step
-    return is_ours and len(of_round) == len(debts.rates)
+def _can_be_done_again(state: State, plan: Plan, node: str) -> bool:
+    """Whether others know with what the node began the round, and all that its island has done since; or have the same state."""
+    is_alone = [node] in [[*island.nodes] for island in plan.islands]
+    return not is_alone or (state.rounds.restarts and node in state.ledger.training.debts.alone.values())
 
 
 def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
@@ -163,7 +162,7 @@ def _ask(transition: Transition, phase: Stepping) -> None:
                 continue
             busy.add(node)
             number += 1
-            patience = usual + ROUND_FACTOR * len(audit.order.trained) * (state.ledger.training.step_seconds or 0.0)
+            patience = usual + _seconds_for_round(state, audit.order, node)
             requests[node] = Request(number, transition.now + patience)
             message = wire.Audit()
             message.CopyFrom(audit.order)
@@ -174,6 +173,13 @@ def _ask(transition: Transition, phase: Stepping) -> None:
     if number > state.auditing.number:
         transition.set_phase(replace(phase, audits=tuple(audits)))
         transition.state = replace(transition.state, auditing=replace(state.auditing, number=number))
+
+
+def _seconds_for_round(state: State, order: wire.Audit, by: str) -> float:
+    """What an auditor gets for the steps that it is to do again, by what it does of each step itself."""
+    share_of = micro_batches_of(state.ledger.training.in_force)
+    times = len(share_of[order.node]) / max(1, len(share_of[by]))
+    return ROUND_FACTOR * times * len(order.trained) * (state.ledger.training.step_seconds or 0.0)
 
 
 def _give_up_overdue(transition: Transition, phase: Stepping) -> Stepping:

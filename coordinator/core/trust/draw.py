@@ -112,9 +112,13 @@ def draw(
             count = load if at < odd.whole else math.floor(odd.share * load + random.random())
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
             able = [by for by in able if busy[by] < room]
+            able = [
+                by for by in able if exchanges and 2 * len(share_of[by]) >= load
+            ] or able  # the slow would keep all waiting
             beside = frozenset[str]().union(*(neighbours[node, number] for number in mine)) if apart else ()
             able = [by for by in able if not any((min(by, n), max(by, n)) in apart for n in beside)] or able
-            if at < odd.whole + odd.part and (count := min(count, len(mine))) and able:
+            count = min(count, len(mine))
+            if at < odd.whole + odd.part and (count or exchanges) and able:
                 # The next in the ring, of those who have least to do.
                 by = min(able, key=lambda each: (each not in believed, busy[each]))
                 busy[by] += 1

@@ -15,15 +15,19 @@ import torch
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.trust.tolerance import OF_ROUNDS, tolerance
 from dtfm.node.training.audit import NOTHING_COMPARED, misfit
+from dtfm.node.transport.commitments import commitment
 from dtfm.protos.control_pb2 import Audit
+from dtfm.protos.frame import Kind
+from dtfm.protos.peer_pb2 import KeptRequest
 from dtfm.protos.plan_pb2 import BF16, FP32, FP64, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, joined
 from tests.attacks.twisted import adding, adding_up_wrong
 from tests.cluster.plain import losses_of_islands
 from tests.cluster.runs import GPT2, run_file, write_corpus
+from tests.node.in_process import InProcess
 from tests.node.training.auditors import Auditors, errors
-from tests.node.training.test_islands import EVENLY, PIPELINE, REPLICAS, ROUNDS, island, shares, started
+from tests.node.training.test_islands import EVENLY, PIPELINE, REPLICAS, ROUNDS, island, shares, started as started_with
 
 ALONE = joined([island(0, (0, 5), [["a"]], [2]), island(1, (0, 5), [["b"]], [5]), island(4, (0, 5), [["c"]], [3])], 1)
 MIXED = joined([island(0, (0, 5), [["a"]], [2]), PIPELINE, REPLICAS], 1)
@@ -48,6 +52,10 @@ def trained_by(run: Run, plan: Plan, node: str, first: int, last: int) -> list[A
         Audit.Trained(learning_rate=learning_rate(run.train, step), borders=[of_step[0], of_step[-1] + 1])
         for step, of_step in zip(range(first, last + 1), mine, strict=True)
     ]
+
+
+def started(run: Run, plan: Plan) -> InProcess:
+    return started_with(run, plan, replace(EVENLY, restarts=True))
 
 
 @contextmanager
@@ -120,6 +128,53 @@ def test_a_wrong_change_or_sum_is_found(run: Run, precision: str, codec: str, wh
             del audit.sums[: len(audit.sums) * (what == "change")]
             del audit.pieces[: len(audit.pieces) * (what == "sum")]
             assert errors(auditors.answer("a", audit))[2] > 2 * tolerance(precision, codec, OF_ROUNDS)
+
+
+def test_who_has_no_room_for_its_own_state_beside_does_nothing_again(run: Run) -> None:
+    with at_the_second_exchange(run, ALONE) as auditors:
+        auditors.nodes.generations["a"].free_bytes = 1000
+        with pytest.raises(MemoryError, match="are needed to put its own state aside, 1,000 are free"):
+            auditors.answer("a", auditors.asked_of_round("b", 0, second_round(run, ALONE, "b")))
+
+
+def test_what_was_sent_in_an_exchange_is_handed_out_however_little_room_there_is(run: Run) -> None:
+    """For what an interrupted step needs there may be none."""
+    with at_the_second_exchange(run, ALONE) as auditors:
+        assert all(vote.kept for vote in auditors.votes.values())
+        generation = auditors.nodes.generations["b"]
+        generation.progress.room = 0
+        for _, kind, index, part in auditors.sent["b"]:
+            if kind == Kind.REDUCE:
+                request = KeptRequest(generation=1, step=auditors.step, kind=kind, index=index, part=part)
+                header, encoded = generation.offer(auditors.step).find(request)
+                assert commitment(header.codec, encoded) in auditors.sent["b"].values()
+
+
+def test_no_honest_change_is_clipped_whatever_the_shares(run: Run) -> None:
+    """Also of those that hold a bucket and have less than a micro-batch for each of them."""
+    run.trust.mode = Run.Trust.OPEN
+    plan = joined(
+        [island(0, (0, 5), [["a"]], [8]), island(1, (0, 2, 5), [["b"], ["c"]], [1]), island(2, (0, 5), [["d"]], [1])], 1
+    )
+    with started(run, plan) as nodes:
+        for _ in range(run.train.steps):
+            nodes.train()
+            assert not any(generation.exchanger.clipped for generation in nodes.generations.values())
+        tied = [group.loads for group in nodes.generations["a"].placement.exchange_groups.values()]
+        assert (8, 0.5, 0.5, 1) in tied
+
+
+def test_steps_of_moments_are_counted_from_where_their_round_began(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = list[int]()
+
+    def noted(_train: object, number: int, *_: object) -> None:
+        numbers.append(number)
+
+    monkeypatch.setattr("dtfm.node.training.generation.adamw", noted)
+    with started(run, island(0, (0, 5), [["a"]], [10])) as nodes:
+        for _ in range(2 * ROUNDS):
+            nodes.train()
+    assert [number for number, _ in itertools.groupby(numbers)] == [1, 2, 3, 1, 2]
 
 
 def test_what_does_not_fit_is_not_done_again(run: Run) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds, spread
+from dtfm.scheduler.model.rounds import MEASURED, NO_ROUNDS, Rounds, spread
 
 
 @given(
@@ -28,6 +31,14 @@ def test_exchanges_are_spread_evenly_and_the_last_step_is_one(length: int, steps
         assert rounds.at_rest(step) == (step == rested)
 
 
+@given(length=st.integers(2, 100), steps=st.integers(2, 3000))
+def test_rounds_that_others_may_do_again_are_never_longer_than_was_measured(length: int, steps: int) -> None:
+    rounds = spread(length, steps, restarts=True)
+    assert rounds.restarts
+    rests = [step for step in range(steps + 1) if rounds.at_rest(step)]
+    assert max(later - step - 1 for step, later in pairwise(rests)) <= MEASURED[-1]
+
+
 @given(every=st.integers(1, 300), rounds=st.builds(spread, st.integers(0, 40), st.integers(2, 1000)))
 def test_what_comes_once_in_some_steps_comes_at_the_next_rest(every: int, rounds: Rounds) -> None:
     due = [step for step in range(1, 1001) if rounds.at_rest(step) and rounds.is_due(step, every)]
@@ -44,6 +55,6 @@ def test_without_rounds_every_step_trains_and_the_run_is_always_at_rest() -> Non
 
 
 @pytest.mark.parametrize("of", [{"steps": 3, "count": 2}, {"count": 1}, {"steps": 9, "count": -1}])
-def test_more_exchanges_than_steps_that_train_are_refused(of: dict[str, int]) -> None:
+def test_more_exchanges_than_steps_that_train_are_refused(of: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at most half of them may be"):
         Rounds(**of)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 import pytest
 
-from dtfm.coordinator.core.audits import Auditing
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.trust.draw import can_do_again, draw
 from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed
@@ -15,11 +15,12 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
 from tests.coordinator.audit_scripts import answer_all, asked, auditor_of, quarantined
 from tests.coordinator.core.trust.test_draw import itself
 from tests.coordinator.core.trust.test_passed import described
 from tests.coordinator.honest_work import commitments
-from tests.coordinator.islands import ROUNDS, each_alone, exchange, first_and_others
+from tests.coordinator.islands import ROUNDS, each_alone, exchange, first_and_others, fresh, islands
 from tests.coordinator.script import LAYERS, World
 
 AUDITED = {"trust": {"audit_rate": 1.0}}
@@ -78,34 +79,73 @@ def test_an_answer_may_take_as_long_as_a_round() -> None:
     training = replace(world.state.ledger.training, step_seconds=1000.0)
     world.state = replace(world.state, ledger=replace(world.state.ledger, training=training))
     exchange(world)
-    assert world.last_to("a", "audit").seconds > 2 * ROUNDS * 1000
+    half, twice = (
+        world.last_to(auditor_of(world, node), "audit").seconds for node in "ba"
+    )  # a does two of four micro-batches
+    assert min(half, twice) > ROUNDS * 1000
+    assert twice > 2 * ROUNDS * 1000
 
 
-def test_the_round_in_which_the_coordinator_has_started_is_done_again_by_nobody() -> None:
-    """It may have begun where nothing was audited, with moments that are not zero."""
-    world = each_alone("a", "b", "c", **AUDITED)
-    world.step()
-    world.state = replace(world.state, auditing=Auditing(since=1))
+def test_rounds_that_began_where_nothing_was_audited_are_done_again_by_nobody() -> None:
+    """Their moments were not zero. Those of the next plan are."""
+    world = each_alone("a", "b", "c")
+    run = world.state.run
+    trust = run.trust.model_copy(update={"audit_rate": 1.0})
+    world.state = replace(world.state, run=run.model_copy(update={"trust": trust}))
     exchange(world)
-    assert not [audit for audit in world.events(ev.WorkAudited) if audit.step == ROUNDS + 1]
-    exchange(world)
-    assert {audit.node for audit in world.events(ev.WorkAudited) if audit.step == 2 * (ROUNDS + 1)} == {*"abc"}
-
-
-def test_who_began_within_a_round_is_not_audited_before_the_next() -> None:
-    world = at_the_exchange("a", "b", "c")
-    debts = world.state.ledger.training.debts
-    assert {island: len(steps) for island, steps in debts.of_round.items()} == {0: ROUNDS, 1: ROUNDS, 2: ROUNDS}
-    assert len(debts.rates) == ROUNDS
-    world.automatic_audits = True
-    for by in "abc":
-        world.audit(by)
-    world.step()
+    assert not world.events(ev.WorkAudited)
     world.lose("c")
     world.settle()
+    assert world.state.rounds.restarts
+    assert world.last_to("a", "assignment").trained_before == 0
     exchange(world)
-    of_this = [audit for audit in world.events(ev.WorkAudited) if audit.step == 3 * (ROUNDS + 1)]
-    assert {audit.node for audit in of_this} == {"a", "b"}
+    assert {audit.node for audit in world.events(ev.WorkAudited)} == {"a", "b"}
+
+
+def test_whose_island_has_lost_another_node_in_the_round_is_not_audited() -> None:
+    """What that one had done in it, or how it was sent, nobody can do again."""
+    world = islands("a", "b", "c", "d", **AUDITED)
+    world.step()
+    training = world.state.ledger.training
+    assert training.debts.alone == {1: "c", 2: "d"}
+    before = training.plan
+    assert before is not None
+    shrunk = joined([replicas(["a"], 2), *before.islands[1:]], before.generation)
+    debts = training.debts.with_step(shrunk, 2, 1e-3, at_rest=False)
+    assert debts.alone == {1: "c", 2: "d"}
+    other = joined([replicas(["a"], 2), replicas(["x"], 1, 1), replicas(["d"], 1, 2)], before.generation)
+    assert debts.with_step(other, 3, 1e-3, at_rest=False).alone == {2: "d"}
+    assert debts.with_step(other, 3, 1e-3, at_rest=True).alone == {}
+
+
+def replicas(names: Sequence[str], micro_batches: int, island: int = 0) -> Plan:
+    stage = Stage((0, LAYERS), tuple(names), (), island=island)
+    return from_routes(0, [stage], [((names[0],), micro_batches)])
+
+
+def test_what_replicas_compare_of_an_exchange_proves_nobody() -> None:
+    """They have the same state, and with it the same lies."""
+    world = World(fresh(("a", "b", "c"), AUDITED), lambda _: joined([two_replicas(), replicas(["c"], 2, 1)], 0))
+    world.join("a", "b", "c")
+    world.settle()
+    world.automatic_standbys = False
+    exchange(world)
+    assert world.state.ledger.training.step == ROUNDS + 1
+    of_exchange = [audit for audit in world.events(ev.WorkAudited) if audit.step == ROUNDS + 1]
+    assert not of_exchange
+    assert {audit.node for audit in world.events(ev.WorkAudited)} == {"a", "b"}, "of the steps"
+
+
+def two_replicas() -> Plan:
+    return from_routes(0, [Stage((0, LAYERS), ("a", "b"), ())], [(("a",), 1), (("b",), 1)])
+
+
+def test_who_is_slow_does_not_do_the_round_of_a_fast_one_again_where_another_can() -> None:
+    alone = [(0, "a", 8), (1, "b", 5), (2, "c", 1), (3, "d", 1)]
+    plan = joined([replicas([name], count, number) for number, name, count in alone], 0)
+    for seed in range(20):
+        drawn = {each.node: each.by for each in draw(plan, 1.0, Random(seed), itself, plan.nodes, exchanges=True)}
+        assert (drawn["a"], drawn["b"]) == ("b", "a")
 
 
 @pytest.mark.parametrize("seed", range(20))
