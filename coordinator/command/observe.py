@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,6 @@ import typer
 from dtfm.coordinator.command.options import Json, StoreUrl, Where, log_of, print_record
 
 if TYPE_CHECKING:
-    from dtfm.coordinator.view.boards import TensorBoard
     from dtfm.coordinator.view.so_far import SoFar
 
 
@@ -40,27 +38,12 @@ def events(
         bool, typer.Option("--follow", "-f", help="Print new events too, until the run is over.")
     ] = False,
     after: Annotated[int, typer.Option(min=0, help="Print only events after this sequence number.")] = 0,
-    tensorboard: Annotated[
-        Path | None,
-        typer.Option(help="Write curves for TensorBoard into this new folder, in place of printing events."),
-    ] = None,
 ) -> None:
-    """Prints the event log: everything that happened in the run, in order. Or makes curves of it.
+    """Prints the event log: everything that happened in the run, in order.
 
     With --follow, it goes on as things happen.
     """
-    if after and tensorboard is not None:
-        raise ValueError("--tensorboard makes curves of the whole log; leave --after out")
-    board: TensorBoard | None = None
-    if tensorboard is not None:
-        from dtfm.coordinator.view.boards import TensorBoard
-
-        board = TensorBoard(tensorboard)
-    try:
-        asyncio.run(_events(where, store, after, follow, json_lines, board))
-    finally:
-        if board is not None:
-            board.close()
+    asyncio.run(_events(where, store, after, follow, json_lines))
 
 
 def watch(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
@@ -104,14 +87,9 @@ async def _run(where: str, store: str) -> SoFar:
     return [so_far async for so_far in told(where, follow=False)][-1]
 
 
-async def _events(
-    where: str, store: str, after: int, follow: bool, json_lines: bool, board: TensorBoard | None
-) -> None:
+async def _events(where: str, store: str, after: int, follow: bool, json_lines: bool) -> None:
     async for record in log_of(where, store, after=after, follow=follow):
-        if board is not None:
-            board.add(record)
-        else:
-            print_record(record, json_lines=json_lines)
+        print_record(record, json_lines=json_lines)
 
 
 def _member_line(document: dict[str, Any]) -> str:

@@ -37,11 +37,6 @@ def store(tmp_path: Path) -> str:
     return url
 
 
-def test_events_become_curves(store: str, tmp_path: Path, typed: Typed) -> None:
-    assert typed("events", "--store", store, "--tensorboard", str(tmp_path / "curves")) == ""
-    assert len(list((tmp_path / "curves").glob("*tfevents*"))) == 1
-
-
 def test_events_print_one_json_object_per_line(store: str, typed: Typed) -> None:
     events = [json.loads(line) for line in typed("events", "--store", store, "--json").splitlines()]
     assert events[0]["event"] == "run_started"
