@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json, Where, store_option, store_url
-
-
-class Dtype(StrEnum):
-    BF16 = "bf16"
 
 
 def export(
@@ -27,9 +22,6 @@ def export(
     store: Annotated[
         str, store_option("Export the newest checkpoint that this event log names, or check the --checkpoint by it.")
     ] = "",
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Round the weights to this. Default: as they are trained, in 32 bits.")
-    ] = None,
     json_lines: Json = False,
 ) -> None:
     """Writes the model as a folder that transformers' from_pretrained loads.
@@ -61,7 +53,7 @@ def export(
     if store:
         ledger = story_in(store).now.ledger
         folder = folder or logged_checkpoint(ledger, store)
-    step = export_checkpoint(folder, target, ledger, in_bf16=dtype is Dtype.BF16)
+    step = export_checkpoint(folder, target, ledger)
     if ledger is None:
         typer.echo(f"{folder} was not checked against a log: who wrote it is believed; give --store", err=True)
     elif not all(ledger.copies.digests(step) or ("",)):

@@ -17,8 +17,8 @@ import fsspec
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
-from safetensors import SafetensorError, TensorSpec, serialize_file
-from safetensors.numpy import load
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
 
 from dtfm.coordinator.command.client import ask, open_way, told
 from dtfm.coordinator.log.events import CheckpointFailed
@@ -42,7 +42,6 @@ SHARD_BYTES = 1 << 30
 
 MAX_MODEL_FILE_BYTES = 64 << 20
 """Largest configuration or tokenizer file."""
-CONFIG = "config.json"
 Tensors = dict[str, NDArray[Any]]
 
 
@@ -84,9 +83,8 @@ def check_target(target: Path) -> None:
         raise ValueError(f"{target} exists and is not an empty folder; give a new one")
 
 
-def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None, *, in_bf16: bool = False) -> int:
-    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step. ``in_bf16``: with
-    weights rounded to that.
+def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -> int:
+    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step.
 
     Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, NotTheLogs if it
     is not the one of the run's ``ledger``, and ValueError for a target in use.
@@ -101,12 +99,9 @@ def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None, *
         ) as name:
             partial, (filesystem, path) = Path(name), fsspec.url_to_fs(folder)
             _copy_model_files(filesystem, path, partial)
-            if in_bf16:
-                config = json.loads((partial / CONFIG).read_text())
-                (partial / CONFIG).write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2))
             described = ledger.described if ledger is not None else None
             layout_of = described.layout_of if described is not None else lambda _: ""
-            _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial, in_bf16=in_bf16)
+            _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial)
             os.chmod(partial, 0o755)
             partial.replace(target)
     except OSError as error:
@@ -207,29 +202,14 @@ def _state_digest(content: bytes, moments: str) -> str:
     return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(tensors))).hexdigest()
 
 
-def _in_bf16(tensor: NDArray[Any]) -> NDArray[np.uint16]:
-    """The upper halves of the tensor's float32s, rounded to the nearest, ties to even: NumPy has no bfloat16."""
-    bits = np.ascontiguousarray(tensor, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def _write_shards(shards: Iterator[Tensors], target: Path, *, in_bf16: bool) -> None:
+def _write_shards(shards: Iterator[Tensors], target: Path) -> None:
     """Writes one file, model.safetensors, or several files and the index that transformers reads."""
     files: list[tuple[Path, list[str]]] = []
     size = 0
     for number, tensors in enumerate(shards):
         file = target / f"part-{number}"
-        stored = {name: _in_bf16(each) if in_bf16 else np.ascontiguousarray(each) for name, each in tensors.items()}
-        specs = {  # they point to what is in ``stored``
-            name: TensorSpec(
-                dtype="bfloat16" if in_bf16 else each.dtype.name,
-                shape=each.shape,
-                data_ptr=each.ctypes.data,
-                data_len=each.nbytes,
-            )
-            for name, each in stored.items()
-        }
-        serialize_file(specs, file, {"format": "pt"})
+        stored = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
+        save_file(stored, file, {"format": "pt"})
         file.chmod(0o644)  # safetensors creates files that only their owner can read
         files.append((file, list(tensors)))
         size += sum(each.nbytes for each in stored.values())

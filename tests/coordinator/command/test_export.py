@@ -12,7 +12,6 @@ import pytest
 import torch
 from blake3 import blake3
 from safetensors.numpy import load_file, save
-from safetensors.torch import load_file as load_torch
 
 from dtfm.coordinator.command import exporting
 from dtfm.coordinator.command.export import export
@@ -41,20 +40,6 @@ def test_an_export_holds_only_the_weights_and_the_models_files(checkpoint: Path,
     tensors = load_file(target / "model.safetensors")
     assert {name: float(tensor[0, 0]) for name, tensor in tensors.items()} == {"layer.0": 0, "layer.1": 1, "layer.2": 2}
     assert sorted(file.name for file in target.parent.iterdir()) == ["model"]
-
-
-def test_weights_may_be_rounded_to_bfloat16_while_they_are_written(tmp_path: Path) -> None:
-    folder, model = tmp_path / "step-00000005", tmp_path / "model"
-    files = write_buckets(folder)
-    (bucket,) = folder.glob("bucket-00000-*")
-    weights = torch.tensor([[1 / 3, 1 + 2**-8, 1 + 3 * 2**-8], [-1e-3, 3e38, 0.0]])
-    content = save({"layer.0": weights.numpy()}, {"format": "pt"})
-    bucket.write_bytes(content)
-    files[0] = replace(files[0], size_bytes=len(content), digest=blake3(content).hexdigest())
-    write_manifest(folder.as_uri(), {"name": "demo"}, "run-id", 5, files)
-    export_checkpoint(folder.as_uri(), model, in_bf16=True)
-    assert torch.equal(load_torch(model / "model.safetensors")["layer.0"], weights.bfloat16())
-    assert json.loads((model / "config.json").read_text()) == {"model_type": "llama", "dtype": "bfloat16"}
 
 
 def test_a_large_export_is_cut_into_indexed_files(
