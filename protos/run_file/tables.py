@@ -23,7 +23,6 @@ MOST_HELD_OUT = 1 << 18
 """Held-out micro-batches in an evaluation: a node reports the loss of each in one message."""
 
 DEFAULT_LLAMA = {"hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 384}
-_WIDTH_AND_HEADS = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("d_model", "num_heads"))
 
 
 class Table(BaseModel):
@@ -84,21 +83,13 @@ class Model(Table):
 
     @field_validator("config")
     @classmethod
-    def _config_fits(cls, config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _config_fits(cls, config: dict[str, Any]) -> dict[str, Any]:
         try:
             text = json.dumps(config, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"must hold only numbers, strings, booleans, lists and tables ({error})") from None
         if len(text) > 65536:
             raise ValueError(f"must be at most 65536 characters as JSON, not {len(text)}")
-        for width, heads in _WIDTH_AND_HEADS:
-            if "head_dim" in config or width not in config or heads not in config:
-                continue
-            if not all(isinstance(config[key], int) and config[key] > 0 for key in (width, heads)):
-                raise ValueError(f"{width} and {heads} must be whole numbers above 0")
-            if config[width] % config[heads]:
-                nearest = -(-config[width] // config[heads]) * config[heads]
-                raise ValueError(f"{width} must be a multiple of {heads} ({config[heads]}), like {nearest}")
         return config
 
     @field_validator("module")
