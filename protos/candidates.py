@@ -7,6 +7,7 @@ be a node is dialled: few addresses of each, of unicast, no ports that belong to
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -54,6 +55,14 @@ def way_to(address: Address) -> str:
     if address.is_loopback:
         return "loopback"
     return "lan" if any(address in network for network in _LAN) else "public"
+
+
+def both_ends(host: str) -> tuple[str, str]:
+    """The local address from which ``host`` is reached, and the host's own. Sends nothing. Raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0]).partition("%")[0], str(address[0]).partition("%")[0]
 
 
 def origin_of(address: Address) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import ifaddr
 
+from dtfm.protos.candidates import both_ends
 from dtfm.protos.connection import address_of, read_address, with_port
 from dtfm.protos.identity.invitation import MOST_ADDRESSES
 
@@ -28,7 +29,10 @@ def public_addresses(host: str, port: int, advertised: Sequence[str]) -> tuple[s
 def own_hosts() -> list[str]:
     """The IP addresses of this machine's interfaces, the one that faces the internet first."""
     hosts = [ip.ip if isinstance(ip.ip, str) else ip.ip[0] for adapter in ifaddr.get_adapters() for ip in adapter.ips]
-    facing = [host for host in (_facing(socket.AF_INET, "192.0.2.1"), _facing(socket.AF_INET6, "2001:db8::1")) if host]
+    facing = []
+    for somewhere in ("192.0.2.1", "2001:db8::1"):
+        with suppress(OSError):
+            facing.append(both_ends(somewhere)[0])
     return [*facing, *hosts]
 
 
@@ -42,13 +46,3 @@ def usable(hosts: Iterable[str], *, ipv6: bool) -> list[str]:
         if address.version == 4 or ipv6:
             kept.append(str(address))
     return kept
-
-
-def _facing(family: socket.AddressFamily, somewhere: str) -> str:
-    """The local address from which the internet is reached; empty if it is not. Sends nothing."""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((somewhere, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""

@@ -7,7 +7,7 @@ import socket
 from ipaddress import ip_address
 
 from dtfm.node.network.addresses import identity_ports
-from dtfm.protos.candidates import way_to
+from dtfm.protos.candidates import both_ends, way_to
 from dtfm.protos.connection import address_of, read_address, with_port
 from dtfm.protos.identity.enrolment import Entry
 
@@ -22,30 +22,18 @@ def place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
     NoWayThere."""
     facing, problem = [], NoWayThere("the coordinator has no address")
     for address in coordinator.leads_to[0]:
+        host = read_address(address)[0]
         try:
-            facing.append(_facing(read_address(address)[0]))
-        except NoWayThere as error:
-            problem = error
+            facing.append(both_ends(host))
+        except OSError as error:
+            what = f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
+            problem = NoWayThere(what)
     if not facing:
         raise problem
     # The sort is stable.
     facing.sort(key=lambda each: ip_address(each[0]).is_loopback)
     ways = [(way_to(ip_address(here)), way_to(ip_address(there))) for here, there in facing]
     return facing[0][0], ("lan", "public") in ways  # this machine's address is private, and the coordinator's is not
-
-
-def _facing(host: str) -> tuple[str, str]:
-    """The local address from which ``host`` is reached, and the host's own. Raises NoWayThere."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            local = probe.getsockname()[0]
-    except OSError as error:
-        raise NoWayThere(
-            f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
-        ) from None
-    return str(local).partition("%")[0], str(address[0]).partition("%")[0]
 
 
 def usual_listen(facing: str, number: int = 0) -> str:

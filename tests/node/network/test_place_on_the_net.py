@@ -25,10 +25,10 @@ def test_a_node_faces_its_coordinator_where_others_may_reach_them(
 ) -> None:
     def faces(host: str) -> tuple[str, str]:
         if host.startswith("10."):
-            raise place_on_the_net.NoWayThere(f"{host} cannot be reached")
+            raise OSError(f"{host} cannot be reached")
         return "127.0.0.1" if host == "127.0.0.1" else "192.168.1.7", host
 
-    monkeypatch.setattr(place_on_the_net, "_facing", faces)
+    monkeypatch.setattr(place_on_the_net, "both_ends", faces)
     invitation = Invitation(tuple(f"{address}:7400" for address in addresses), bytes(32), "00" * 6, bytes(32))
     assert place_on_the_net.place_on_the_net(Entry(str(invitation), [Role.NODE], "n")) == (facing, behind_nat)
 
