@@ -7,8 +7,10 @@ import struct
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.model.bucket import Bucket
@@ -156,6 +158,7 @@ class StateStore:
         self._held = HeldState()
         self._voting = 0  # the generation whose summed gradients of the next step are in the buckets; 0: they are not
         self._codec = Codec.OFF  # with which they were summed
+        self._sums: Mapping[int, torch.Tensor] | None = None  # instead of those in the buckets
         self._subscriptions: list[Subscription] = []
 
     @property
@@ -213,6 +216,19 @@ class StateStore:
                 subscription.count(len(headers) * len(terms))
                 subscription.put([(header, terms) for header in headers])
 
+    @contextmanager
+    def set_aside(self, sums: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """Inside, the buckets have another state for a while, of which nobody gets anything; but what islands share is there. By
+        bucket, ``sums`` are the gradients voted for."""
+        with self._turn:
+            self.images.keep(shared=False)
+            self._sums = sums
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._sums = None
+
     # Called from any thread
 
     def subscribe(self, request: StandbyRequest, loop: asyncio.AbstractEventLoop) -> Subscription:
@@ -260,6 +276,8 @@ class StateStore:
     def _donation(self, bucket: int, offset: int, generation: int, *, outlasts: bool, shared: bool) -> Donation:
         if bucket not in self._held.buckets:
             raise LookupError(f"NOT_HELD: bucket {bucket} is not held here, but {sorted(self._held.buckets)}")
+        if self._sums is not None and not shared:
+            raise LookupError("NOT_HELD: for a while this node has the state of another, whose work it does again")
         reading = self.images.read(self._held.buckets[bucket], offset, outlasts=outlasts, shared=shared)
         step = self._held.step
         return _header(Kind.STATE, generation, step, bucket, step, reading.size_bytes), reading
@@ -269,7 +287,7 @@ class StateStore:
         step, held = self._held.step + 1, self._held.buckets[bucket]
         if not self._held.rounds.at_rest(step):
             return
-        packed = pack(held.gradients, self._codec)
+        packed = pack(held.gradients if self._sums is None else self._sums[bucket], self._codec)
         newest = self._held.rounds.rested(step - 1)  # the last step that changed what standbys have
         header = _header(Kind.UPDATE, self._voting, step, bucket, newest, len(packed.data), packed.codec)
         for subscription in subscriptions:

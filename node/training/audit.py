@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +21,7 @@ from dtfm.node.model.placement import Group, Placement
 from dtfm.node.training.compression import GENTLEST_FIRST
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.pipeline import Compute
-from dtfm.node.training.round_again import round_done_again
+from dtfm.node.training.round_again import SetAside, round_done_again
 from dtfm.node.transport.commitments import commitment
 from dtfm.node.transport.kept import Tensor, Wanted, Withheld
 from dtfm.protos.control_pb2 import Audit, Audited
@@ -77,11 +78,15 @@ def _misfit_of_exchange(audit: Audit, placement: Placement) -> str:
 
 
 def do_again(
-    audit: Audit, generation: Generation, fetch: Fetch, is_late: Callable[[], bool] = lambda: False
+    audit: Audit,
+    generation: Generation,
+    fetch: Fetch,
+    is_late: Callable[[], bool] = lambda: False,
+    set_aside: SetAside = lambda _: nullcontext(),
 ) -> Audited:
-    """The answer to ``audit``, which fits. In the thread that trains. Once it ``is_late``, what is left is not done. Raises what
-    ``fetch`` raises, but for Withheld."""
-    again = _Again(audit, generation, generation.computing(audit.step), fetch, is_late)
+    """The answer to ``audit``, which fits. In the thread that trains. Once it ``is_late``, what is left is not done. While this
+    node has another's state, its own is ``set_aside``. Raises what ``fetch`` raises, but for Withheld."""
+    again = _Again(audit, generation, generation.computing(audit.step), fetch, is_late, set_aside)
     answer = Audited(number=audit.number)
     try:
         again.run()
@@ -109,6 +114,7 @@ class _Again:
     compute: Compute
     fetch: Fetch
     is_late: Callable[[], bool]
+    set_aside: SetAside
     losses: float = NOTHING_COMPARED
     errors: dict[Kind, float] = field(
         default_factory=lambda: dict.fromkeys((Kind.ACTIVATION, Kind.GRADIENT, Kind.REDUCE), NOTHING_COMPARED)
@@ -149,7 +155,7 @@ class _Again:
             share = placement.share_in_exchange(index, generation.codecs.exchange)
             change_since_exchange(generation.stage.buckets[index], share, into)
         else:
-            with round_done_again(generation, self.audit.trained, self._go_on):
+            with round_done_again(generation, self.audit.trained, self._go_on, self.set_aside):
                 change_since_exchange(generation.stage.buckets[index], share, into)
 
     def _go_on(self) -> None:

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any, TypeVar
 
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.network.dialling import Dialler
+from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.audit import do_again, misfit
 from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor, Wanted, Witnesses
@@ -28,8 +30,11 @@ Result = TypeVar("Result")
 class Auditing:
     """``begin`` and ``carry_out`` are for the training thread, ``call_off`` for that and the event loop."""
 
-    def __init__(self, kept: Kept, loop: asyncio.AbstractEventLoop, report: Callable[[NodeMessage], None]) -> None:
+    def __init__(
+        self, kept: Kept, store: StateStore, loop: asyncio.AbstractEventLoop, report: Callable[[NodeMessage], None]
+    ) -> None:
         self._kept = kept
+        self._store = store
         self._loop = loop
         self._report = report
         self._lock = threading.Lock()
@@ -68,7 +73,8 @@ class Auditing:
 
         try:
             with span(Activity.AUDIT, audit.step):
-                answer = do_again(audit, generation, fetch, lambda: self._is_late(came, seconds))
+                late = partial(self._is_late, came, seconds)
+                answer = do_again(audit, generation, fetch, late, self._store.set_aside)
         except Closed as closed:
             log.info("an audit of %s is called off: %s", audit.node, closed)
             return

@@ -13,7 +13,7 @@ from itertools import chain, starmap
 
 import torch
 
-from dtfm.kernels.codec import Codec, Encoded, encode, encoded_bytes
+from dtfm.kernels.codec import Codec, Encoded, codec_named, encode, encoded_bytes
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
@@ -78,12 +78,18 @@ class Generation:
         self.stage = stage
         self.around = {peer.node: peer for peer in around}
         self._loaded = loaded
+        self._audited = loaded.run.trust.audit_rate > 0
         self._sender = sender
         self._flops = hardware.flops
         self._bandwidth = dict(bandwidth)
         on_device, on_host = stage.state_bytes
         if placement.rounds.count and loaded.run.network.exchange == "topk":  # what is left out, of two exchanges
             on_host += 2 * sum(bucket.parameters.nbytes for bucket in stage.buckets.values())
+        if self._audited:  # _sent_changes
+            codec, buckets = codec_named(loaded.run.network.exchange), stage.buckets.values()
+            on_host += sum(
+                encoded_bytes(codec, b.spec.size, run_dtype(loaded.run)) for b in buckets if placement.rounds.count
+            )
         self.free_bytes = free = free_bytes(on_device + self._computing_bytes(), on_host, hardware)
         self._retry_bytes = retry_bytes(free)
         self._is_short = is_short(on_device + on_host, hardware)
@@ -107,7 +113,6 @@ class Generation:
         self.commitments: Commitments | None = None
         """Of the step last trained, where work is audited and this step began here."""
         self._reduced_with = Codec.OFF  # in the step last trained
-        self._audited = loaded.run.trust.audit_rate > 0
         self._sent_changes: dict[tuple[int, int], Encoded] = {}
         """By bucket and piece, what was sent in the exchange in hand, where work is audited."""
         # During the last backward: the number of parameters of each bucket that still get gradients.
@@ -277,6 +282,7 @@ class Generation:
         """After ``close``: ends the threads, and removes the hooks. Without users, generation and stage are then freed."""
         for hook in self._hooks:
             hook.remove()
+        self._sent_changes.clear()
         self.reducer.close()
         self.exchanger.close()
 

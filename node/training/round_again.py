@@ -7,8 +7,8 @@ an island changes in it follows from its samples alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, starmap
 
 import torch
@@ -18,10 +18,13 @@ from dtfm.node.model.optimizer import adamw, squared_norms
 from dtfm.node.training.generation import Generation
 from dtfm.protos.control_pb2 import Audit
 
+#: set_aside(sums): see StateStore.set_aside.
+SetAside = Callable[[Mapping[int, torch.Tensor]], AbstractContextManager[None]]
+
 
 @contextmanager
 def round_done_again(
-    generation: Generation, trained: Sequence[Audit.Trained], go_on: Callable[[], None]
+    generation: Generation, trained: Sequence[Audit.Trained], go_on: Callable[[], None], set_aside: SetAside
 ) -> Iterator[None]:
     """Inside, this node has the state of an island that has ``trained`` these steps since the last exchange. Afterwards it has
     its own again, which was in the host's memory. ``go_on`` is called before each micro-batch; what it raises ends it. Raises
@@ -31,19 +34,20 @@ def round_done_again(
     if needed > generation.free_bytes:
         raise MemoryError(f"{needed:,} bytes are needed to put its own state aside, {generation.free_bytes:,} are free")
     own = {index: [tensor.to(HOST, copy=True) for tensor in _written(bucket)] for index, bucket in buckets.items()}
-    try:
-        for index, bucket in buckets.items():
-            bucket.parameters.copy_(bucket.shared[0])
-            bucket.forget_moments()
-            generation.stage.refresh(index)
-        for number, step in enumerate(trained, start=1):
-            _train(generation, number, step, go_on)
-        yield
-    finally:
-        for index, tensors in own.items():
-            for tensor, before in zip(_written(buckets[index]), tensors, strict=True):
-                tensor.copy_(before)
-            generation.stage.refresh(index)
+    with set_aside({index: gradients for index, (*_, gradients) in own.items()}):
+        try:
+            for index, bucket in buckets.items():
+                bucket.parameters.copy_(bucket.shared[0])
+                bucket.forget_moments()
+                generation.stage.refresh(index)
+            for number, step in enumerate(trained, start=1):
+                _train(generation, number, step, go_on)
+            yield
+        finally:
+            for index, tensors in own.items():
+                for tensor, before in zip(_written(buckets[index]), tensors, strict=True):
+                    tensor.copy_(before)
+                generation.stage.refresh(index)
 
 
 def _written(bucket: Bucket) -> tuple[torch.Tensor, ...]:

@@ -74,7 +74,7 @@ class Trainer:
         self._standby = StandbyRole(equipment.node, report)
         self._standby_wanted = wire.Standby()
         self._preparation = Preparation(equipment, loop)
-        self._auditing = Auditing(equipment.kept, loop, report)
+        self._auditing = Auditing(equipment.kept, self._store, loop, report)
         self._generation: Generation | None = None
         self._earlier: Generation | None = None  # the last one, on which the next may build
         self._wanted: Run | None = None  # the one of the last welcome

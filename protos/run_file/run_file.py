@@ -59,14 +59,14 @@ class RunFile(Table):
     @classmethod
     def _trust_fits(cls, trust: Trust, info: ValidationInfo) -> Trust:
         train, network = info.data.get("train"), info.data.get("network")
-        if not (train and network and trust.audits) or train.rounds in (0, "auto"):
+        if not (train and network) or train.rounds in (0, "auto"):
             return trust
-        if network.exchange == "topk":
+        if network.exchange == "topk" and (trust.mode == "open" or trust.audits):
             raise ValueError(
-                'exchanges cannot be audited with network.exchange = "topk", as each island adds what it left out of others: '
-                'set another codec, like "i4b64", or audit_rate = 0'
+                'exchanges cannot be audited with network.exchange = "topk", as each island adds what it left out of others, nor '
+                'bounded in mode "open": set another codec, like "i4b64"'
             )
-        if train.rounds > MOST_AUDITED:
+        if trust.audits and train.rounds > MOST_AUDITED:
             raise ValueError(
                 f"rounds of at most {MOST_AUDITED} steps can be audited, as in longer ones honest devices differ too much: set "
                 f"train.rounds = {MOST_AUDITED}, or audit_rate = 0"
@@ -75,8 +75,9 @@ class RunFile(Table):
 
     @property
     def may_have_rounds(self) -> bool:
-        """Whether it can have any: each island has stages of its own, and under "topk" nobody can audit exchanges."""
-        return self.cluster.pinned is None and not (self.trust.audits and self.network.exchange == "topk")
+        """Whether it can have any: each island has stages of its own, and under "topk" exchanges cannot be audited or bounded."""
+        is_known = self.trust.mode == "trusted" and not self.trust.audits
+        return self.cluster.pinned is None and (is_known or self.network.exchange != "topk")
 
     @property
     def checkpoints(self) -> str:

@@ -57,7 +57,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         go_back(transition, newest, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
     generation, trained = ledger.training.generation + 1, ledger.training.trained(ledger.training.step)
-    plan, rounds = _with_fresh_numbers(choice.plan, ledger), rounds_of(transition.state, choice)
+    at_rest = transition.state.rounds.at_rest(ledger.training.step)
+    plan, rounds = _with_fresh_numbers(choice.plan, ledger), rounds_of(transition.state, choice, at_rest=at_rest)
     owed = ledger.training.debts.under(plan, trained)
     plan = replace(plan, generation=generation, rounds=rounds, owed=owed)
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
@@ -110,14 +111,20 @@ def _with_fresh_numbers(plan: Plan, ledger: Ledger) -> Plan:
     return replace(plan, stages=tuple(stages)) if numbers else plan
 
 
-def rounds_of(state: State, choice: PlanChosen) -> Rounds:
-    """Those in force, or if they have another length those that begin now."""
+def rounds_of(state: State, choice: PlanChosen, *, at_rest: bool) -> Rounds:
+    """Those in force, or if they have another length, or begin with moments where they should not, those that begin now."""
     rounds, step, restarts = state.rounds, state.ledger.training.step, state.run.trust.audits > 0
     length = round(choice.plan.rounds.length) if choice.length is None else choice.length
-    if length == round(rounds.length) and (rounds.restarts == restarts or not rounds.at_rest(step)):
+    go_on = rounds.restarts == (restarts and rounds.count > 0) or not at_rest
+    if go_on and (length == round(rounds.length) or is_length_of(rounds, length)):
         return rounds
     before = step - state.ledger.training.trained(step)
     return spread(length, state.run.train.steps - step, step, before, restarts=restarts)
+
+
+def is_length_of(rounds: Rounds, length: int) -> bool:
+    """Whether rounds of this length are spread as these are."""
+    return spread(length, rounds.steps, restarts=rounds.restarts).count == rounds.count
 
 
 def again(transition: Transition, reason: str) -> None:

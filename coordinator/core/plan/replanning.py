@@ -12,7 +12,7 @@ from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
-from dtfm.coordinator.core.plan.adoption import adopt, rounds_of
+from dtfm.coordinator.core.plan.adoption import adopt, is_length_of, rounds_of
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
@@ -25,7 +25,7 @@ from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.rounds import lengths_within, spread
+from dtfm.scheduler.model.rounds import lengths_within
 
 
 class WaitReason(enum.Enum):
@@ -122,7 +122,7 @@ def planned(transition: Transition, result: Planned) -> None:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
-    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome)))
+    outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome, at_rest=True)))
     found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
@@ -335,16 +335,19 @@ def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
     if not run.may_have_rounds:
         return (0,)
     if run.train.rounds != "auto":
-        goes_on = (
-            spread(run.train.rounds, state.rounds.steps, restarts=state.rounds.restarts).count == state.rounds.count
-        )
-        return (standing if goes_on else run.train.rounds,)
-    others = (0, *lengths_within(run.train.steps - step, audited=run.trust.audits > 0)) if not hasty else ()
-    return tuple(dict.fromkeys((standing, *others)))
+        return (standing if is_length_of(state.rounds, run.train.rounds) else run.train.rounds,)
+    if hasty:
+        return (standing,)
+    audited = run.trust.audits > 0
+    others = (0, *lengths_within(run.train.steps - step, audited=audited))
+    stands = standing == 0 or state.rounds.restarts == audited
+    return tuple(dict.fromkeys((standing, *others) if stands else others))
 
 
 def _same_work(one: Plan, other: Plan | None) -> bool:
     """Rounds of one length are the same, whenever they begin, and whatever is owed."""
     if other is None or round(one.rounds.length) != round(other.rounds.length):
+        return False
+    if one.rounds.restarts != other.rounds.restarts:
         return False
     return (one.stages, one.flows, one.takeovers) == (other.stages, other.flows, other.takeovers)

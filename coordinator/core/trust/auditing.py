@@ -62,11 +62,12 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
         believed={node for node in plan.nodes if standing_of(state.ledger, node) is Standing.BELIEVED},
     )
     found = tuple(each for each in found if not exchanges or _can_be_done_again(state, plan, each.node))
-    drawn_again = {party(each.node) for each in found}
+    audits = tuple(Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found)
+    drawn_again = {party(audit.order.node) for audit in audits if audit.order.micro_batches or audit.order.trained}
     due = {node: times + (party(node) in drawn_again) for node, times in state.auditing.due.items()}
     due = {node: times for node, times in due.items() if times < MOST_TRIES}
     transition.state = replace(transition.state, auditing=replace(transition.state.auditing, due=due))
-    return tuple(Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found)
+    return audits
 
 
 def _can_be_done_again(state: State, plan: Plan, node: str) -> bool:

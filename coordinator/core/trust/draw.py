@@ -190,7 +190,8 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
         )
     if drawn.whole:
         party = state.ledger.party
-        kept = {each for each, its in phase.votes.items() if its.kept or party(each) == party(node)}
+        # In an exchange all keep what they send, whatever they say.
+        kept = {each for each, its in phase.votes.items() if its.kept or exchanges or party(each) == party(node)}
         summed = added_up(phase.passed[node], kept) if not vote.clipped else {}
         _order_addends(order, phase.passed[node], summed, random)
     return order

@@ -101,7 +101,7 @@ def judged(transition: Transition, audit: Audit) -> Setback | None:
             audit.order.micro_batches or audit.order.trained
         ):  # else they have compared what both have, and it proves nothing
             _log_audit(transition, audit, right[0], clean=True)
-        _due_no_more(transition, node)
+            _due_no_more(transition, node)
         return None
     if wrong:
         _log_audit(transition, audit, wrong[0], clean=False)

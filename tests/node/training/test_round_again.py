@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,15 @@ import torch
 
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.trust.tolerance import OF_ROUNDS, tolerance
+from dtfm.kernels.codec import Codec
+from dtfm.node.state.state_store import HeldState, StateStore
+from dtfm.node.state.update import unpack
 from dtfm.node.training.audit import NOTHING_COMPARED, misfit
+from dtfm.node.training.round_again import round_done_again
 from dtfm.node.transport.commitments import commitment
 from dtfm.protos.control_pb2 import Audit
 from dtfm.protos.frame import Kind
-from dtfm.protos.peer_pb2 import KeptRequest
+from dtfm.protos.peer_pb2 import KeptRequest, StandbyRequest, StateRequest
 from dtfm.protos.plan_pb2 import BF16, FP32, FP64, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, joined
@@ -128,6 +133,30 @@ def test_a_wrong_change_or_sum_is_found(run: Run, precision: str, codec: str, wh
             del audit.sums[: len(audit.sums) * (what == "change")]
             del audit.pieces[: len(audit.pieces) * (what == "sum")]
             assert errors(auditors.answer("a", audit))[2] > 2 * tolerance(precision, codec, OF_ROUNDS)
+
+
+def test_standbys_and_others_get_what_the_node_has_voted_for_while_it_does_a_round_again(run: Run) -> None:
+    async def subscribed() -> None:
+        with at_the_second_exchange(run, ALONE) as auditors:
+            generation = auditors.nodes.generations["a"]
+            bucket, codec = generation.stage.buckets[2], generation.codecs.exchange
+            store, summed = StateStore(), bucket.gradients.clone()
+            store.replace(HeldState(auditors.nodes.step, generation.stage.buckets, generation.placement.rounds))
+            store.vote(1, codec)
+            subscription = store.subscribe(StandbyRequest(buckets=[2], shared=True), asyncio.get_running_loop())
+            refused = StateRequest(bucket=2, step=auditors.nodes.step, generation=1)
+            with round_done_again(generation, second_round(run, ALONE, "b"), lambda: None, store.set_aside):
+                assert not torch.equal(bucket.gradients, summed)
+                _, pieces = store.start(subscription, 2)
+                assert b"".join(pieces) == bytes(bucket.read(shared=True))
+                with pytest.raises(LookupError, match="has the state of another, whose work it does again"):
+                    store.donate(refused)
+            await asyncio.sleep(0)
+            ((header, data),) = subscription._waiting[2]
+            assert torch.equal(unpack(Codec(header.codec), bytearray(data), bucket.spec.size, summed.dtype), summed)
+            store.donate(refused)
+
+    asyncio.run(subscribed())
 
 
 def test_who_has_no_room_for_its_own_state_beside_does_nothing_again(run: Run) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dtfm.coordinator.config.changes import check_same, goes_on_with
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
+from dtfm.coordinator.core.plan.adoption import rounds_of
 from dtfm.coordinator.core.plan.replanning import _lengths
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.log import events as ev
@@ -91,6 +92,37 @@ def test_where_work_is_audited_each_begins_without_moments_so_that_short_ones_le
     """What a sparse codec leaves out of other exchanges nobody can audit."""
     world = asked(train={**AUTO, "steps": 300}, trust={"audit_rate": 0.1}, network=network)
     assert world.wanted[0].lengths == lengths
+
+
+def test_short_rounds_that_began_where_nothing_was_audited_do_not_go_on_where_work_is() -> None:
+    """They are not even asked about. Where the run file names their length, they begin anew, at the next exchange."""
+    world = World(fresh_state(train={**AUTO, "steps": 500}, cluster={"nodes": 2, "stages": "auto"}))
+    world.automatic_planning = False
+    world.join("a", "b")
+    answer(world, 10)
+    world.settle()
+    run = world.state.run.model_copy(update={"trust": world.state.run.trust.model_copy(update={"audit_rate": 0.1})})
+    world.state = replace(world.state, run=run)
+    assert _lengths(world.state, hasty=False) == (0, 100)
+    named = run.model_copy(update={"train": run.train.model_copy(update={"rounds": 10})})
+    chosen = PlanChosen(world.plan_in_force, "so it pays", 1.0, 0.5, 10)
+    state = replace(world.state, run=named)
+    assert rounds_of(state, chosen, at_rest=False) == state.rounds
+    assert rounds_of(state, chosen, at_rest=True).restarts
+
+
+def test_rounds_that_came_out_shorter_than_was_asked_for_are_those_that_were_asked_for() -> None:
+    """Else each answer of the planner would begin them anew."""
+    world = World(
+        fresh_state(train={**AUTO, "steps": 250}, trust={"audit_rate": 0.1}, cluster={"nodes": 2, "stages": "auto"})
+    )
+    world.automatic_planning = False
+    world.join("a", "b")
+    answer(world, 100)
+    world.settle()
+    assert world.state.rounds == Rounds(0, 250, 3, restarts=True)
+    chosen = PlanChosen(world.plan_in_force, "so it pays", 1.0, 0.5, 100)
+    assert rounds_of(world.state, chosen, at_rest=True) == world.state.rounds
 
 
 def test_once_there_are_more_nodes_they_may_begin_and_samples_go_on_where_they_were() -> None:

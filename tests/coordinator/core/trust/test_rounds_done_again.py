@@ -61,6 +61,17 @@ def test_what_all_others_find_wrong_goes_and_its_round_counts_for_nothing() -> N
     assert "b" not in world.plan_in_force.nodes
 
 
+def test_nobody_keeps_sums_from_being_done_again_by_saying_that_it_kept_nothing() -> None:
+    """In an exchange all keep what they sent."""
+    world = each_alone("a", "b", "c", **AUDITED)
+    for _ in range(ROUNDS):
+        world.step()
+    world.automatic_audits = False
+    for node in "abc":
+        world.vote(node, samples=0, loss_sum=0.0, kept=node != "c")
+    assert len(world.last_to("a", "audit").sums) == len(world.last_to("b", "audit").sums) == 1
+
+
 def test_differences_grow_in_a_round_and_are_rounding() -> None:
     world = at_the_exchange("a", "b", "c")
     for by in "abc":
@@ -134,6 +145,11 @@ def test_what_replicas_compare_of_an_exchange_proves_nobody() -> None:
     of_exchange = [audit for audit in world.events(ev.WorkAudited) if audit.step == ROUNDS + 1]
     assert not of_exchange
     assert {audit.node for audit in world.events(ev.WorkAudited)} == {"a", "b"}, "of the steps"
+    for _ in range(ROUNDS):
+        world.step()
+    world.state = replace(world.state, auditing=replace(world.state.auditing, due={"b": 0}))
+    exchange(world)
+    assert world.state.auditing.due == {"b": 0}, "nor does it stand for an audit that came to nothing"
 
 
 def two_replicas() -> Plan:
