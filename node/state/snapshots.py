@@ -179,8 +179,7 @@ def named(step: int, part: Part) -> str:
 
 
 class IncomingFile:
-    """``part``'s file of the snapshot of ``step`` on its way to this node's ``disk`` and, if one is given, into ``bucket``; then
-    it need not stay on the disk.
+    """``part``'s file of the snapshot of ``step`` on its way to this node's ``disk`` or, if one is given, into ``bucket``.
 
     ``done`` is called when it is here, whole and sound. `take` and `finish` are what `Wanted` needs.
     """
@@ -206,13 +205,15 @@ class IncomingFile:
         if offset == 0:
             self.discard()
             self._digest.reset()
-            self._loading = Loading(self._bucket, named(self._step, self.part)) if self._bucket is not None else None
-            self._on_disk(self._open)
+            if self._bucket is None:
+                self._file = self._disk.new_file(self._step, self.part.bucket, self.part.size_bytes)
+            else:
+                self._loading = Loading(self._bucket, named(self._step, self.part))
         self._digest.update(piece)
         if self._loading is not None:
             self._loading.take(piece)
-        if (file := self._file) is not None:
-            self._on_disk(lambda: file.write(piece))
+        if self._file is not None:
+            self._file.write(piece)
 
     def finish(self) -> str:
         """As `Wanted.finish`. Raises OSError if it cannot be kept, and ValueError if it is of another model than the bucket's."""
@@ -220,8 +221,8 @@ class IncomingFile:
             return "its file is damaged (its BLAKE3 differs)"
         if self._loading is not None:
             self._loading.finish()
-        if (file := self._file) is not None:
-            self._on_disk(file.finish)
+        if self._file is not None:
+            self._file.finish()
         self._done(self.part)
         return ""
 
@@ -230,15 +231,3 @@ class IncomingFile:
         if self._file is not None:
             self._file.discard()
             self._file = None
-
-    def _open(self) -> None:
-        self._file = self._disk.new_file(self._step, self.part.bucket, self.part.size_bytes)
-
-    def _on_disk(self, work: Callable[[], object]) -> None:
-        """What is in memory need not be on the disk too."""
-        try:
-            work()
-        except OSError:
-            if self._bucket is None:
-                raise
-            self.discard()
