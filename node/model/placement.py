@@ -163,10 +163,6 @@ class Placement:
         groups = (*self.groups.values(), *self.exchange_groups.values())
         return (neighbours | {m for group in groups for m in group.members}) - {self.node}
 
-    def groups_in(self, step: int) -> Mapping[int, Group]:
-        """Those that reduce in this step."""
-        return self.exchange_groups if self.rounds.exchanges(step) else self.groups
-
     def share_in_exchange(self, bucket: int, codec: Codec) -> float:
         """The factor of this node's change of a bucket in the sum: its island's share of a step's samples, which all holders of
         the bucket in the island bring in together, or under a sparse codec one of them."""

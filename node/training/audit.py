@@ -128,7 +128,7 @@ class _Again:
         index = self.audit.bucket
         bucket, parameters = self.generation.stage.buckets[index], self.generation.stage.parameters[index]
         total = torch.zeros_like(bucket.gradients)
-        if self.generation.placement.rounds.exchanges(self.audit.step):
+        if self._exchanges:
             self._change(index, total)
         else:
             sums = tuple(bucket.views(total).values())
@@ -165,10 +165,8 @@ class _Again:
     def _is_summed_roughly(self, index: int) -> bool:
         """Whether its gradients depend on the number of threads by more than is allowed. torch sums those of a norm in bfloat16
         on a CPU: of 4096 tokens they differ by 8 %, which shows where a bucket has nothing else."""
-        if self.generation.placement.rounds.exchanges(self.audit.step):
-            return False
         vectors = all(len(shape) < 2 for _, shape in self.generation.stage.buckets[index].spec.parameters)
-        return vectors and self.generation.stage.dtype == torch.bfloat16
+        return vectors and not self._exchanges and self.generation.stage.dtype == torch.bfloat16
 
     def _micro_batch(
         self, each: Audit.MicroBatch, parameters: Sequence[torch.nn.Parameter], sums: Sequence[torch.Tensor]
@@ -252,8 +250,13 @@ class _Again:
             found.append(relative_error(own[start:stop], decoded))
         self._note(Kind.REDUCE, min(found))
 
+    @property
+    def _exchanges(self) -> bool:
+        return self.generation.placement.rounds.exchanges(self.audit.step)
+
     def _group(self, bucket: int) -> Group:
-        return self.generation.placement.groups_in(self.audit.step)[bucket]
+        placement = self.generation.placement
+        return (placement.exchange_groups if self._exchanges else placement.groups)[bucket]
 
     def _own(self, addend: Wanted) -> Tensor:
         generation, step = self.generation, self.audit.step
@@ -286,7 +289,7 @@ class _Again:
     def _codecs(self, kind: Kind) -> tuple[Codec, ...]:
         """Those that the audited node may have used: it has chosen by its own links."""
         network = self.generation.run.network
-        if self.generation.placement.rounds.exchanges(self.audit.step):
+        if self._exchanges:
             return (codec_named(network.exchange),)
         settings = {
             Kind.ACTIVATION: network.activations,

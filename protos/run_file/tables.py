@@ -228,8 +228,8 @@ class Train(Table):
         "into islands by their links, and each trains a copy of the model on its share of the samples; after about this many "
         "steps the islands exchange what they have learnt, in a step of its own, which trains nothing. `steps` counts both. "
         'Evaluations, checkpoints, pauses and changes of plan wait for an exchange. "auto": with each plan the planner may '
-        "choose 10, 30 or 100 steps, or 0, whichever brings the nodes that are there to the same loss soonest; 100 or 0 where "
-        "work is audited, as AdamW's moments then begin at zero in each round. It stays 0 where `cluster.stages` is given.",
+        "choose 10, 30 or 100 steps, or 0, whichever brings the nodes that are there to the same loss soonest. Where work is "
+        "audited, moments begin at zero in each round: it is 100 or 0, and never more. Where `cluster.stages` is given it is 0.",
     )
     outer_rate: float = Field(
         default=1.0,

@@ -348,6 +348,5 @@ def _same_work(one: Plan, other: Plan | None) -> bool:
     """Rounds of one length are the same, whenever they begin, and whatever is owed."""
     if other is None or round(one.rounds.length) != round(other.rounds.length):
         return False
-    if one.rounds.restarts != other.rounds.restarts:
-        return False
-    return (one.stages, one.flows, one.takeovers) == (other.stages, other.flows, other.takeovers)
+    mine, its = ((plan.stages, plan.flows, plan.takeovers, plan.rounds.restarts) for plan in (one, other))
+    return mine == its

@@ -112,9 +112,8 @@ def draw(
             count = load if at < odd.whole else math.floor(odd.share * load + random.random())
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
             able = [by for by in able if busy[by] < room]
-            able = [
-                by for by in able if exchanges and 2 * len(share_of[by]) >= load
-            ] or able  # the slow would keep all waiting
+            if exchanges:  # the slow would keep all waiting
+                able = [by for by in able if 2 * len(share_of[by]) >= load] or able
             beside = frozenset[str]().union(*(neighbours[node, number] for number in mine)) if apart else ()
             able = [by for by in able if not any((min(by, n), max(by, n)) in apart for n in beside)] or able
             count = min(count, len(mine))
@@ -164,15 +163,11 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
     node, index = drawn.node, plan.stage_of(drawn.node)
     assert index is not None
     sent, received, vote = phase.passed[node].sent, phase.passed[node].received, phase.votes[node]
-    stage, last, exchanges = (
-        plan.place_in_island(index),
-        plan.beside(index)[1] is None,
-        state.rounds.exchanges(phase.step),
-    )
+    stage, last = plan.place_in_island(index), plan.beside(index)[1] is None
+    exchanges, debts = state.rounds.exchanges(phase.step), state.ledger.training.debts
     losses = dict(zip(micro_batches_of(plan)[node], vote.losses, strict=True)) if last and not exchanges else {}
     order = wire.Audit(generation=plan.generation, step=phase.step, node=node)
-    if exchanges and any([*island.nodes] == [node] for island in plan.islands):
-        debts = state.ledger.training.debts
+    if exchanges and node in debts.alone.values():
         for rate, ranges in zip(debts.rates, debts.of_round[plan.stages[index].island], strict=True):
             order.trained.add(learning_rate=rate, borders=[border for each in ranges for border in each])
     for number in () if exchanges else drawn.micro_batches:

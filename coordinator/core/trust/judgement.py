@@ -97,9 +97,8 @@ def judged(transition: Transition, audit: Audit) -> Setback | None:
     if doubts := _neighbours_in_doubt(state, audit, right + wrong + withheld):
         transition.find(doubts)
     if right and not wrong and not withheld:
-        if (
-            audit.order.micro_batches or audit.order.trained
-        ):  # else they have compared what both have, and it proves nothing
+        # Else they have compared what both have, which proves nothing.
+        if audit.order.micro_batches or audit.order.trained:
             _log_audit(transition, audit, right[0], clean=True)
             _due_no_more(transition, node)
         return None

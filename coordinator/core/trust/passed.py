@@ -28,8 +28,6 @@ MOST_PASSED = 100_000
 Members = Mapping[int, tuple[str, ...]]
 """By layer, who reduce its bucket."""
 
-_NOTHING: tuple[Set[Hop], Set[Hop]] = frozenset(), frozenset()
-
 PIECE_BYTES = 1 << 21
 """The least size of a piece, in bytes of parameters, but for the last one of a shard: it has as many elements
 (node/model/placement.py), of at least one byte."""
@@ -40,8 +38,7 @@ def read_passed(
 ) -> Passed:
     """What the node votes to have sent and got under this plan, in a step that ``exchanges`` or trains. Raises Refused for
     tensors that the plan does not have, or that are named twice."""
-    sent, received = _between_stages(plan)[node] if not exchanges else _NOTHING
-    members = _members(plan, node, exchanges)
+    (sent, received), members = _due(plan, node, exchanges)
     return Passed(
         _read("sent", vote.sent, sent, plan, node, members, described),
         _read("received", vote.received, received, plan, node, members, described),
@@ -51,10 +48,8 @@ def read_passed(
 def lacks(plan: Plan, node: str, passed: Passed, *, exchanges: bool = False) -> str:
     """What the plan has this node send or get, and it does not name: a sentence's part; empty: nothing. Of pieces of a layer's
     bucket, what goes with those that it names. Who has a parameter that is tied between layers the plan does not say."""
-    between = _between_stages(plan)[node] if not exchanges else _NOTHING
-    pieces = _with_named_pieces(
-        _members(plan, node, exchanges), range(*plan.stages[plan.stage_of(node) or 0].layers), node, passed
-    )
+    between, members = _due(plan, node, exchanges)
+    pieces = _with_named_pieces(members, range(*plan.stages[plan.stage_of(node) or 0].layers), node, passed)
     for verb, its, more, named in zip(("sent", "got"), between, pieces, (passed.sent, passed.received), strict=True):
         if missing := sorted((its | more) - named.keys()):
             sender, receiver, kind, index, _ = missing[0]
@@ -163,12 +158,15 @@ def _is_piece(hop: Hop, members: Members, described: Described) -> bool:
     )
 
 
-def _members(plan: Plan, node: str, exchanges: bool) -> Members:
-    return _members_in(plan, None if exchanges else plan.island_of(node))
+def _due(plan: Plan, node: str, exchanges: bool) -> tuple[tuple[Set[Hop], Set[Hop]], Members]:
+    """What the plan has the node send and get between stages, and who reduces with it."""
+    if exchanges:
+        return (frozenset(), frozenset()), _members(plan, None)
+    return _between_stages(plan)[node], _members(plan, plan.island_of(node))
 
 
 @lru_cache(4 * REMEMBERED)
-def _members_in(plan: Plan, island: int | None) -> Members:
+def _members(plan: Plan, island: int | None) -> Members:
     """In this island, or in all."""
     found: dict[int, tuple[str, ...]] = {}
     for stage in plan.stages:

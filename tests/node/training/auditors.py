@@ -86,7 +86,9 @@ class Auditors:
 
     def _sums(self, node: str, bucket: int) -> list[Audit.Sum]:
         owned = {part for _, kind, index, part in self.sent[node] if (kind, index) == (Kind.GATHER, bucket)}
-        others = set(self.nodes.generations[node].placement.groups_in(self.step)[bucket].members) - {node}
+        placement = self.nodes.generations[node].placement
+        groups = placement.exchange_groups if placement.rounds.exchanges(self.step) else placement.groups
+        others = set(groups[bucket].members) - {node}
         return [
             Audit.Sum(
                 piece=part,

@@ -126,7 +126,6 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
             '[train]\nsteps = 8\nrounds = 3\n[network]\nexchange = "topk"\n[trust]\nmode = "open"',
             'set another codec, like "i4b64"',
         ),
-        ("[train]\nrounds = 101\n[trust]\naudit_rate = 0.1", "set train.rounds = 100, or audit_rate = 0"),
         (
             '[checkpoint]\nuri = "s4://bucket"',
             "checkpoint.uri = 's4://bucket': names 's4://bucket', which no run may use",
