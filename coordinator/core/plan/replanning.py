@@ -340,8 +340,7 @@ def _lengths(state: State, *, hasty: bool) -> tuple[int, ...]:
         return (standing,)
     audited = run.trust.audits > 0
     others = (0, *lengths_within(run.train.steps - step, audited=audited))
-    stands = standing == 0 or state.rounds.restarts == audited
-    return tuple(dict.fromkeys((standing, *others) if stands else others))
+    return tuple(dict.fromkeys((standing, *others) if not standing or state.rounds.restarts == audited else others))
 
 
 def _same_work(one: Plan, other: Plan | None) -> bool:

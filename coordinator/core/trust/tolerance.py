@@ -40,8 +40,7 @@ def tolerance(precision: str, codec: str = "off", by_precision: Mapping[str, flo
 
 def limits(state: State, order: wire.Audit) -> Mapping[str, float]:
     """By what the audit compares, the largest relative error that counts as rounding."""
-    apart = OF_ROUNDS if order.trained else PRECISIONS
-    compared = _codecs_compared(state, order)
+    compared, apart = _codecs_compared(state, order), OF_ROUNDS if order.trained else PRECISIONS
     return {what: tolerance(state.run.train.precision, codec, apart) for what, codec in compared.items()}
 
 
