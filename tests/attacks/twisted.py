@@ -350,6 +350,18 @@ def mislabelled() -> Iterator[None]:
 
 
 @contextmanager
+def learning_too_fast() -> Iterator[None]:
+    """Inside, this process learns at three times the rate. It audits others as it should."""
+    update = optimizer.adamw
+
+    def faster(train: Run.Train, step: int, rate: float, *rest: Any) -> None:
+        update(train, step, 3 * rate, *rest)
+
+    with mock.patch("dtfm.node.training.generation.adamw", faster):
+        yield
+
+
+@contextmanager
 def withheld() -> Iterator[None]:
     """Inside, this process hands out nothing for audits."""
 
@@ -509,6 +521,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "sends_zeros": lambda: passing_on(torch.zeros_like),
     "repeats": lambda: passing_on(first_again()),
     "mislabels": mislabelled,
+    "learns_too_fast": learning_too_fast,
     "misevaluates": misevaluating,
     "dies_at_the_end": dying_at_the_end,
     "withholds": withheld,
