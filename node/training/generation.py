@@ -436,7 +436,7 @@ class Generation:
             self.commitments.sends(destination, what, encoded)
             if what.kind is Kind.REDUCE and self.placement.rounds.exchanges(what.step):
                 found = encoded.result()  # a codec that is off gives a view of what is replaced by the sum
-                self._sent_changes[what.index, what.part] = Encoded(found.codec, memoryview(bytes(found.data)))
+                self._sent_changes[what.index, what.part] = Encoded(found.codec, memoryview(bytearray(found.data)))
         self._sender.send(destination, what, encoded)
 
 
