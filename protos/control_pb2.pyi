@@ -682,12 +682,14 @@ class Audit(_message.Message):
         loss: float
         def __init__(self, number: _Optional[int] = ..., previous: _Optional[str] = ..., next: _Optional[str] = ..., activation_in: _Optional[bytes] = ..., activation_out: _Optional[bytes] = ..., gradient_in: _Optional[bytes] = ..., gradient_out: _Optional[bytes] = ..., loss: _Optional[float] = ...) -> None: ...
     class Piece(_message.Message):
-        __slots__ = ("piece", "digest")
+        __slots__ = ("piece", "digest", "bucket")
         PIECE_FIELD_NUMBER: _ClassVar[int]
         DIGEST_FIELD_NUMBER: _ClassVar[int]
+        BUCKET_FIELD_NUMBER: _ClassVar[int]
         piece: int
         digest: bytes
-        def __init__(self, piece: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+        bucket: int
+        def __init__(self, piece: _Optional[int] = ..., digest: _Optional[bytes] = ..., bucket: _Optional[int] = ...) -> None: ...
     class Sum(_message.Message):
         __slots__ = ("piece", "addends")
         PIECE_FIELD_NUMBER: _ClassVar[int]

@@ -8,7 +8,7 @@ the sums that were voted for are applied next. Beside them memory holds one micr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,8 +45,9 @@ def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> st
     placement, train = generation.placement, generation.run.train
     if generation.commitments is None:
         return "nothing is audited in this step"
-    if audit.HasField("bucket") and audit.bucket not in generation.stage.buckets:
-        return f"bucket {audit.bucket} is not of this stage"
+    buckets = {piece.bucket for piece in audit.pieces} | ({audit.bucket} if audit.HasField("bucket") else set[int]())
+    if strange := sorted(buckets - generation.stage.buckets.keys()):
+        return f"buckets {strange[:8]} are not of this stage"
     if placement.rounds.exchanges(audit.step):
         return _misfit_of_exchange(audit, placement)
     if audit.node == placement.node or audit.node not in placement.replicas:
@@ -125,38 +126,33 @@ class _Again:
             for each in self.audit.micro_batches:
                 self._micro_batch(each, (), ())
             return
-        index = self.audit.bucket
-        bucket, parameters = self.generation.stage.buckets[index], self.generation.stage.parameters[index]
-        total = torch.zeros_like(bucket.gradients)
-        if self._exchanges:
-            self._change(index, total)
-        else:
-            sums = tuple(bucket.views(total).values())
-            for each in self.audit.micro_batches:
-                self._micro_batch(each, parameters, sums)
+        index, others = self.audit.bucket, {piece.bucket for piece in self.audit.pieces} - {self.audit.bucket}
         unusable: list[Unusable] = []  # which do not keep the rest from being compared
-        for compare in (
-            *(partial(self._piece, index, piece, total) for piece in self.audit.pieces),
-            *(partial(self._sum, index, summed, total) for summed in self.audit.sums),
-        ):
-            try:
-                compare()
-            except Unusable as why:
-                unusable.append(why)
+        again = round_done_again(self.generation, self.audit.trained, self._go_on, self.set_aside)
+        with again if self.audit.trained else nullcontext():
+            for bucket in (*sorted(others), index):
+                total = self._total(bucket)
+                pieces = (piece for piece in self.audit.pieces if piece.bucket == bucket)
+                _try_all((partial(self._piece, bucket, piece, total) for piece in pieces), unusable)
+        _try_all((partial(self._sum, index, summed, total) for summed in self.audit.sums), unusable)
         if unusable:
             raise unusable[0]
 
-    def _change(self, index: int, into: torch.Tensor) -> None:
-        """What the audited node brings into the exchange of a bucket."""
-        generation, placement = self.generation, self.generation.placement
+    def _total(self, index: int) -> torch.Tensor:
+        """What the audited node adds to a bucket's gradients, or brings into its exchange."""
+        bucket, placement = self.generation.stage.buckets[index], self.generation.placement
+        total = torch.zeros_like(bucket.gradients)
+        if not self._exchanges:
+            sums = tuple(bucket.views(total).values())
+            for each in self.audit.micro_batches:
+                self._micro_batch(each, self.generation.stage.parameters[index], sums)
+            return total
         group = placement.exchange_groups[index]
         share = group.loads[group.members.index(self.audit.node)] / placement.all_micro_batches
-        if self.audit.node in placement.replicas:  # it has what this node has
-            share = placement.share_in_exchange(index, generation.codecs.exchange)
-            change_since_exchange(generation.stage.buckets[index], share, into)
-        else:
-            with round_done_again(generation, self.audit.trained, self._go_on, self.set_aside):
-                change_since_exchange(generation.stage.buckets[index], share, into)
+        if not self.audit.trained:  # a replica, which has what this node has
+            share = placement.share_in_exchange(index, self.generation.codecs.exchange)
+        change_since_exchange(bucket, share, total)
+        return total
 
     def _go_on(self) -> None:
         if self.is_late():
@@ -306,6 +302,14 @@ class _Again:
             )
         except ValueError as error:  # bytes that no encoder makes
             raise Withheld(wanted.node, str(error)) from None
+
+
+def _try_all(comparisons: Iterable[Callable[[], None]], unusable: list[Unusable]) -> None:
+    for compare in comparisons:
+        try:
+            compare()
+        except Unusable as why:
+            unusable.append(why)
 
 
 def relative_error(its: torch.Tensor, mine: torch.Tensor) -> float:

@@ -85,11 +85,9 @@ class Generation:
         on_device, on_host = stage.state_bytes
         if placement.rounds.count and loaded.run.network.exchange == "topk":  # what is left out, of two exchanges
             on_host += 2 * sum(bucket.parameters.nbytes for bucket in stage.buckets.values())
-        if self._audited:  # _sent_changes
-            codec, buckets = codec_named(loaded.run.network.exchange), stage.buckets.values()
-            on_host += sum(
-                encoded_bytes(codec, b.spec.size, run_dtype(loaded.run)) for b in buckets if placement.rounds.count
-            )
+        if self._audited and placement.rounds.count:  # _sent_changes
+            codec = codec_named(loaded.run.network.exchange)
+            on_host += sum(encoded_bytes(codec, b.spec.size, b.parameters.dtype) for b in stage.buckets.values())
         self.free_bytes = free = free_bytes(on_device + self._computing_bytes(), on_host, hardware)
         self._retry_bytes = retry_bytes(free)
         self._is_short = is_short(on_device + on_host, hardware)
@@ -185,7 +183,6 @@ class Generation:
         """
         began, gradients, codec = time.monotonic(), self._gradients(), self.codecs.exchange
         self.commitments = Commitments() if self._audited else None
-        self._sent_changes.clear()
         for index, change in gradients.items():
             factor = self.placement.share_in_exchange(index, codec)
             change_since_exchange(self.stage.buckets[index], factor, change)

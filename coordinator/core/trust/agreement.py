@@ -120,8 +120,7 @@ def _of_hops(plan: Plan, phase: Stepping, exchanges: bool) -> Setback | None:
 
 
 def _of_losses(plan: Plan, phase: Stepping, micro_batch: int) -> Setback | None:
-    last = [each for stage in plan.last_stages for each in zip(stage.replicas, stage.loads, strict=True)]
-    for node, load in last:
+    for node, load in (each for stage in plan.last_stages for each in zip(stage.replicas, stage.loads, strict=True)):
         vote = phase.votes[node]
         told = math.fsum(vote.losses) * micro_batch
         if len(vote.losses) != load or abs(told - vote.loss_sum) > LOSS_TOLERANCE * max(1.0, abs(vote.loss_sum)):

@@ -198,14 +198,14 @@ def _order_addends(
     summed: Mapping[tuple[int, int], Mapping[str, bytes]],
     random: Random,
 ) -> None:
-    """Of one bucket, what it sent to be added up, and one of the pieces that it added up itself."""
+    """Of one bucket, what it sent to be added up, or in an exchange of all; and one of the pieces that it added up itself."""
     pieces = {(hop[3], hop[4]): digest for hop, digest in passed.sent.items() if hop[2] == Kind.REDUCE}
     if not (buckets := sorted({bucket for bucket, _ in (*pieces, *summed)})):
         return
     bucket = order.bucket = random.choice(buckets)
     for (index, piece), digest in sorted(pieces.items()):
-        if index == bucket:
-            order.pieces.add(piece=piece, digest=digest)
+        if index == bucket or not order.micro_batches:
+            order.pieces.add(piece=piece, digest=digest, bucket=index)
     if owned := sorted(piece for index, piece in summed if index == bucket):
         piece = random.choice(owned)
         addends = [wire.Audit.Addend(node=each, digest=its) for each, its in sorted(summed[bucket, piece].items())]

@@ -61,7 +61,7 @@ class Auditors:
             step=self.step,
             node=node,
             bucket=bucket,
-            pieces=[Audit.Piece(piece=part, digest=digest) for part, digest in sorted(pieces.items())],
+            pieces=[Audit.Piece(piece=part, digest=digest, bucket=bucket) for part, digest in sorted(pieces.items())],
             sums=[] if bucket is None else self._sums(node, bucket),
             micro_batches=[
                 Audit.MicroBatch(
@@ -81,6 +81,9 @@ class Auditors:
     def asked_of_round(self, node: str, bucket: int, trained: Sequence[Audit.Trained]) -> Audit:
         """The audit of what ``node`` brought into an exchange, after it had ``trained`` these steps."""
         audit = self.asked(node, (), bucket)
+        for (_, kind, index, part), digest in sorted(self.sent[node].items()):
+            if kind == Kind.REDUCE and index != bucket:
+                audit.pieces.add(piece=part, digest=digest, bucket=index)
         audit.trained.extend(trained)
         return audit
 

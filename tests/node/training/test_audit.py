@@ -249,7 +249,7 @@ def test_a_piece_that_cannot_be_compared_hides_nothing_of_the_others(trained: No
         with changed(nodes, "n2", 1.5):
             step = Auditors(nodes)
         audit = step.asked("n2", bucket=min(nodes.generations["n2"].stage.buckets))
-        audit.pieces.insert(0, Audit.Piece(piece=4002, digest=bytes(16)))
+        audit.pieces.insert(0, Audit.Piece(piece=4002, digest=bytes(16), bucket=audit.bucket))
         audit.sums[0].addends[0].node = "n0"
         answer = step.answer("n3", audit)
         assert answer.problem.startswith("UNUSABLE: piece 4002")
@@ -302,7 +302,7 @@ def test_what_does_not_fit_is_not_answered(trained: Nodes) -> None:
         assert "no step" in misfit(good, None, None)
         assert "'n3'" in wrong(node="n3")
         assert "'n0'" in wrong(node="n0")
-        assert "bucket 0" in wrong(bucket=0)
+        assert "buckets [0]" in wrong(bucket=0)
         twice, beyond, ends = (Audit.FromString(good.SerializeToString()) for _ in range(3))
         twice.micro_batches.append(good.micro_batches[0])
         beyond.micro_batches[0].number = MICRO_BATCHES

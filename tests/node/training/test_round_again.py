@@ -206,6 +206,18 @@ def test_steps_of_moments_are_counted_from_where_their_round_began(run: Run, mon
     assert [number for number, _ in itertools.groupby(numbers)] == [1, 2, 3, 1, 2]
 
 
+def test_a_wrong_change_is_found_in_whatever_bucket_it_is(run: Run) -> None:
+    """One is drawn, whose sums are made again. Changes are compared of all."""
+    with started(run, ALONE) as nodes:
+        for _ in range(ROUNDS):
+            nodes.train()
+        size = nodes.generations["b"].stage.buckets[0].spec.size
+        with adding(lambda mine: -mine if mine.numel() == size else mine):
+            auditors = Auditors(nodes)
+        audit = auditors.asked_of_round("b", 2, trained_by(run, ALONE, "b", 1, ROUNDS))
+        assert errors(auditors.answer("a", audit))[2] > 1
+
+
 def test_what_does_not_fit_is_not_done_again(run: Run) -> None:
     with at_the_second_exchange(run, MIXED) as auditors:
         step, audit = auditors.step, auditors.asked_of_round("b", 0, second_round(run, MIXED, "b"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -48,7 +49,9 @@ def test_an_auditor_is_told_the_samples_and_learning_rates_of_the_round() -> Non
         (learning_rate(train, 4), [10, 11]),
         (learning_rate(train, 5), [14, 15]),
     ]
-    assert {each.piece for each in audit.pieces} == {0, 2}, "it adds up piece 1 of three"
+    assert {(each.bucket, each.piece) for each in audit.pieces} == {*itertools.product(range(LAYERS), (0, 2))}, (
+        "it adds up piece 1 of three"
+    )
     assert [(each.piece, [addend.node for addend in each.addends]) for each in audit.sums] == [(1, ["a", "c"])]
 
 
