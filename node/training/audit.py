@@ -156,7 +156,7 @@ class _Again:
 
     def _go_on(self) -> None:
         if self.is_late():
-            raise Unusable("this node is too slow for so much")
+            raise Unusable("this node cannot do so much in the time that it has")
 
     def _is_summed_roughly(self, index: int) -> bool:
         """Whether its gradients depend on the number of threads by more than is allowed. torch sums those of a norm in bfloat16

@@ -86,7 +86,7 @@ MEASURED = 10, 30, 100
 def lengths_within(steps: int, *, audited: bool) -> tuple[int, ...]:
     """Those of MEASURED that are shorter than ``steps``. Where work is ``audited`` the longest alone: each round then begins with
     moments of zero, and in short ones an island learns less by that."""
-    return tuple(length for length in MEASURED[-audited:] if length < steps)
+    return tuple(length for length in (MEASURED[-1:] if audited else MEASURED) if length < steps)
 
 
 NO_ROUNDS = Rounds()

@@ -10,7 +10,7 @@ many runs they lost (nobody else is quarantined, and they have no part in the la
 one stage, as with odd seeds, or on two. With ``--believed`` one of the honest nodes is, by turns. A run that does not finish has
 an infinite loss.
 
-With ``--rounds`` each of the six is an island by itself, and they exchange what they learn after so many steps.
+With ``--rounds N`` each of the six nodes is an island, and the islands exchange what they learnt every N steps.
 """
 
 from __future__ import annotations
@@ -162,7 +162,12 @@ def main() -> None:
     parser.add_argument("--twists", nargs="*", default=TWISTS, help="what the poisoner does, names of twisted.py")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=0, help="each node is an island, with rounds of so many steps")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=0,
+        help="make each node an island, with an exchange after this many steps; 0: no islands",
+    )
     parser.add_argument("--rate", default='"auto"', help="[trust] audit_rate")
     parser.add_argument("--colluding", action="store_true", help="two poisoners, who lie for each other")
     parser.add_argument("--believed", action="store_true", help="one of the honest nodes is believed")

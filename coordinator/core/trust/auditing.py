@@ -24,7 +24,7 @@ from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 ROUND_FACTOR = 3
-"""How many times as long as its auditor would take, if it were as fast as in its own, a round may take to be done again."""
+"""An auditor gets this many times as long for a round as it takes for so many micro-batches of its own."""
 
 MOST_TRIES = 20
 """The number of steps in which a node's audit may fail. After that it is not tried again."""

@@ -95,7 +95,7 @@ def test_where_work_is_audited_each_begins_without_moments_so_that_short_ones_le
 
 
 def test_short_rounds_that_began_where_nothing_was_audited_do_not_go_on_where_work_is() -> None:
-    """They are not even asked about. Where the run file names their length, they begin anew, at the next exchange."""
+    """The planner is not asked about them. If the run file names their length, new ones begin at the next exchange."""
     world = World(fresh_state(train={**AUTO, "steps": 500}, cluster={"nodes": 2, "stages": "auto"}))
     world.automatic_planning = False
     world.join("a", "b")
@@ -112,7 +112,7 @@ def test_short_rounds_that_began_where_nothing_was_audited_do_not_go_on_where_wo
 
 
 def test_rounds_that_came_out_shorter_than_was_asked_for_are_those_that_were_asked_for() -> None:
-    """Else each answer of the planner would begin them anew."""
+    """Otherwise new rounds would begin whenever the planner answers."""
     world = World(
         fresh_state(train={**AUTO, "steps": 250}, trust={"audit_rate": 0.1}, cluster={"nodes": 2, "stages": "auto"})
     )
