@@ -69,8 +69,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The bandwidth of a node's connection, in bytes per second. ``least``: it may be more, since the links that were measured
-    together were hardly slower than alone."""
+    """The bandwidth of the line of a node's machine, in bytes per second. ``least``: it may be more, since the links that were
+    measured together were hardly slower than alone."""
 
     bandwidth: float
     least: bool = False
@@ -142,9 +142,11 @@ class LinksMeasured:
         reach = reach.changed(by=bool(self.reason) or surprise)
         if self.up is None and self.down is None:
             return replace(ledger, reach=reach)
+        near = {link.destination for link in self.links if link.way == "loopback"}
+        far = [link for link in self.links if near.isdisjoint((link.source, link.destination))] or self.links
         up, down = before.carried.get(self.node, (None, None))
-        up = _carried(self.up, [link for link in self.links if link.source == self.node], up)
-        down = _carried(self.down, [link for link in self.links if link.destination == self.node], down)
+        up = _carried(self.up, [link for link in far if link.source == self.node], up)
+        down = _carried(self.down, [link for link in far if link.destination == self.node], down)
         return replace(ledger, reach=replace(reach, carried={**reach.carried, self.node: (up, down)}))
 
     def narrate(self) -> str:

@@ -52,9 +52,10 @@ async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, leas
     ``up`` and ``down`` are the bytes per second to, and from, several peers together; 0 if fewer than two were reached.
 
     First all peers are pinged at once. Then one probe goes up and one comes down at a time, so that probes do not share this
-    node's line; never both with the same peer, where answers would wait behind the probe. Then several go at a time, to see
-    what they share. If those that go up share a line, the answers to what came down have waited behind them: so probes come down
-    again, with nothing going up. The remaining time is divided among the peers, with more for far ones.
+    node's line; never both with the same peer, where answers would wait behind the probe. Then several go at a time, with peers
+    on other machines if there are any, to see what this machine's line carries. If those that go up share a line, the answers to
+    what came down have waited behind them: so probes come down again, with nothing going up. The remaining time is divided among
+    the peers, with more for far ones.
     """
     probed = [_Probed(node, peer, dialler, lease) for peer in peers]
     try:
@@ -75,7 +76,7 @@ async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, leas
         others_first = reached[half:] + reached[:half]
         await asyncio.gather(probe_all(reached, lambda each: each.up), probe_all(others_first, lambda each: each.down))
         sound = [each for each in reached if not each.problem]
-        some = sound[:MEASURED_TOGETHER]
+        some = ([each for each in sound if each.way != "loopback"] or sound)[:MEASURED_TOGETHER]
         up = await _together([each.up for each in some], lease)
         if 0 < up < SHARED_LINE * sum(each.up.bandwidth for each in some):
             left = until - time.perf_counter()

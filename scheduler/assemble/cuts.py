@@ -9,7 +9,7 @@ from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.keeping import ENOUGH, every_need, first_need, lacking
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
-from dtfm.scheduler.model.sums import SLOWEST_LINK, SPEED
+from dtfm.scheduler.model.sums import SLOWEST_LINK, SPEED, siblings_in
 from dtfm.scheduler.model.tables import Tables
 
 FASTER = 1.6
@@ -98,17 +98,18 @@ def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
         for node in members:
             speed += t.node[node].flops
             sketch.stage[stage].memory = min(sketch.stage[stage].memory, t.node[node].memory)
-            connection = max(t.node[node].per_up, t.node[node].per_down)
+            siblings = siblings_in(t, sums, stage, node)
+            connection = (1 + siblings) * max(t.node[node].per_up, t.node[node].per_down)
             sketch.node[node].own = 0.0
             sides = 0
             for beside in (stage - 1, stage + 1):
                 if 0 <= beside < stages:
-                    sides += 1
+                    sides += siblings_in(t, sums, beside, node) == 0
                     toward = sums.toward[sums.row[beside]]
                     if toward[SPEED, node] >= SLOWEST_LINK:
                         sketch.node[node].own = max(sketch.node[node].own, FREE * size / toward[SPEED, node])
             sketch.node[node].own = max(sketch.node[node].own, sides * size * connection)
-            slowness = max(slowness, (len(members) - 1) * connection)
+            slowness = max(slowness, (len(members) - 1 - siblings) * connection)
         sketch.stage[stage].slowness = 2 * slowness / len(members)
     return speed
 

@@ -85,7 +85,7 @@ def crowding(t: Tables, senders: Ints, receivers: Ints) -> float:
             each = max(t.link[a, b].slowness, t.link[b, a].slowness)
             for c in (a, b):
                 for d in (a, b):
-                    if c != d:
+                    if t.node[c].line != t.node[d].line:
                         each = max(each, t.node[c].per_up, t.node[d].per_down)
             if np.isfinite(one):
                 high = min(high, one + t.micro_batches * each)
@@ -106,8 +106,9 @@ def _passing(t: Tables, side: Ints, other: Ints, there: float, back: float) -> f
     """The most micro-batches, of a byte each, that one side exchanges with the other in the given seconds each way."""
     total = 0.0
     for a in side:
-        passing = 0.0
+        passing, crossing = 0.0, True
         for b in other:
+            crossing &= t.node[a].line != t.node[b].line
             slowness, slowness_back = t.link[a, b].slowness, t.link[b, a].slowness
             if not np.isfinite(slowness + slowness_back):
                 continue
@@ -115,7 +116,7 @@ def _passing(t: Tables, side: Ints, other: Ints, there: float, back: float) -> f
             passing += np.floor(number * (1 + 1e-9))
         if passing > 0:
             number = min(there / t.node[a].per_up, back / t.node[a].per_down)
-            total += min(passing, np.floor(number * (1 + 1e-9)))
+            total += min(passing, np.floor(number * (1 + 1e-9))) if crossing else passing
     return total
 
 

@@ -27,6 +27,7 @@ DEVICE = np.dtype(
         ("held", "i8"),
         ("left", "i8"),  # backward passes that have not begun
         ("busy", "i8"),
+        ("line", "i8"),  # the device whose line it is on: itself, or one behind the seats
         ("per_up", "f8"),
         ("per_down", "f8"),
         ("sent_until", "f8"),  # what it sends keeps its connection busy until then
@@ -84,7 +85,7 @@ def _set_link(t: Tables, s: Draft, links: Records, sender: int, receiver: int) -
 
 @compiled
 def _device_of(s: Draft, row: int) -> int:
-    """The number of the device in this row of Tables.node: its seat, or one behind all seats."""
+    """The number of the device with the line in this row of Tables.node: its seat, or one behind all seats."""
     for seat in range(len(s.node)):
         if s.node[seat] == row:
             return seat
@@ -93,14 +94,14 @@ def _device_of(s: Draft, row: int) -> int:
 
 @compiled
 def idle_devices(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Records:
-    """All devices, idle: DEVICE [seats], and where links are relayed one more for each row of Tables.node: relays that have no
-    seat. ``passes`` and ``possible`` are those of in_flight.needs_of_seats."""
+    """All devices, idle: DEVICE [seats], and where lines are shared one more for each row of Tables.node: those without a seat.
+    ``passes`` and ``possible`` are those of in_flight.needs_of_seats."""
     count = len(s.node)
-    devices = np.zeros(count + (len(t.node) if t.relayed > 0 else 0), DEVICE)
+    devices = np.zeros(count + (len(t.node) if t.relayed > 0 or len(t.node) > len(t.link) else 0), DEVICE)
     limits = depths_of_seats(t, s, passes, possible)
     for row in range(len(devices) - count):
-        relay = devices[count + row]
-        relay.per_up, relay.per_down = t.node[row].per_up, t.node[row].per_down
+        line = devices[count + row]
+        line.per_up, line.per_down = t.node[row].per_up, t.node[row].per_down
     for stage in range(len(s.cut) - 1):
         first, past_last, begin, end = s.cut[stage], s.cut[stage + 1], s.first[stage], s.first[stage + 1]
         work = t.layer[past_last].flops_before - t.layer[first].flops_before
@@ -117,6 +118,7 @@ def idle_devices(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Recor
             device.backward_passes = passes[seat] - 1
             device.input_bytes, device.output_bytes = t.layer[first - 1].activation, t.layer[past_last - 1].activation
             device.reduction_seconds = formula
+            device.line = seat if t.node[node].line == node else count + t.node[node].line
             device.per_up, device.per_down = t.node[node].per_up, t.node[node].per_down
     return devices
 

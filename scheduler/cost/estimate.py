@@ -6,7 +6,7 @@ import numpy as np
 
 from dtfm.scheduler.cost.in_flight import SLACK, depth_of
 from dtfm.scheduler.cost.pace import with_waiting
-from dtfm.scheduler.cost.reduction import reduced
+from dtfm.scheduler.cost.reduction import add_up_shards, reduced
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room, update_seconds
 from dtfm.scheduler.model.problem import Ints
@@ -18,7 +18,7 @@ from dtfm.scheduler.model.tables import Tables
 def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     """Seconds for one step, given members, loads and flows. All links that they need exist.
 
-    For every resource (a device, one direction of a link, everything that a node sends or receives, or that a relay passes on)
+    For every resource (a device, one direction of a link, everything that a line sends or receives)
     the step takes at least the first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to
     the first stage. A node that holds few micro-batches in flight completes at most that number per round trip. What makes a
     node late makes those late whom it feeds. Then every stage reduces its gradients link by link, the last stages earlier than
@@ -41,6 +41,7 @@ def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> flo
     for node in sketch.members[: sketch.stage[1].first]:
         finished = max(finished, sketch.node[node].end)
     sketch.levels[0], sketch.levels[1] = 0.0, 0.0
+    add_up_shards(t, sketch, stages, cuts)
     for stage in range(stages):
         slowest = 0.0
         for node in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
@@ -61,11 +62,8 @@ def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
         node = sketch.members[m]
         sketch.node[node].arrival = 0.0 if m < sketch.stage[1].first else np.inf
         sketch.node[node].homeward = 0.0
-        sketch.node[node].sent = 0.0
-        sketch.node[node].received = 0.0
-    if t.relayed > 0:  # relays are seldom members
-        for row in range(len(t.node)):
-            sketch.node[row].sent = sketch.node[row].received = 0.0
+    for row in range(len(t.node)):
+        sketch.node[row].sent = sketch.node[row].received = 0.0
     for stage in range(stages - 1):
         size = t.layer[cuts[stage + 1] - 1].activation
         for e in range(sketch.stage[stage].begin, sketch.stage[stage + 1].begin):
@@ -80,19 +78,18 @@ def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
                 * (back + (sketch.node[a].passes - 1) * sketch.node[a].forward + sketch.node[a].homeward)
                 / sketch.node[b].load
             )
-            carried = count * size
-            sketch.node[a].sent += carried
-            sketch.node[b].received += carried
-            sketch.node[b].sent += carried
-            sketch.node[a].received += carried
-            if t.relayed > 0:
-                _pass_on(t, sketch, a, b, carried)
-                _pass_on(t, sketch, b, a, carried)
+            _carry(t, sketch, a, b, count * size)
+            _carry(t, sketch, b, a, count * size)
 
 
 @compiled
-def _pass_on(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
-    """Who relays what goes from a to b, if anybody does, receives and sends it too."""
+def _carry(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
+    """The lines that what goes from a to b passes send and receive it."""
+    sender, receiver = t.node[a].line, t.node[b].line
+    if sender == receiver:
+        return
+    sketch.node[sender].sent += carried
+    sketch.node[receiver].received += carried
     via = t.link[a, b].via
     if via >= 0:
         sketch.node[via].sent += carried
@@ -101,11 +98,15 @@ def _pass_on(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
 
 @compiled
 def _relay_busy(t: Tables, sketch: Sketch, a: int, b: int) -> float:
-    """Seconds of a step for which the connection of who relays from a to b is busy; 0 where the link is direct."""
+    """Seconds of a step for which the line of who relays from a to b is busy; 0 where the link is direct."""
     via = t.link[a, b].via
-    if via < 0:
-        return 0.0
-    return float(max(sketch.node[via].sent * t.node[via].per_up, sketch.node[via].received * t.node[via].per_down))
+    return _line_busy(t, sketch, via) if via >= 0 else 0.0
+
+
+@compiled
+def _line_busy(t: Tables, sketch: Sketch, row: int) -> float:
+    """Seconds of a step for which the line is busy."""
+    return float(max(sketch.node[row].sent * t.node[row].per_up, sketch.node[row].received * t.node[row].per_down))
 
 
 @compiled
@@ -155,9 +156,7 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
             # When the first is back, all other backward passes remain, and the forward passes that the depth did not allow.
             after = (wanted.passes - 1) * (load - 1) + max(load - depth, 0.0)
             busy = max(busy, sketch.node[node].trip + sketch.node[node].forward * after)
-            busy = max(
-                busy, sketch.node[node].sent * t.node[node].per_up, sketch.node[node].received * t.node[node].per_down
-            )
+            busy = max(busy, _line_busy(t, sketch, t.node[node].line))
             if stage < stages - 1 and depth < load:
                 busy = with_waiting(busy, sketch.node[node].trip * load / depth)
             sketch.node[node].own = sketch.node[node].arrival + busy

@@ -8,7 +8,7 @@ from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room, update_seconds
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
-from dtfm.scheduler.model.sums import EXCHANGE, LATENCY, SLOWEST_LINK, SPEED
+from dtfm.scheduler.model.sums import EXCHANGE, LATENCY, SLOWEST_LINK, SPEED, siblings_in
 from dtfm.scheduler.model.tables import Tables
 
 WAITING = 1.4
@@ -98,7 +98,7 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
     rate, freely, ways, connection, update = 0.0, 0.0, 0.0, 0.0, 0.0
     for at in range(first, past_last):
         node = members[at]
-        per_up, per_down = t.node[node].per_up, t.node[node].per_down
+        siblings, per_byte = siblings_in(t, sums, stage, node), max(t.node[node].per_up, t.node[node].per_down)
         forward = work / t.node[node].flops
         memory, host_memory, wanted = t.node[node].memory, t.node[node].host_memory, cheapest
         if not is_first(t.ways, cheapest, fewest, memory, host_memory):
@@ -115,7 +115,10 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
             if behind[SPEED, node] >= SLOWEST_LINK:
                 exchange = size_behind * behind[EXCHANGE, node] / behind[SPEED, node]
                 way += exchange + behind[LATENCY, node] / peers_behind
-        alone = max(both, (size_before + size_behind) * max(per_up, per_down), 1e-30)
+        crossing = 0.0 if stage > 0 and siblings_in(t, sums, stage - 1, node) > 0 else size_before
+        if stage == stages - 1 or siblings_in(t, sums, stage + 1, node) == 0:
+            crossing += size_behind
+        alone = max(both, (1 + siblings) * crossing * per_byte, 1e-30)
         pace = max(alone, links)
         freely += 1 / pace
         ways += way / pace
@@ -127,7 +130,7 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         rate += 1 / pace
         sketch.node[node].forward, sketch.node[node].passes = forward, wanted.passes
         sketch.node[node].alone, sketch.node[node].pace = alone, pace
-        connection = max(connection, (past_last - first - 1) * max(per_up, per_down))
+        connection = max(connection, (1 + siblings) * (past_last - first - 1 - siblings) * per_byte)
     replicas, slowest, reduction = past_last - first, sums.slowest[sums.row[stage]], 0.0
     if np.isinf(slowest.slowness):
         return 0.0, np.inf, np.inf

@@ -5,12 +5,30 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Floats, Ints
+from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
+from dtfm.scheduler.model.sums import siblings_in
 from dtfm.scheduler.model.tables import Tables
 
 EXACT_GROUP = 48
 """Largest number of replicas whose reduction is followed link by link: the number of messages grows with its square."""
+
+
+@compiled
+def add_up_shards(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
+    """Fills in the shards of all lines."""
+    for row in range(len(t.node)):
+        sketch.node[row].shards = 0.0
+    for stage in range(stages):
+        members = sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]
+        count = len(members)
+        shard = (t.layer[cuts[stage + 1]].gradients_before - t.layer[cuts[stage]].gradients_before) / count
+        for a in members:
+            sketch.node[t.node[a].line].shards += shard * (count - 1 - siblings_in(t, sketch.sums, stage, a))
+            if t.relayed > 0 and count <= EXACT_GROUP:
+                for b in members:
+                    if t.link[a, b].via >= 0:
+                        sketch.node[t.link[a, b].via].shards += shard
 
 
 @compiled
@@ -21,7 +39,7 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
 
     Each replica owns a shard: reduce-scatter, then all-gather. A node's last backward pass ends at ``end``; before it, most
     gradients are final. Every link carries a shard to its owner and, once the last node's gradients are final, the same amount of
-    sums; the last layer's gradients go forward and back alone.
+    sums; the last layer's gradients go forward and back alone. Lines are shared with the reductions of all stages.
     """
     members = sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]
     count = len(members)
@@ -44,12 +62,11 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
     shard = size / count
     tail = shard / layers
     out, into, summed, early = sketch.shards[0], sketch.shards[1], sketch.shards[2], sketch.shards[3]
-    relays = sketch.shards[4]
-    if t.relayed > 0:
-        _share_relays(t, members, relays)
+    shared = t.relayed > 0 or len(t.node) > len(t.link)
     for i in range(count):
         a = members[i]
-        out[i], into[i], summed[i] = (count - 1) * t.node[a].per_up, (count - 1) * t.node[a].per_down, 0.0
+        crossing = sketch.node[t.node[a].line].shards / max(shard, 1e-300)
+        out[i], into[i], summed[i] = crossing * t.node[a].per_up, crossing * t.node[a].per_down, 0.0
     begun_last = sketch.node[last].end - (sketch.node[last].passes - 1) * sketch.node[last].forward * hidden
     for i in range(count):
         a = members[i]
@@ -59,8 +76,8 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
         for j in range(count):
             b = members[j]
             link = 0.0 if i == j else max(t.link[a, b].slowness, out[i], into[j])
-            if t.relayed > 0 and t.link[a, b].via >= 0:
-                link = max(link, relays[t.link[a, b].via])
+            if shared:
+                link = _seconds_per_byte(t, sketch, a, b, link, shard)
             there = begun + shard * link
             early[i] = max(early[i], there)
             summed[j] = max(summed[j], max(there, end + tail * link) + t.link[a, b].latency)
@@ -70,8 +87,8 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
         for j in range(count):
             b = members[j]
             link = 0.0 if i == j else max(t.link[a, b].slowness, out[i], into[j])
-            if t.relayed > 0 and t.link[a, b].via >= 0:
-                link = max(link, relays[t.link[a, b].via])
+            if shared:
+                link = _seconds_per_byte(t, sketch, a, b, link, shard)
             gathered = max(early[i] + shard * link, summed[i] + tail * link) + t.link[a, b].latency
             if gathered > done:
                 done, one, other = gathered, a, b
@@ -79,36 +96,40 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
 
 
 @compiled
-def _share_relays(t: Tables, members: Ints, relays: Floats) -> None:
-    """Fills in, by row of Tables.node, the seconds for which a relay is busy when each of the members whom it serves sends a byte
-    of a shard to each other. ``relays`` is float64 [rows]."""
-    relays[:] = 0.0
-    for a in members:
-        for b in members:
-            via = t.link[a, b].via
-            if via >= 0:
-                relays[via] += max(t.node[via].per_up, t.node[via].per_down)
+def _seconds_per_byte(t: Tables, sketch: Sketch, a: int, b: int, seconds: float, shard: float) -> float:
+    """Of a shard that goes from a to b, where lines are shared; without a relay, and from machine to machine, it is ``seconds``."""
+    via = t.link[a, b].via
+    if t.node[a].line == t.node[b].line:
+        return float(t.link[a, b].slowness)
+    if via < 0:
+        return seconds
+    passing = sketch.node[via].shards / max(shard, 1e-300) * max(t.node[via].per_up, t.node[via].per_down)
+    return float(max(seconds, passing))
 
 
 @compiled
 def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
-    """The seconds per byte of a shard over the slowest link, connection or relay among the members, the longest latency, and the
-    two nodes of the slowest link (the second is -1 where it is a connection)."""
+    """The seconds per byte of a shard over the slowest link or line among the members, the longest latency, and the two nodes of
+    the slowest link (the second is -1 where it is a line)."""
     slowest, latency, a, b = 0.0, 0.0, members[0], -1
-    relays = np.zeros(len(t.node) if t.relayed > 0 else 0)
-    if t.relayed > 0:
-        _share_relays(t, members, relays)
+    shards = np.zeros(len(t.node))  # that each line sends, and receives
+    for node in members:
+        for peer in members:
+            if t.node[node].line != t.node[peer].line:
+                shards[t.node[node].line] += 1
+            if t.link[node, peer].via >= 0:
+                shards[t.link[node, peer].via] += 1
     for node in members:
         for peer in members:
             if peer == node:
                 continue
-            link = t.link[node, peer].slowness
-            if t.relayed > 0 and t.link[node, peer].via >= 0:
-                link = max(link, relays[t.link[node, peer].via])
+            link, via = t.link[node, peer].slowness, t.link[node, peer].via
+            if via >= 0:
+                link = max(link, shards[via] * max(t.node[via].per_up, t.node[via].per_down))
             if link > slowest:
                 slowest, a, b = link, node, peer
             latency = max(latency, t.link[node, peer].latency)
-        own = (len(members) - 1) * max(t.node[node].per_up, t.node[node].per_down)
+        own = shards[t.node[node].line] * max(t.node[node].per_up, t.node[node].per_down)
         if own > slowest:
             slowest, a, b = own, node, -1
     return slowest, latency, a, b
@@ -118,8 +139,8 @@ def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
 def reduction_seconds(t: Tables, members: Ints, gradient_bytes: float) -> float:
     """Seconds to reduce a stage's gradients (arXiv 2206.01288, section 3.2), when all members are done at the same time.
 
-    A node sends to all others at once, so the transfer takes as long as the slowest link, or as the slowest connection needs to
-    send or receive one shard per other replica.
+    A node sends to all others at once, so the transfer takes as long as the slowest link, or as the slowest line needs to
+    send or receive its shards.
     """
     replicas = len(members)
     if replicas == 1:

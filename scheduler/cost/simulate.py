@@ -3,9 +3,9 @@
 A device computes one micro-batch at a time, backward before forward and lower numbers first, and holds at most
 in_flight.depths in flight; the last stage turns around at once. During a node's last backward pass its layers' gradients
 become final from the last layer to the first, and each is reduced at once, in parallel with everything else: shards
-go to their owners, sums to all. A message passes three queues at the same time: its link, everything that the sender
-sends, and everything that the receiver receives, and where it is relayed, both of these at the relay too. It arrives one latency
-after the slowest of them is done. On connections, shards
+go to their owners, sums to all. A message passes three queues at the same time: its link, everything that the sender's line
+sends, and everything that the receiver's line receives, and where it is relayed, both of these of the relay's too. Within a
+machine it passes the link alone. It arrives one latency after the slowest of them is done. On lines, shards
 give way to activations and their gradients, as nodes send them. Of events at the same time, the one that was made first comes
 first.
 
@@ -42,7 +42,7 @@ def simulate(problem: Problem, draft: Draft) -> float:
 # The functions below take arrays one by one: Numba counts the references to each array of a tuple, which takes longer than the
 # simulation itself. They are, for n seats:
 #   events, made         the heap of events, and its counts: see put_event
-#   devices, links       records [n], then relays without a seat, and [n, n]; only the links that the plan needs are set
+#   devices, links       records [n], then lines without a seat, and [n, n]; only the links that the plan needs are set
 #   queues, waiting      by seat, the heaps of the micro-batches that wait for _FORWARD and _BACKWARD: records [n, 2], and int64
 #   passed               int64 [stages, micro-batches]: see seats_passed
 #   flops_before         float64 [layers + 1]: see Tables
@@ -89,7 +89,7 @@ def simulated(t: Tables, s: Draft) -> float:
                 _done(events, made, devices, links, queues, waiting, passed, seat, kind - _FORWARD_DONE, number, now)
             _start(events, made, devices, queues, waiting, flops_before, seat, now)
     for device in devices:
-        # Shards that gave way after their time was reckoned: no connection has carried more than it can.
+        # Shards that gave way after their time was reckoned: no line has carried more than it can.
         summed_until = max(summed_until, device.shards_sent_until, device.shards_received_until)
     return max(now, summed_until) + update
 
@@ -175,9 +175,11 @@ def _done(
 def _send(devices: Records, links: Records, sender: int, receiver: int, size: float, now: float, shard: bool) -> float:
     """The arrival time of ``size`` bytes of a tensor that go from seat to seat at ``now``. A ``shard`` gives way to activations
     and their gradients."""
-    link, a, b = links[sender, receiver], devices[sender], devices[receiver]
+    link, a, b = links[sender, receiver], devices[sender].line, devices[receiver].line
     link.busy_until = max(now, link.busy_until) + size * link.slowness
-    done = max(link.busy_until, _up(a, size, now, shard), _down(b, size, now, shard))
+    done = link.busy_until
+    if a != b:
+        done = max(done, _up(devices[a], size, now, shard), _down(devices[b], size, now, shard))
     if link.via >= 0:
         relay = devices[link.via]
         done = max(done, _up(relay, size, now, shard), _down(relay, size, now, shard))
@@ -186,7 +188,7 @@ def _send(devices: Records, links: Records, sender: int, receiver: int, size: fl
 
 @compiled
 def _up(device: Any, size: float, now: float, shard: bool) -> float:
-    """When the device has sent as many bytes."""
+    """When the device's line has sent as many bytes."""
     seconds = size * device.per_up
     device.shards_sent_until = max(now, device.shards_sent_until) + seconds
     if shard:
@@ -197,7 +199,7 @@ def _up(device: Any, size: float, now: float, shard: bool) -> float:
 
 @compiled
 def _down(device: Any, size: float, now: float, shard: bool) -> float:
-    """When the device has received as many bytes."""
+    """When the device's line has received as many bytes."""
     seconds = size * device.per_down
     device.shards_received_until = max(now, device.shards_received_until) + seconds
     if shard:

@@ -84,7 +84,7 @@ class Holdings:
         """Seconds until the last node has its state.
 
         A node fetches every layer from all its holders at once, from each as much as its link carries. Everything
-        that a node sends, or receives, shares its connection. A layer that no reachable node holds comes from the
+        that a node sends, or receives, shares its line. A layer that no reachable node holds comes from the
         checkpoint, which costs nothing here.
         """
         problem = self.problem
@@ -97,8 +97,9 @@ class Holdings:
             return 0.0
         links = problem.latency[busy] + flow[busy] / bandwidth[busy]
         with np.errstate(invalid="ignore", divide="ignore"):
-            connections = np.concatenate([flow.sum(axis=1) / problem.up, flow.sum(axis=0) / problem.down])
-        return max(float(links.max()), float(np.nanmax(connections)))
+            up, down = problem.cluster.on_lines(flow)
+            lines = np.concatenate([up / problem.up, down / problem.down])
+        return max(float(links.max()), float(np.nanmax(lines)))
 
     def fetching(self, plan: Plan, weight: float) -> Fetching:
         """The state that ``plan`` has where, with ``weight``."""

@@ -288,10 +288,8 @@ def exchange_seconds(cluster: Cluster, workload: Workload, plan: Plan) -> float:
     np.fill_diagonal(sent, 0.0)
     used = sent > 0
     speed = np.where(used, cluster.bandwidth, 0.0)
-    ups = np.array([node.up or np.inf for node in cluster.nodes])
-    downs = np.array([node.down or np.inf for node in cluster.nodes])
-    lines = np.concatenate([np.minimum(speed.max(axis=1), ups), np.minimum(speed.max(axis=0), downs)])
-    totals = np.concatenate([sent.sum(axis=1), sent.sum(axis=0)])
+    lines = np.concatenate([np.fmin(speed.max(axis=1), cluster.up), np.fmin(speed.max(axis=0), cluster.down)])
+    totals = np.concatenate(cluster.on_lines(sent))
     bytes_of, bytes_per_second = np.concatenate([totals, sent[used]]), np.concatenate([lines, speed[used]])
     busy = bytes_of > 0
     if (bytes_per_second[busy] == 0).any():
@@ -306,7 +304,7 @@ def numbered(island: Plan, number: int) -> Plan:
 def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workload) -> float:
     """Seconds until the slowest node has the state that it lacks, over its fastest link from one who has some, or its line.
     With rounds, nobody waits for a node that trains nothing now and is for a new island: it copies meanwhile."""
-    going_on = {stage.island for stage in before.stages}
+    going_on, down = {stage.island for stage in before.stages}, cluster.down
     held = {node: (stage.island, range(*stage.layers)) for stage in before.stages for node in stage.replicas}
     seconds = 0.0
     for stage in plan.stages:
@@ -320,7 +318,7 @@ def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workloa
             number = cluster.ids.index(node)
             donors = [n for n, name in enumerate(cluster.ids) if name in held and n != number]
             others = [float(cluster.bandwidth[n, number]) for n in donors]
-            line = min(max(others, default=0.0), cluster.nodes[number].down or math.inf)
+            line = np.fmin(max(others, default=0.0), down[number])
             moved = lacks * (
                 workload.bytes_shared_per_parameter_byte if is_new else workload.bytes_moved_per_parameter_byte
             )

@@ -17,8 +17,9 @@ class Node:
     ``flops`` is its sustained FLOP/s. ``memory_bytes`` is the memory available to weights, gradients, optimizer state and
     activations together. ``host_memory_bytes`` is that of the host, for optimizer state alone; None means that the device
     computes in the host's own memory. ``up`` and ``down`` limit what it sends to and receives from all peers together, in bytes
-    per second; None means as much as its fastest link. Where some nodes are ``proven`` and others not, each stage has a proven
-    one if that is possible. Raises ValueError for a number that is not finite and above 0.
+    per second; None means as much as its fastest link. A node that shares its machine's line with others names it instead:
+    ``line`` is one of Cluster.lines. Where some nodes are ``proven`` and others not, each stage has a proven one if that is
+    possible. Raises ValueError for a number that is not finite and above 0.
     """
 
     id: str
@@ -29,14 +30,16 @@ class Node:
     down: float | None = None
     host_memory_bytes: float | None = None
     proven: bool = True
+    line: str = ""
 
     def __post_init__(self) -> None:
         _check_positive(self, f"node {self.id!r}", "flops", "memory_bytes", "up", "down", "host_memory_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
-    """A machine that computes nothing and passes on what others send: bytes per second into it (``down``) and out of it (``up``).
+class Line:
+    """The connection of a relay, or of a machine with several nodes, to all others: the bytes per second out of it (``up``) and
+    into it (``down``). What goes from node to node within the machine does not pass it.
 
     Raises ValueError for a number that is not finite and above 0.
     """
@@ -46,10 +49,10 @@ class Relay:
     down: float
 
     def __post_init__(self) -> None:
-        _check_positive(self, f"relay {self.id!r}", "up", "down")
+        _check_positive(self, f"line {self.id!r}", "up", "down")
 
 
-def _check_positive(of: Node | Relay, which: str, *fields: str) -> None:
+def _check_positive(of: Node | Line, which: str, *fields: str) -> None:
     for field in fields:
         value = getattr(of, field)
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -65,7 +68,7 @@ class Cluster:
     are ignored.
 
     ``via[i, j]``, int64 of that shape, is who relays what goes from i to j: the number of a node, or len(nodes) plus that of one
-    of ``relays``, or -1 where the link is direct. All that passes a relay shares its connection. None means that all are direct.
+    of ``lines``, or -1 where the link is direct. All that passes a relay shares its line. None means that all are direct.
 
     Raises ValueError for a wrong shape, a duplicate id or an impossible number.
     """
@@ -73,16 +76,19 @@ class Cluster:
     nodes: tuple[Node, ...]
     latency: NDArray[np.float64]
     bandwidth: NDArray[np.float64]
-    relays: tuple[Relay, ...] = ()
+    lines: tuple[Line, ...] = ()
     via: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ValueError("nodes is empty; a cluster needs at least one")
-        ids = [*(node.id for node in self.nodes), *(relay.id for relay in self.relays)]
+        ids = [*(node.id for node in self.nodes), *(line.id for line in self.lines)]
         if len(set(ids)) < len(ids):
             twice = next(name for name in ids if ids.count(name) > 1)
             raise ValueError(f"nodes: the id {twice!r} appears more than once; ids must differ")
+        for node in self.nodes:
+            if node.line and node.line not in ids[len(self.nodes) :]:
+                raise ValueError(f"node {node.id!r}: line is {node.line!r}; it must be one of the cluster's lines")
         shape = (len(self.nodes), len(self.nodes))
         for name in ("latency", "bandwidth", "via"):
             matrix = getattr(self, name)
@@ -103,7 +109,7 @@ class Cluster:
             if via[i, j] >= len(ids) or via[i, j] in (i, j):
                 raise ValueError(
                     f"via from {ids[i]!r} to {ids[j]!r} is {via[i, j]}; it must be the number of another node, or of a "
-                    f"relay from {len(self.nodes)} to {len(ids) - 1}, or -1"
+                    f"line from {len(self.nodes)} to {len(ids) - 1}, or -1"
                 )
 
     def only(self, nodes: Sequence[int]) -> Cluster:
@@ -114,17 +120,42 @@ class Cluster:
         grid = np.ix_(nodes, nodes)
         via = None
         if self.via is not None:
-            new = np.full(len(self.nodes) + len(self.relays) + 1, -1, dtype=np.int64)  # the last one is for -1
+            new = np.full(len(self.nodes) + len(self.lines) + 1, -1, dtype=np.int64)  # the last one is for -1
             new[list(nodes)] = np.arange(len(nodes))
-            new[len(self.nodes) : -1] = len(nodes) + np.arange(len(self.relays))
+            new[len(self.nodes) : -1] = len(nodes) + np.arange(len(self.lines))
             via = new[self.via[grid]]
         return Cluster(
             tuple(self.nodes[number] for number in nodes),
             self.latency[grid],
             self.bandwidth[grid],
-            self.relays,
+            self.lines,
             via,
         )
+
+    @property
+    def line(self) -> NDArray[np.int64]:
+        """By node, whose line it is on: its own number, or len(nodes) plus the number of one of ``lines``. int64 [nodes]."""
+        shared = {line.id: len(self.nodes) + number for number, line in enumerate(self.lines)}
+        return np.array([shared.get(node.line, number) for number, node in enumerate(self.nodes)], dtype=np.int64)
+
+    @property
+    def up(self) -> NDArray[np.float64]:
+        """By node, what its line carries up, NaN where that is not known: float64 [nodes]."""
+        rows = (*self.nodes, *self.lines)
+        return np.array([rows[row].up for row in self.line], dtype=np.float64)  # None becomes NaN
+
+    @property
+    def down(self) -> NDArray[np.float64]:
+        """By node, what its line carries down, NaN where that is not known: float64 [nodes]."""
+        rows = (*self.nodes, *self.lines)
+        return np.array([rows[row].down for row in self.line], dtype=np.float64)
+
+    def on_lines(self, sent: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """By node, how much of what is ``sent`` its line sends and receives. ``sent`` is float64 [nodes, nodes]."""
+        line = self.line
+        crossing = np.where(line[:, None] == line, 0.0, sent)
+        up, down = (np.bincount(line, crossing.sum(axis=axis)).astype(np.float64) for axis in (1, 0))
+        return up[line], down[line]
 
     @property
     def ids(self) -> tuple[str, ...]:

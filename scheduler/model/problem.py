@@ -29,8 +29,9 @@ class Problem:
     """The arrays, in seconds, bytes and FLOP/s.
 
     ``slowness[i, j]`` is the seconds per byte of a tensor over the link, and infinite where j cannot be reached from i.
-    ``bandwidth[i, j]`` is the link's bytes per second (0 on the diagonal). ``via`` is Cluster.via. ``host_memory[i]`` is 0 where
-    the device computes in the host's own memory. ``proven[i]`` is Node.proven.
+    ``bandwidth[i, j]`` is the link's bytes per second (0 on the diagonal). ``line`` is Cluster.line, and ``up`` and ``down`` are
+    those of each node's line. ``via[i, j]`` is the line of who relays from i to j, or -1 where no lines but those of i and j are
+    passed. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]`` is Node.proven.
 
     ``activation[k]`` are the bytes of layer k's output that are sent, and ``reduced_before`` those of gradients that are reduced,
     as the workload's codecs leave them: what `slowness` is for.
@@ -50,6 +51,7 @@ class Problem:
     bandwidth: Floats = field(init=False)
     slowness: Floats = field(init=False)
     via: Ints = field(init=False)
+    line: Ints = field(init=False)
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
     reduced_before: Floats = field(init=False)
@@ -66,8 +68,12 @@ class Problem:
         with np.errstate(divide="ignore"):
             slowness = 1.0 / bandwidth
         np.fill_diagonal(bandwidth, 0.0)
-        known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
-        known_down = np.array([np.nan if node.down is None else node.down for node in nodes])
+        line, via = self.cluster.line, np.full(latency.shape, -1)
+        if self.cluster.via is not None:
+            rows = np.append(line, len(line) + np.arange(len(self.cluster.lines)))
+            via = np.where(self.cluster.via >= 0, rows[self.cluster.via], -1)
+            via[(via == line) | (via == line[:, None]) | (line == line[:, None])] = -1
+        known_up, known_down = self.cluster.up, self.cluster.down
         values = {
             "flops": np.array([node.flops for node in nodes], dtype=np.float64),
             "memory": np.array([node.memory_bytes for node in nodes], dtype=np.float64),
@@ -78,7 +84,8 @@ class Problem:
             "latency": latency,
             "bandwidth": bandwidth,
             "slowness": slowness,
-            "via": np.full(latency.shape, -1) if self.cluster.via is None else self.cluster.via.astype(np.int64),
+            "via": via,
+            "line": line,
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),
             "reduced_before": _before(

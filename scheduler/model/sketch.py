@@ -40,7 +40,7 @@ class Sketch(NamedTuple):
     records: NODE, STAGE and EDGE; ``node`` has the rows of Tables.node. The flows of the boundary after stage s are ``edge[e]``
     for e in [stage[s].begin, stage[s + 1].begin). ``sums`` are over the members. ``each`` and ``taken``, float64 and int64
     [pairs], are the seconds that a link needs for a micro-batch and the micro-batches that it carries; those of the boundary
-    after stage s begin at stage[s].pairs. ``shards``, float64 [5, rows of node], is working space of a reduction.
+    after stage s begin at stage[s].pairs. ``shards``, float64 [4, nodes], is working space of a reduction.
 
     ``decides`` is int64 [6]: the node that decides how long the pipeline takes, the neighbour if it is their link, and its stage;
     then the same for the reduction that ends last: two nodes whose link decides, and their stage. -1 stands for nobody.
@@ -74,8 +74,9 @@ NODE = np.dtype(
         ("longest_trip", np.float64),  # the same over the slowest links, with in_flight.SLACK
         ("own", np.float64),  # when the node, or its slowest link, would be done if nobody else were late
         ("end", np.float64),  # when its last backward pass ends
-        ("sent", np.float64),  # bytes of activations and gradients per step
+        ("sent", np.float64),  # bytes of activations and their gradients per step on this line
         ("received", np.float64),
+        ("shards", np.float64),  # bytes of gradients, as many each way, when replicas send each other their shards once
     ]
 )
 STAGE = np.dtype(
@@ -131,7 +132,7 @@ def empty_sketch(t: Tables) -> Sketch:
         sums=empty_sums(nodes),
         each=np.zeros(pairs),
         taken=np.zeros(pairs, np.int64),
-        shards=np.zeros((5, rows)),
+        shards=np.zeros((4, nodes)),
         decides=np.zeros(6, np.int64),
         levels=np.zeros(2),
     )

@@ -57,6 +57,17 @@ def empty_sums(nodes: int) -> Sums:
 
 
 @compiled
+def siblings_in(t: Tables, sums: Sums, stage: int, node: int) -> int:
+    """The number of other nodes in the stage that share the node's line."""
+    count, other = 0, t.node[node].sibling
+    while other != node:
+        if sums.place[other] == stage:
+            count += 1
+        other = t.node[other].sibling
+    return count
+
+
+@compiled
 def add_up(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
     """Adds all sums up from the beginning, which removes rounding errors."""
     for stage in range(stages):

@@ -24,13 +24,14 @@ REMEMBERED = 4
 class Tables(NamedTuple):
     """A Problem by number of node and layer, in FLOP/s, bytes and seconds.
 
-    ``node[i]`` has flops, memory, host_memory, proven (0 or 1), and per_up and per_down: the seconds per byte of
-    its connection. With ``mixed``, each stage needs a proven node.
-    Behind the nodes come the relays, of which only the connections count.
-    ``link[i, j]`` has latency, slowness and via: its relay's row in ``node``, or -1 without one. ``relayed`` is the number of
-    links that are relayed. ``toward[j, kind, i]`` has, of the link from i to j and back, what
+    ``node[i]`` has flops, memory, host_memory, proven (0 or 1), and per_up and per_down: the seconds per byte of its line.
+    ``line`` is the row of that line: i, or one behind the nodes, where Cluster.lines come, of which only these seconds count.
+    ``sibling`` is the next of those that share the line, in a ring: i itself if it has one of its own. With ``mixed``, each stage
+    needs a proven node.
+    ``link[i, j]`` has latency, slowness and via: the row of its relay's line, or -1 where no other line than those of i and j is
+    passed. ``relayed`` is the number of links with one. ``toward[j, kind, i]`` has, of the link from i to j and back, what
     sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links. In
-    both, a relayed link has at most an even share of its relay's connection, as if all whom that serves used it at once.
+    both, a relayed link has at most an even share of its relay's line, as if all whom that serves used it at once.
     ``layer[k]`` has the sums over layers [0, k) of flops, gradients, kept and input bytes per micro-batch in flight, and of what
     state needs: all of it on the device but what exchanges need (outer), or beside the host and in the host's memory; and the
     activation and working bytes of layer k. There is a row more than layers.
@@ -65,9 +66,10 @@ def tables(problem: Problem) -> Tables:
         held[stages, :stages] = [in_flight(stage, stages) for stage in range(stages)]
     with np.errstate(divide="ignore"):
         per_up, per_down, speed = 1.0 / problem.up, 1.0 / problem.down, 1.0 / problem.slowness
-    relays = problem.cluster.relays
-    per_up = np.append(per_up, [1 / relay.up for relay in relays])
-    per_down = np.append(per_down, [1 / relay.down for relay in relays])
+    lines = problem.cluster.lines
+    rows = np.append(problem.line, len(problem.line) + np.arange(len(lines)))
+    per_up = np.append(per_up, [1 / each.up for each in lines])
+    per_down = np.append(per_down, [1 / each.down for each in lines])
     shared = _shared(problem, np.maximum(per_up, per_down))
     with np.errstate(divide="ignore"):
         speed = np.minimum(np.minimum(speed, 1.0 / shared), FASTEST)
@@ -77,12 +79,14 @@ def tables(problem: Problem) -> Tables:
     toward[np.arange(len(speed)), :, np.arange(len(speed))] = 0.0
     return Tables(
         node=_records(
-            flops=np.pad(problem.flops, (0, len(relays))),
-            memory=np.pad(problem.memory, (0, len(relays))),
-            host_memory=np.pad(problem.host_memory, (0, len(relays))),
+            flops=np.pad(problem.flops, (0, len(lines))),
+            memory=np.pad(problem.memory, (0, len(lines))),
+            host_memory=np.pad(problem.host_memory, (0, len(lines))),
             per_up=per_up,
             per_down=per_down,
-            proven=np.pad(problem.proven.astype(np.int64), (0, len(relays))),
+            line=rows,
+            sibling=_siblings(rows),
+            proven=np.pad(problem.proven.astype(np.int64), (0, len(lines))),
         ),
         link=_records(latency=problem.latency, slowness=problem.slowness, via=problem.via),
         toward=np.ascontiguousarray(toward),
@@ -110,6 +114,15 @@ def tables(problem: Problem) -> Tables:
             workload.bytes_over_bus_per_parameter_byte / workload.host_bytes_per_parameter_byte / BUS_BYTES_PER_SECOND
         ),
     )
+
+
+def _siblings(rows: Ints) -> Ints:
+    """See Tables: of each row the next one on the same line."""
+    siblings = np.arange(len(rows))
+    for line in np.flatnonzero(np.bincount(rows) > 2):  # itself, and several nodes
+        nodes = np.flatnonzero(rows == line)[:-1]
+        siblings[nodes] = np.roll(nodes, -1)
+    return siblings
 
 
 def _shared(problem: Problem, per_byte: Floats) -> Floats:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.problem import Ints, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.yardstick_keeping import with_ways
@@ -37,9 +39,9 @@ def shuffled(cluster: Cluster, seed: int) -> Cluster:
     return Cluster(nodes, cluster.latency[np.ix_(order, order)], cluster.bandwidth[np.ix_(order, order)])
 
 
-def relayed(rng: np.random.Generator, count: int) -> tuple[tuple[Relay, ...], Ints]:
+def relayed(rng: np.random.Generator, count: int) -> tuple[tuple[Line, ...], Ints]:
     """Two relays, and who relays which link of ``count`` nodes: about half of the links, over relays or other nodes."""
-    relays = tuple(Relay(f"r{i}", 10 ** rng.uniform(6, 9), 10 ** rng.uniform(6, 9)) for i in range(2))
+    relays = tuple(Line(f"r{i}", 10 ** rng.uniform(6, 9), 10 ** rng.uniform(6, 9)) for i in range(2))
     via = rng.integers(0, count + 2, (count, count))
     direct = (via == np.arange(count)) | (via == np.arange(count)[:, None]) | (rng.random((count, count)) < 0.5)
     return relays, np.where(direct | np.eye(count, dtype=bool), -1, via)
@@ -63,5 +65,8 @@ def any_problem(rng: np.random.Generator, count: int, layers: int) -> Problem:
     model = tuple(Layer(f"l{i}", *map(float, size)) for i, size in enumerate(sizes))
     latency = rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape)
     relays, via = relayed(rng, count) if rng.random() < 0.2 else ((), None)
-    cluster = Cluster(nodes, latency, bandwidth, relays, via)
+    lines = tuple(Line(f"m{i}", 10 ** rng.uniform(6, 9), 10 ** rng.uniform(6, 9)) for i in range(2))
+    if rng.random() < 0.3:
+        nodes = tuple(replace(node, line=str(rng.choice(["", "m0", "m1"]))) for node in nodes)
+    cluster = Cluster(nodes, latency, bandwidth, (*relays, *lines), via)
     return with_ways(rng, Problem(cluster, Workload(model, int(rng.choice([1, 4, 20, 60])))))

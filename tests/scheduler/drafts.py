@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from hypothesis import strategies as st
 
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.problem import Draft, Ints, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import relayed
@@ -57,7 +58,10 @@ def _cluster(rng: np.random.Generator, count: int, alike: bool, missing: float) 
     bandwidth[(rng.random(shape) < missing) & ~np.eye(count, dtype=bool)] = 0.0
     latency = np.full(shape, 0.5) if alike else 10 ** rng.uniform(-4, 0.5, shape)
     relays, via = relayed(rng, count) if rng.random() < 0.3 else ((), None)
-    return Cluster(nodes, latency, bandwidth, relays, via)
+    machines = tuple(Line(f"m{number}", 10 ** rng.uniform(6, 8), 10 ** rng.uniform(6, 8)) for number in range(2))
+    if rng.random() < 0.3:
+        nodes = tuple(replace(node, line=str(rng.choice(["", "m0", "m1"]))) for node in nodes)
+    return Cluster(nodes, latency, bandwidth, (*relays, *machines), via)
 
 
 def _draft(rng: np.random.Generator, problem: Problem, stages: int, used: int) -> Draft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from dtfm.coordinator.core.trust.disputes import disputes
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Carried
 from dtfm.coordinator.log.training import MOST_LOSSES
-from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.decision import HORIZON_SECONDS
 
 DEFAULT_LATENCY_SECONDS = 0.02
@@ -24,7 +25,7 @@ ROUNDING = 1e-9
 
 def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
     """The nodes in the order given, with their links as measured, as far as that counts (trust/claims.py). A link that was not
-    measured gets the median of the others. Those in dispute have none."""
+    measured gets the median of the others. Those in dispute have none. Nodes of one key share the line of their machine."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
@@ -41,10 +42,14 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
             bandwidth[places[one], places[other]] = bandwidth[places[other], places[one]] = 0.0
     members = [ledger.members[node] for node in nodes]
     carried = [ledger.reach.carried.get(node, (None, None)) for node in nodes]
-    ups = _connections([up for up, _ in carried], bandwidth)
-    downs = _connections([down for _, down in carried], bandwidth.T)
+    parties = [ledger.party(node) for node in nodes]
+    elsewhere = np.where(np.array(parties)[:, None] == np.array(parties), 0.0, bandwidth)
+    ups = _connections([up for up, _ in carried], elsewhere)
+    downs = _connections([down for _, down in carried], elsewhere.T)
+    machines = _machines(parties, ups, downs, elsewhere)
     speeds, marks = counted_flops(ledger, nodes), witnesses(ledger, nodes)
     relays, via = _relays(ledger, places, bandwidth)
+    lines = {party: machine.id for party, machine in machines.items()}
     return Cluster(
         tuple(
             Node(
@@ -55,12 +60,15 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
                 down=down,
                 host_memory_bytes=member.device.host_memory_bytes or None,
                 proven=bool(proven),
+                line=lines.get(party, ""),
             )
-            for name, member, flops, proven, up, down in zip(nodes, members, speeds, marks, ups, downs, strict=True)
+            for name, member, flops, proven, up, down, party in zip(
+                nodes, members, speeds, marks, ups, downs, parties, strict=True
+            )
         ),
         latency,
         bandwidth,
-        relays=relays,
+        lines=(*relays, *machines.values()),
         via=via,
     )
 
@@ -81,10 +89,10 @@ def horizon_seconds(losses: Sequence[int], step: int, left: int, step_seconds: f
 
 def _relays(
     ledger: Ledger, places: Mapping[str, int], links: NDArray[np.float64]
-) -> tuple[tuple[Relay, ...], NDArray[np.int64]]:
-    """Those that are no nodes, and who relays which link: see Cluster.via.
+) -> tuple[tuple[Line, ...], NDArray[np.int64]]:
+    """The lines of those that are no nodes, and who relays which link: see Cluster.via.
 
-    The connection of a relay that has not measured it counts as the most that was seen to pass: a link over it.
+    One that was not measured counts as the most that was seen to pass: a link over it.
     """
     by = {
         (places[source], places[destination]): way.relay
@@ -103,8 +111,27 @@ def _relays(
     made = []
     for relay in others:
         each = ledger.reach.carried.get(relay, (None, None))
-        made.append(Relay(relay, *(max(passed[relay], 0.0 if one is None else one.bandwidth) for one in each)))
+        made.append(Line(relay, *(max(passed[relay], 0.0 if one is None else one.bandwidth) for one in each)))
     return tuple(made), via
+
+
+def _machines(
+    parties: Sequence[str],
+    ups: Sequence[float | None],
+    downs: Sequence[float | None],
+    links: NDArray[np.float64],
+) -> dict[str, Line]:
+    """By party with several nodes and links to others, the line of its machine. It carries what the best of its nodes has
+    measured; where none has, as much as the fastest of these links."""
+    several = [party for party, count in Counter(parties).items() if count > 1]
+    made = {}
+    for party in several:
+        own = [number for number, each in enumerate(parties) if each == party]
+        up = max(ups[number] or links[number].max() for number in own)
+        down = max(downs[number] or links[:, number].max() for number in own)
+        if up > 0 and down > 0:
+            made[party] = Line(f"the machine of {party}", float(up), float(down))
+    return made
 
 
 def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64]) -> list[float | None]:

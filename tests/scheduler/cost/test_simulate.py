@@ -7,7 +7,7 @@ import pytest
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.cost.simulate import simulate
-from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.plans import assembled, chains_of
@@ -79,11 +79,23 @@ def test_reduction_of_late_layers_hides_behind_the_backward_of_early_ones() -> N
 
 def test_what_goes_over_one_relay_goes_one_after_the_other() -> None:
     direct = problem_of(4, layers=1, micro_batches=4, latency=0, bandwidth=1)
-    cluster = replace(direct.cluster, relays=(Relay("relay", up=0.5, down=9.0),), via=RELAYED)
+    cluster = replace(direct.cluster, lines=(Line("relay", up=0.5, down=9.0),), via=RELAYED)
     problem, draft = Problem(cluster, direct.workload), plan(direct, (0, 1, 2, 3))
     # Each of four sends a shard of 1.5 bytes to each other, twice; all leave the relay at half a byte per second.
     assert simulate(direct, draft) == 3 + 2 * 3 * 1.5
     assert simulate(problem, draft) == 3 + 2 * 12 * 1.5 / 0.5
+
+
+def test_what_leaves_a_machine_shares_its_line_and_what_stays_within_passes_none() -> None:
+    apart = problem_of(4, layers=1, micro_batches=4, latency=0, bandwidth=8, up=1.0, down=1.0)
+    nodes = tuple(replace(node, line="m" if number < 2 else "") for number, node in enumerate(apart.cluster.nodes))
+    cluster = replace(apart.cluster, nodes=nodes, lines=(Line("m", up=1.0, down=1.0),))
+    problem, draft = Problem(cluster, apart.workload), plan(apart, (0, 1, 2, 3))
+    # Each of four sends a shard of 1.5 bytes to each other, twice; of two on a machine, to the two elsewhere.
+    assert simulate(apart, draft) == 3 + 2 * 3 * 1.5
+    assert simulate(problem, draft) == 3 + 2 * 4 * 1.5
+    assert simulate(problem, plan(problem, (0, 1))) == 2 * 3 + 2 * 3 / 8
+    assert estimated(problem, (0, 1, 2, 3)) > 1.3 * estimated(apart, (0, 1, 2, 3)) - 1
 
 
 def test_a_node_that_relays_for_others_shares_its_connection_with_them() -> None:

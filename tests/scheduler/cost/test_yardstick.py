@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from dtfm.scheduler.cost.places import seats_passed
 from dtfm.scheduler.cost.reduction import EXACT_GROUP, reduction_seconds
 from dtfm.scheduler.cost.simulate import simulate, simulated
 from dtfm.scheduler.model.chains import places
-from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -59,8 +59,8 @@ def test_all_problems_share_the_compiled_code(drawn: tuple[Problem, Draft], by_c
     problem, draft = drawn
     if by_column:
         cluster = problem.cluster
-        links = np.asfortranarray(cluster.latency), np.asfortranarray(cluster.bandwidth)
-        problem = Problem(Cluster(cluster.nodes, *links), problem.workload)
+        latency, bandwidth = np.asfortranarray(cluster.latency), np.asfortranarray(cluster.bandwidth)
+        problem = Problem(replace(cluster, latency=latency, bandwidth=bandwidth), problem.workload)
     simulate(problem, draft)
     assert len(simulated.signatures) == 1  # type: ignore[attr-defined]
 

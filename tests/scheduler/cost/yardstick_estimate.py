@@ -61,25 +61,37 @@ class _Plan:
         return float(self.size(min(self.stage[a], self.stage[b])) * self.problem.slowness[a, b])
 
     def carried(self, row: int) -> tuple[float, float]:
-        """Bytes that a node or relay sends and receives per step, those that it passes on for others included."""
+        """Bytes that a line sends and receives per step, those that it passes on for others included."""
         sent = received = 0.0
         for c, d, n in self.flows:
             for a, b in ((c, d), (d, c)):
                 size = n * self.size(self.stage[c])
+                sender, receiver = self.problem.line[a], self.problem.line[b]
                 passed = self.problem.via[a, b] == row
-                sent += size if passed or a == row else 0.0
-                received += size if passed or b == row else 0.0
+                sent += size if passed or sender == row != receiver else 0.0
+                received += size if passed or receiver == row != sender else 0.0
         return sent, received
 
+    def shards(self, row: int) -> float:
+        """Bytes of gradients that pass a line each way when all replicas send each other their shards once."""
+        problem, passed = self.problem, 0.0
+        for stage, group in enumerate(self.draft.groups):
+            shard = self.sum_of(problem.parameters_before, stage) / len(group)
+            for a in group:
+                for b in group:
+                    passed += shard * (problem.line[a] == row != problem.line[b])
+                    passed += shard * (len(group) <= EXACT_GROUP and problem.via[a, b] == row)
+        return passed
+
     def connection(self, row: int) -> tuple[float, float]:
-        """Bytes per second that a node or relay sends and receives at most."""
+        """Bytes per second that a line sends and receives at most."""
         problem, nodes = self.problem, len(self.problem.flops)
         if row >= nodes:
-            return problem.cluster.relays[row - nodes].up, problem.cluster.relays[row - nodes].down
+            return problem.cluster.lines[row - nodes].up, problem.cluster.lines[row - nodes].down
         return float(problem.up[row]), float(problem.down[row])
 
     def on_relay(self, a: int, b: int) -> float:
-        """Seconds per step that the connection of who relays from a to b is busy."""
+        """Seconds per step that the line of who relays from a to b is busy."""
         if (relay := int(self.problem.via[a, b])) < 0:
             return 0.0
         return max(size / most for size, most in zip(self.carried(relay), self.connection(relay), strict=True))
@@ -142,7 +154,7 @@ def _own_end(plan: _Plan, node: int) -> float:
 
     - computing: both passes * load,
     - the first trip, then all other backward passes and the forward passes that the depth did not allow before,
-    - its connection: bytes sent / up, bytes received / down,
+    - its line: bytes sent / up, bytes received / down,
 
     which is mixed with the time of its round trips, trip * load / depth, when micro-batches in flight are limited and it is not
     in the last stage,
@@ -151,12 +163,13 @@ def _own_end(plan: _Plan, node: int) -> float:
     load, depth = plan.load[node], plan.depth(node)
     if load == 0:
         return 0.0
-    sent, received = plan.carried(node)
+    line = int(plan.problem.line[node])
+    sent, received = plan.carried(line)
     busy = max(
         plan.passes[node] * plan.forward[node] * load,
         plan.trip(node) + plan.forward[node] * ((plan.passes[node] - 1) * (load - 1) + max(load - depth, 0)),
-        sent / plan.connection(node)[0] if sent else 0.0,
-        received / plan.connection(node)[1] if received else 0.0,
+        sent / plan.connection(line)[0] if sent else 0.0,
+        received / plan.connection(line)[1] if received else 0.0,
     )
     if depth < load and plan.stage[node] < plan.stages - 1:
         busy = (busy**4 + (WAITING * plan.trip(node) * load / depth) ** 4) ** 0.25
@@ -205,13 +218,20 @@ def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
     hidden = {node: (plan.passes[node] - 1) * plan.forward[node] * (1 - 1 / layers) for node in group}
 
     def per_byte(a: int, b: int) -> float:
-        """The link's, or that of a's or b's connection, which sends to and receives from all others at the same time."""
-        out = (len(group) - 1) / problem.up[a]
-        into = (len(group) - 1) / problem.down[b]
-        relay, passing = int(problem.via[a, b]), 0.0
-        if relay >= 0:
-            passing = float(sum(problem.via[c, d] == relay for c in group for d in group))
-            passing /= min(plan.connection(relay))
+        """The link's, or that of a line that it passes, which serves the reductions of all stages at the same time; of a large
+        group's only its own."""
+        if problem.line[a] == problem.line[b]:
+            return float(problem.slowness[a, b])
+
+        def shards(row: int) -> float:
+            if len(group) <= EXACT_GROUP:
+                return plan.shards(row) / shard
+            between = [(problem.line[c], problem.line[d], problem.via[c, d]) for c in group for d in group]
+            return float(sum((sender == row != receiver) + (via == row) for sender, receiver, via in between))
+
+        sender, receiver, relay = int(problem.line[a]), int(problem.line[b]), int(problem.via[a, b])
+        passing = shards(relay) / min(plan.connection(relay)) if relay >= 0 else 0.0
+        out, into = (shards(row) / plan.connection(row)[way] for way, row in enumerate((sender, receiver)))
         return float(max(problem.slowness[a, b], out, into, passing))
 
     if len(group) > EXACT_GROUP:

@@ -42,15 +42,15 @@ class _Network:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         with np.errstate(divide="ignore"):
-            self._up = [*(1.0 / problem.up).tolist(), *(1 / relay.up for relay in problem.cluster.relays)]
-            self._down = [*(1.0 / problem.down).tolist(), *(1 / relay.down for relay in problem.cluster.relays)]
+            self._up = [*(1.0 / problem.up).tolist(), *(1 / line.up for line in problem.cluster.lines)]
+            self._down = [*(1.0 / problem.down).tolist(), *(1 / line.down for line in problem.cluster.lines)]
         nodes = len(self._up)
         self.sent, self.received = [0.0] * nodes, [0.0] * nodes
         self.sent_all, self.received_all = [0.0] * nodes, [0.0] * nodes
         self._links: dict[tuple[int, int], _Link] = {}
 
     def send(self, now: float, a: int, b: int, size: float, shard: bool = False) -> float:
-        """The arrival time of ``size`` bytes of a tensor that are sent at ``now``. On connections a shard comes after
+        """The arrival time of ``size`` bytes of a tensor that are sent at ``now``. On lines a shard comes after
         everything that is there; activations and gradients come only after each other."""
         link = self._links.get((a, b))
         if link is None:
@@ -59,8 +59,9 @@ class _Network:
         if link.slowness == float("inf"):
             return float("inf")
         done = link.taken_until = max(now, link.taken_until) + size * link.slowness
-        relay = int(self._problem.via[a, b])
-        for s, r in ((a, b), (relay, relay)) if relay >= 0 else ((a, b),):
+        relay, from_line, to_line = (int(each) for each in (self._problem.via[a, b], *self._problem.line[[a, b]]))
+        passed = [(from_line, to_line), (relay, relay)] if relay >= 0 else [(from_line, to_line)]
+        for s, r in passed if from_line != to_line else []:
             sent = self.sent_all[s] = max(now, self.sent_all[s]) + size * self._up[s]
             received = self.received_all[r] = max(now, self.received_all[r]) + size * self._down[r]
             if not shard:
@@ -228,17 +229,11 @@ def reduction_by_formula(problem: Problem, group: Ints, gradient_bytes: float) -
     if len(group) == 1:
         return 0.0
     index = np.ix_(group, group)
-    up, down = problem.up[group], problem.down[group]
-    if min(up.min(), down.min()) == 0:
+    if min(problem.up[group].min(), problem.down[group].min()) == 0:
         return float("inf")
-    relays = problem.cluster.relays
-    capacity = np.minimum(
-        [*problem.up, *(each.up for each in relays)], [*problem.down, *(each.down for each in relays)]
-    )
-    slownesses = (
-        problem.slowness[index].max(),
-        max((problem.via[index] == relay).sum() / most for relay, most in enumerate(capacity)),
-        (len(group) - 1) / up.min(),
-        (len(group) - 1) / down.min(),
-    )
+    lines = problem.cluster.lines
+    capacity = np.minimum([*problem.up, *(each.up for each in lines)], [*problem.down, *(each.down for each in lines)])
+    line, relays = problem.line[group], problem.via[index]
+    passed = [np.sum((line[:, None] == row) & (line != row)) + np.sum(relays == row) for row in range(len(capacity))]
+    slownesses = problem.slowness[index].max(), max(np.array(passed) / capacity)
     return float(2 * gradient_bytes / len(group) * max(slownesses) + 2 * problem.latency[index].max())

@@ -36,8 +36,8 @@ def slowness(problem: Problem, a: int, b: int) -> np.float64:
     """Seconds per byte; over a relay, at least those that are left for each of the nodes that send over it."""
     if (relay := int(problem.via[a, b])) < 0:
         return problem.slowness[a, b]  # type: ignore[no-any-return]
-    up = (*problem.up, *(each.up for each in problem.cluster.relays))
-    down = (*problem.down, *(each.down for each in problem.cluster.relays))
+    up = (*problem.up, *(each.up for each in problem.cluster.lines))
+    down = (*problem.down, *(each.down for each in problem.cluster.lines))
     senders = np.count_nonzero((problem.via == relay).any(axis=1))
     return max(problem.slowness[a, b], senders / min(up[relay], down[relay]))  # type: ignore[no-any-return]
 

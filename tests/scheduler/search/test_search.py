@@ -6,7 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
+from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, shuffled, uniform_cluster
@@ -71,11 +73,26 @@ def test_where_links_share_a_narrow_relay_the_plan_crosses_it_as_seldom_as_it_ca
     house = {f"n{number}": number // in_each for number in range(count)}
     houses_of = np.array([house[node.id] for node in cluster.nodes])
     via = np.where(houses_of[:, None] == houses_of[None, :], -1, count)
-    narrow = replace(cluster, relays=(Relay("relay", up=2e5, down=2e5),), via=via)
+    narrow = replace(cluster, lines=(Line("relay", up=2e5, down=2e5),), via=via)
     plan = schedule(narrow, even_workload(layers=count, activation=1e5), evaluations=10_000).plan
     assert [len(stage.replicas) for stage in plan.stages] == [1] * count
     order = [house[stage.replicas[0]] for stage in plan.stages]
     assert sum(a != b for a, b in pairwise(order)) == houses - 1
+
+
+def test_gpus_of_one_machine_are_planned_together_as_what_stays_within_does_not_pass_its_line() -> None:
+    """Two machines of four: links are fast within each, and between them as fast as either's line."""
+    cluster, machine = uniform_cluster(8, flops=1e13, bandwidth=1e9), np.arange(8) // 4
+    links = np.where(machine[:, None] == machine, 1e9, 1e6)
+    each = replace(cluster, bandwidth=links, nodes=tuple(replace(node, up=1e6, down=1e6) for node in cluster.nodes))
+    shared = replace(
+        each,
+        nodes=tuple(replace(node, line=f"m{at}") for node, at in zip(cluster.nodes, machine, strict=True)),
+        lines=(Line("m0", 1e6, 1e6), Line("m1", 1e6, 1e6)),
+    )
+    workload = even_workload(layers=8, micro_batches=16, activation=1e5)
+    blind, aware = (schedule(cluster, workload, evaluations=4_000) for cluster in (each, shared))
+    assert aware.predicted.iteration_seconds < 0.7 * simulate(Problem(shared, workload), draft_of(blind.plan, shared))
 
 
 def test_one_device_is_the_plan_when_it_is_enough_and_links_are_poor() -> None:

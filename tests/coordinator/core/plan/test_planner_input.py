@@ -11,12 +11,13 @@ import torch
 from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.core.validation.description import BITS_PER_ELEMENT, as_the_run_says
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.access import Access, Holder
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.members import Member
 from dtfm.coordinator.log.reach import Carried
 from dtfm.kernels.codec import Codec, encoded_bytes
 from dtfm.protos.run_file.run_file import read_run_file
-from dtfm.scheduler.model.cluster import Relay
+from dtfm.scheduler.model.cluster import Line
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.coordinator.ledgers import altered
 
@@ -66,9 +67,25 @@ def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_tha
     ways = {"a": {"b": ev.Way("a", "b", "relay", "r")}, "b": {"a": ev.Way("b", "a", "relay", "c")}}
     ledger = altered(Ledger(), members=dict.fromkeys("abcr", member), links=links, ways=ways)
     cluster = measured_cluster(ledger, ["a", "b", "c"])
-    assert cluster.relays == (Relay("r", up=300.0, down=300.0),)
+    assert cluster.lines == (Line("r", up=300.0, down=300.0),)
     assert cluster.via is not None
     assert cluster.via.tolist() == [[-1, 3, -1], [2, -1, -1], [-1, -1, -1]]
+
+
+def test_nodes_of_one_key_share_the_line_of_their_machine_which_links_within_say_nothing_of() -> None:
+    """a1 and a2 have measured 100 and 40 bytes/s to others together; b is elsewhere."""
+    seen = ev.DeviceSeen("cpu", "", 1, 1e9)
+    keys = {"a1": "key a", "a2": "key a", "b": "key b"}
+    rates = {"a1": {"a2": 9e9, "b": 60.0}, "a2": {"a1": 9e9, "b": 30.0}, "b": {"a1": 50.0, "a2": 50.0}}
+    ledger = altered(
+        Ledger(access=Access({name: Holder(key, "node", "") for name, key in keys.items()}), is_alone=False),
+        members={name: Member("", seen, "") for name in keys},
+        links={a: {b: ev.Link(a, b, 0.1, rate) for b, rate in row.items()} for a, row in rates.items()},
+        carried={"a1": (Carried(100.0), None), "a2": (Carried(40.0), None)},
+    )
+    cluster = measured_cluster(ledger, list(keys))
+    assert [node.line for node in cluster.nodes] == ["the machine of key a"] * 2 + [""]
+    assert cluster.lines == (Line("the machine of key a", up=100.0, down=50.0),)
 
 
 def test_only_a_device_with_a_host_beside_it_has_two_memories() -> None:
@@ -125,6 +142,18 @@ def measured_with(peers: int, together: float) -> Carried | None:
 def test_links_that_do_not_slow_each_other_down_give_only_a_lower_bound(peers: int) -> None:
     assert measured_with(peers, 90.0 * peers) == at_least(90.0 * peers)
     assert measured_with(peers, 110.0) == Carried(110.0)  # they share a line
+
+
+def test_links_within_the_machine_do_not_count_among_those_that_were_measured_together() -> None:
+    joined = ev.NodeJoined("a", "first contact", "", ev.DeviceSeen("cpu", "", 1, 1e9), "0.1", "1f")
+    links = (
+        ev.Link("a", "beside", 1e-5, 5e9, way="loopback"),
+        ev.Link("beside", "a", 1e-5, 5e9),
+        *(ev.Link("a", each, 0.1, 100.0, way="public") for each in "bc"),
+        *(ev.Link(each, "a", 0.1, 100.0) for each in "bc"),
+    )
+    carried = fold([joined, ev.LinksMeasured("a", links, up=190.0, down=110.0)]).reach.carried["a"]
+    assert carried == (at_least(190.0), Carried(110.0))
 
 
 def test_of_many_links_only_the_nearest_are_measured_together() -> None:

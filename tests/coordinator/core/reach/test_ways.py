@@ -12,7 +12,7 @@ from dtfm.coordinator.core.reach.ways import NO_RELAY
 from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.cluster import Relay
+from dtfm.scheduler.model.cluster import Line
 from tests.coordinator.answers import links, reached
 from tests.coordinator.script import LEASE, World, fresh_state, refusal_of, restarted
 
@@ -274,7 +274,7 @@ def test_a_relay_that_is_used_measures_its_connection_with_those_whom_others_can
     said.links.up, said.links.down = 5e9, 6e9
     world.hear("r", said)
     cluster = measured_cluster(world.state.ledger, ["a", "b", "public"])
-    assert cluster.relays == (Relay("r", up=5e9, down=6e9),)
+    assert cluster.lines == (Line("r", up=5e9, down=6e9),)
     assert cluster.via is not None
     assert cluster.via.tolist() == [[-1, 3, -1], [3, -1, -1], [-1, -1, -1]]
 
