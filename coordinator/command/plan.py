@@ -26,12 +26,13 @@ def plan(
     ] = None,
     network: Annotated[
         Path | None,
-        typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps."),
+        typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps, lines."),
     ] = None,
     gpus: Annotated[
         str | None,
         typer.Option(
-            help='Instead of --network: GPUs that you may rent, each a machine of its own, like "8x RTX 4090, 2x A100 80GB". '
+            help='Instead of --network: GPUs that you may rent, each a machine of its own, like "8x RTX 4090, A100 80GB", or '
+            '"2x 4x RTX 4090": two machines of four, which share its line and its memory. '
             f"Their speed counts as {SUSTAINED:.0%} of the data sheet's in the precision of the workload, their memory less "
             f"{RESERVED_GIB} GiB and {RESERVED:.0%} for the driver and fragmentation."
         ),

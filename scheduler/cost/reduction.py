@@ -97,7 +97,7 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
 
 @compiled
 def _seconds_per_byte(t: Tables, sketch: Sketch, a: int, b: int, seconds: float, shard: float) -> float:
-    """Of a shard that goes from a to b, where lines are shared; without a relay, and from machine to machine, it is ``seconds``."""
+    """Of a shard that goes from a to b, where lines are shared; ``seconds`` if it goes to another machine and over no relay."""
     via = t.link[a, b].via
     if t.node[a].line == t.node[b].line:
         return float(t.link[a, b].slowness)

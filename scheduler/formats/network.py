@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import BaseModel, TypeAdapter
 
 from dtfm.scheduler.formats.fields import read_document
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.problem import Floats
 
 BYTES_PER_GIGABIT = 1e9 / 8
@@ -22,12 +22,20 @@ class _Node(BaseModel, extra="forbid"):
     down_gbps: float | None = None
     host_memory_bytes: float | None = None
     proven: bool = True
+    line: str = ""
+
+
+class _Line(BaseModel, extra="forbid"):
+    id: str
+    up_gbps: float
+    down_gbps: float
 
 
 class _Network(BaseModel, extra="forbid"):
     nodes: list[_Node]
     latency_ms: list[list[float]]
     bandwidth_gbps: list[list[float]]
+    lines: list[_Line] = []
 
 
 _ADAPTER = TypeAdapter(_Network)
@@ -39,7 +47,9 @@ def parse_network(text: str) -> Cluster:
     Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps`` and
     ``host_memory_bytes`` are optional. ``host_memory_bytes`` are the host's, for optimizer state; without it the device
     computes in the host's own memory. ``"proven": false`` marks a node whose work nobody has checked yet (default true):
-    where there are others, each stage has one of them.
+    where there are others, each stage has one of them. Nodes of a machine share its connection to others: they name it as their
+    ``line``, one of ``"lines": [{"id", "up_gbps", "down_gbps"}]``. Of a node without a line or limits, it is as fast as its
+    fastest link.
     """
     read = read_document(_ADAPTER, text)
     size = len(read.nodes)
@@ -54,11 +64,15 @@ def parse_network(text: str) -> Cluster:
                 None if node.down_gbps is None else node.down_gbps * BYTES_PER_GIGABIT,
                 node.host_memory_bytes,
                 node.proven,
+                node.line,
             )
             for node in read.nodes
         ),
         _matrix("latency_ms", read.latency_ms, size) / 1e3,
         _matrix("bandwidth_gbps", read.bandwidth_gbps, size) * BYTES_PER_GIGABIT,
+        tuple(
+            Line(line.id, line.up_gbps * BYTES_PER_GIGABIT, line.down_gbps * BYTES_PER_GIGABIT) for line in read.lines
+        ),
     )
 
 

@@ -26,12 +26,17 @@ def dump_network(cluster: Cluster) -> str:
         entry |= {} if node.up is None else {"up_gbps": node.up / BYTES_PER_GIGABIT}
         entry |= {} if node.down is None else {"down_gbps": node.down / BYTES_PER_GIGABIT}
         entry |= {} if node.proven else {"proven": False}
+        entry |= {"line": node.line} if node.line else {}
         nodes.append(entry)
     latency, bandwidth = cluster.latency * 1e3, cluster.bandwidth / BYTES_PER_GIGABIT
     matrices = {"latency_ms": latency, "bandwidth_gbps": bandwidth}
     for matrix in matrices.values():
         np.fill_diagonal(matrix, 0.0)
     document: dict[str, Any] = {"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()}
+    document["lines"] = [
+        {"id": line.id, "up_gbps": line.up / BYTES_PER_GIGABIT, "down_gbps": line.down / BYTES_PER_GIGABIT}
+        for line in cluster.lines
+    ]
     return json.dumps(document)
 
 

@@ -8,6 +8,7 @@ import pytest
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, parse_plan, plan_document
 from dtfm.scheduler.formats.workload import parse_workload
+from dtfm.scheduler.model.cluster import Line
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
 from dtfm.scheduler.schedule import schedule
@@ -33,9 +34,10 @@ def test_dumps_parse_back_to_the_same_values() -> None:
     cluster = random_cluster(1, 4)
     hosted_node = replace(cluster.nodes[0], host_memory_bytes=5e9)
     newcomer = replace(cluster.nodes[1], proven=False)
-    cluster = replace(cluster, nodes=(hosted_node, newcomer, *cluster.nodes[2:]))
+    sharing = [replace(node, line="m") for node in cluster.nodes[2:]]
+    cluster = replace(cluster, nodes=(hosted_node, newcomer, *sharing), lines=(Line("m", up=1e8, down=2e8),))
     again = parse_network(dump_network(cluster))
-    assert again.nodes == cluster.nodes
+    assert (again.nodes, again.lines) == (cluster.nodes, cluster.lines)
     off_diagonal = ~np.eye(4, dtype=bool)
     np.testing.assert_allclose(again.bandwidth[off_diagonal], cluster.bandwidth[off_diagonal], rtol=1e-12)
     even = even_workload()
@@ -82,6 +84,10 @@ def test_a_decision_is_plain_json_with_the_documented_keys() -> None:
         ({"bandwidth_gbps": [[0, float("nan")], [1, 0]]}, r"bandwidth from 'a' to 'b' is nan"),
         ({"bandwidth_gbps": [[0, "fast"], [1, 0]]}, r"bandwidth_gbps\[0\]\[1\] is 'fast'; it must be a valid number"),
         ({"links": []}, r"links is unknown"),
+        (
+            {"nodes": [node | {"line": "m"} for node in NETWORK["nodes"]]},
+            r"node 'a': line is 'm'; it must be one of the cluster's lines",
+        ),
     ],
 )
 def test_a_broken_network_is_refused_with_field_and_value(change: dict[str, Any], message: str) -> None:

@@ -71,7 +71,9 @@ def print_plan(
     work, tokens, precision = _workload(workload, run, asked)
     cluster = _cluster(network, gpus, links, host_memory, precision)
     length = asked.train.rounds if asked is not None and asked.train.rounds != "auto" else 0
-    prices = parse_prices(price or [], parse_gpus(gpus)) if gpus is not None else []
+    prices = (
+        parse_prices(price or [], [gpu for machine in parse_gpus(gpus) for gpu in machine]) if gpus is not None else []
+    )
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
         in_background(warm_up)

@@ -13,8 +13,10 @@ import numpy as np
 
 from dtfm.coordinator.command.planning.gpus import GPUS, Gpu
 from dtfm.coordinator.core.validation.admission import MAX_NODES
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
 
+WITHIN_A_MACHINE = 1e9, 1e-4
+"""Bytes per second and seconds of a link between two GPUs of a machine: a stream over loopback, about as measured."""
 MOST_SECONDS, MOST_BANDWIDTH, MOST_BYTES = 10.0, 1e12, 2.0**50
 
 _BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
@@ -27,9 +29,9 @@ _MANY = re.compile(r"\s*([0-9]{1,6})\s*[xX*×]\s+(.+?)\s*|\s*([0-9]{1,6})[xX*×]
 _BY_KEY = {re.sub(r"[^a-z0-9]", "", gpu.name.lower()): gpu for gpu in GPUS}
 
 
-def parse_gpus(text: str) -> list[Gpu]:
-    """One for each that ``text`` names, like "8x RTX 4090, 2x A100 80GB, H200"."""
-    made: list[Gpu] = []
+def parse_gpus(text: str) -> list[list[Gpu]]:
+    """Those of each machine that ``text`` names, like "8x RTX 4090, 2x 4x A100 80GB": ten machines, of which two have four."""
+    made: list[list[Gpu]] = []
     for part in text.split(","):
         if re.fullmatch(r"\s*([0-9]+\s*[xX*×])?\s*", part):
             raise ValueError(
@@ -37,15 +39,19 @@ def parse_gpus(text: str) -> list[Gpu]:
             )
         found = _MANY.fullmatch(part)
         number, name = (found[1] or found[3], found[2] or found[4]) if found else ("1", part.strip())
-        made += [parse_gpu(name, "--gpus")] * int(number)
-        if not int(number) >= 1 or len(made) > MAX_NODES:
-            raise ValueError(f"--gpus names {number} of {name!r:.80}; it must be 1 to {MAX_NODES} in all")
+        within = _MANY.fullmatch(name)
+        each, name = (within[1] or within[3], within[2] or within[4]) if within else ("1", name)
+        if not 1 <= sum(map(len, made)) + int(number) * int(each) <= MAX_NODES or "0" in {number, each}:
+            raise ValueError(
+                f"--gpus names {int(number) * int(each)} of {name!r:.80}; it must be 1 to {MAX_NODES} in all"
+            )
+        made += [[parse_gpu(name, "--gpus")] * int(each)] * int(number)
     return made
 
 
 def without_bf16(text: str) -> list[str]:
     """Which of the GPUs cannot compute in bf16, each name once."""
-    return list(dict.fromkeys(gpu.name for gpu in parse_gpus(text) if gpu.bf16_tflops is None))
+    return list(dict.fromkeys(gpu.name for gpus in parse_gpus(text) for gpu in gpus if gpu.bf16_tflops is None))
 
 
 def parse_gpu(name: str, option: str) -> Gpu:
@@ -91,12 +97,15 @@ def parse_quantity(text: str, what: str, units: Mapping[str, float], most: float
     return number * units[unit]
 
 
-def rented_cluster(gpus: list[Gpu], bandwidth: float, latency: float, host_memory: float, precision: str) -> Cluster:
-    """Each GPU a machine of its own, whose connection carries as much up, and down, as any of its links.
+def rented_cluster(
+    machines: list[list[Gpu]], bandwidth: float, latency: float, host_memory: float, precision: str
+) -> Cluster:
+    """The GPUs of these machines, which share their machine's memory and its line. A line carries as much up, and down, as any
+    link to another machine; within one, links are WITHIN_A_MACHINE.
 
     Speeds are those of a run that computes in this precision.
     """
-    count = len(gpus)
+    at = [(machine, gpu) for machine, gpus in enumerate(machines) for gpu in gpus]
     nodes = tuple(
         Node(
             f"{gpu.name.lower().replace(' ', '-')}-{number}",
@@ -104,8 +113,15 @@ def rented_cluster(gpus: list[Gpu], bandwidth: float, latency: float, host_memor
             gpu.memory_bytes,
             up=bandwidth,
             down=bandwidth,
-            host_memory_bytes=host_memory,
+            host_memory_bytes=host_memory / len(machines[machine]),
+            line=f"machine {machine}" if len(machines[machine]) > 1 else "",
         )
-        for number, gpu in enumerate(gpus)
+        for number, (machine, gpu) in enumerate(at)
     )
-    return Cluster(nodes, np.full((count, count), latency), np.full((count, count), bandwidth))
+    lines = tuple(
+        Line(f"machine {index}", bandwidth, bandwidth) for index, gpus in enumerate(machines) if len(gpus) > 1
+    )
+    machine = np.array([machine for machine, _ in at])
+    is_within = machine[:, None] == machine
+    rate, seconds = WITHIN_A_MACHINE
+    return Cluster(nodes, np.where(is_within, seconds, latency), np.where(is_within, rate, bandwidth), lines)

@@ -17,7 +17,7 @@ from tests.scheduler.llama import TOKENS, llama
 
 
 def test_each_gpu_has_the_price_of_its_kind() -> None:
-    gpus = parse_gpus("2x RTX 4090, L4")
+    gpus = [gpu for machine in parse_gpus("2x RTX 4090, L4") for gpu in machine]
     assert parse_prices(["4090=0.35", " l4 = 0.5"], gpus) == [0.35, 0.35, 0.5]
     assert parse_prices([], gpus) == []
 
@@ -38,7 +38,7 @@ def test_each_gpu_has_the_price_of_its_kind() -> None:
 )
 def test_a_bad_price_is_named_with_a_good_one(texts: list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        parse_prices(texts, parse_gpus("2x RTX 4090, L4"))
+        parse_prices(texts, [gpu for machine in parse_gpus("2x RTX 4090, L4") for gpu in machine])
 
 
 def test_idle_gpus_cost_as_much_and_are_named_apart() -> None:
