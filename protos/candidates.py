@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from dtfm.protos.connection import read_address
@@ -50,9 +51,10 @@ def read_candidate(text: str) -> tuple[Address, int]:
     return address, port
 
 
-def way_to(address: Address) -> str:
-    """What a direct way to this address is called: "loopback", "lan" or "public"."""
-    if address.is_loopback:
+def way_to(address: Address, own: Iterable[str] = ()) -> str:
+    """What a direct way to this address is called: "loopback", "lan" or "public". ``own`` are the candidates of the node at this
+    end: where the address is one of theirs, both ends are on one machine."""
+    if address.is_loopback or any(address == its for its, _ in _allowed(own)):
         return "loopback"
     return "lan" if any(address in network for network in _LAN) else "public"
 
@@ -88,14 +90,7 @@ def target_of(candidates: Iterable[str], *, loopback: bool) -> str:
     """The candidates as a target for gRPC, which tries the next one a quarter of a second after the last (RFC 8305), and keeps
     the first that shows the right certificate. Candidates that no node may have are left out, and those on ``loopback``
     if that is not allowed; empty if none is left."""
-    known = []
-    for text in list(candidates)[:MOST_CANDIDATES]:
-        try:
-            address, port = read_candidate(text)
-        except ValueError:
-            continue
-        if loopback or not address.is_loopback:
-            known.append((address, port))
+    known = [each for each in _allowed(candidates) if loopback or not each[0].is_loopback]
     if not known:
         return ""
     if all(address.version == 4 for address, _ in known):
@@ -103,6 +98,14 @@ def target_of(candidates: Iterable[str], *, loopback: bool) -> str:
     # A target has one family. An IPv4 address mapped into IPv6 is dialled as IPv4 where there is no IPv6.
     mapped = (f"::ffff:{address}" if address.version == 4 else str(address) for address, _ in known)
     return "ipv6:" + ",".join(f"[{text}]:{port}" for text, (_, port) in zip(mapped, known, strict=True))
+
+
+def _allowed(candidates: Iterable[str]) -> list[tuple[Address, int]]:
+    found = []
+    for text in list(candidates)[:MOST_CANDIDATES]:
+        with suppress(ValueError):
+            found.append(read_candidate(text))
+    return found
 
 
 def _is_reserved(address: Address) -> bool:

@@ -44,8 +44,8 @@ class Dialler:
             target = self.door(node)
         return open_channel(target, to_peer(self.identity, node), lease, apart)
 
-    def way(self, node: str, seen: str) -> str:
-        """What the direct way to ``node`` is called, as which it saw this node come (what gRPC calls a call's peer); empty if
-        it is not direct."""
+    def way(self, peer: Peer, seen: str) -> str:
+        """What the direct way to ``peer`` is called, as which it saw this node come (what gRPC calls a call's peer); empty if it
+        is not direct."""
         address = seen_at(seen)
-        return "" if node in self.indirect or address is None else way_to(address)
+        return "" if peer.node in self.indirect or address is None else way_to(address, peer.candidates)

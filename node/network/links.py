@@ -174,7 +174,7 @@ class _Probed:
         self.busy = asyncio.Lock()
         self.problem = ""
         self.round_trip = 0.0
-        self._ends = node, peer.node
+        self._node, self._peer = node, peer
         self.way = ""
         self._dialler = dialler
 
@@ -190,7 +190,7 @@ class _Probed:
                 call = there(b"", timeout=max(deadline - time.monotonic(), 0.001))
                 await call
                 trips.append(time.perf_counter() - began)
-            self.way = self._dialler.way(self._ends[1], await seen_as(call))
+            self.way = self._dialler.way(self._peer, await seen_as(call))
         except grpc.aio.AioRpcError as error:
             self.fail(error)
         else:
@@ -210,7 +210,7 @@ class _Probed:
         return window_seconds(self.round_trip)
 
     def report(self) -> list[LinkReport.Link]:
-        node, peer = self._ends
+        node, peer = self._node, self._peer.node
         return [
             LinkReport.Link(
                 source=source,
@@ -238,7 +238,7 @@ async def reach(peers: Sequence[Peer], dialler: Dialler, lease: float) -> Reache
             try:
                 call = method(channel, "Ping")(b"", timeout=lease / 2, wait_for_ready=True)
                 await call
-                outcome.way = dialler.way(peer.node, await seen_as(call))
+                outcome.way = dialler.way(peer, await seen_as(call))
             except grpc.aio.AioRpcError as error:
                 outcome.problem = f"{target}: {_sentence(error)}"[:300]
         return outcome

@@ -23,7 +23,9 @@ def test_a_peer_that_cannot_be_dialled_is_asked_for_by_name_and_so_is_one_withou
 
 def test_a_direct_way_is_called_after_where_the_peer_saw_this_node() -> None:
     dialler = Dialler(member("a"), indirect={"b"})
-    assert dialler.way("c", "ipv4:192.168.1.3:50000") == "lan"
-    assert dialler.way("c", "ipv4:198.51.100.3:50000") == "public"
-    assert dialler.way("b", "ipv4:127.0.0.1:50000") == "", "what a lent connection looks like says nothing"
-    assert dialler.way("c", "somewhere") == ""
+    c = peer("c", "192.168.1.4:7401")
+    assert dialler.way(c, "ipv4:192.168.1.3:50000") == "lan"
+    assert dialler.way(c, "ipv4:198.51.100.3:50000") == "public"
+    assert dialler.way(c, "ipv4:192.168.1.4:50000") == "loopback", "who comes from its address is on its machine"
+    assert dialler.way(AT_HOME, "ipv4:127.0.0.1:50000") == "", "what a lent connection looks like says nothing"
+    assert dialler.way(c, "somewhere") == ""
