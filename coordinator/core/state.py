@@ -98,6 +98,12 @@ class Session:
     links_changed: int = 0
     disk_bytes: int = 0
 
+    def without_peer(self, node: str) -> Session:
+        if not (node in self.probing or node in self.reaching or node in self.to_measure):
+            return self
+        to_measure = {peer: times for peer, times in self.to_measure.items() if peer != node}
+        return replace(self, probing=self.probing - {node}, reaching=self.reaching - {node}, to_measure=to_measure)
+
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
@@ -145,7 +151,8 @@ class Members:
         return replace(self, sessions={**self.sessions, session.node: session}, streams=streams)
 
     def without_session(self, node: str) -> Members:
-        sessions = {name: session for name, session in self.sessions.items() if name != node}
+        """Nobody waits for this stream's node any more, nor for measurements of its links: a later stream begins anew."""
+        sessions = {name: session.without_peer(node) for name, session in self.sessions.items() if name != node}
         return replace(self, sessions=sessions, streams={session.stream: name for name, session in sessions.items()})
 
 

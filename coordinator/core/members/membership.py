@@ -272,11 +272,10 @@ def _renew_certificates(transition: Transition) -> None:
 def _arrive_if_known(transition: Transition, node: str) -> None:
     """The newcomer can be planned with once its links are measured and all who were asked have tried to dial it, but for those
     that have left meanwhile."""
-    members = transition.state.members
-    session = members.sessions.get(node)
+    session = transition.state.members.sessions.get(node)
     if session is None or session.admission is not Admission.PROBING:
         return
-    if not (session.probing | session.reaching) & members.sessions.keys():
+    if not session.probing | session.reaching:
         _arrive(transition, session)
 
 

@@ -34,6 +34,26 @@ def test_a_node_that_never_reports_its_links_becomes_ready_anyway() -> None:
     assert world.state.members.sessions["b"].admission is Admission.READY
 
 
+def test_a_newcomer_does_not_wait_for_a_peer_that_has_left_and_come_back_nor_counts_what_it_says_of_the_old_one() -> (
+    None
+):
+    world = World(fresh_state(cluster={"nodes": 4}))
+    world.automatic_dialling = False
+    world.join("a", "c")
+    world.prepare("b")
+    world.hear("a", reached("b", way="lan"))
+    world.lose("c")
+    world.join("c")
+    failed = links("b", ["a", "c"])
+    for link in failed.links.links[2:]:
+        link.bandwidth, link.problem = 0.0, "the process that it measured is gone"
+    world.hear("b", failed)
+    world.wait(LEASE / 2, beating=["a", "b", "c"])
+    assert "b" in world.state.ledger.ready
+    assert world.state.ledger.reach.links["b"]["c"].bandwidth == 1e9, "as the new one has measured"
+    assert world.state.ledger.reach.broken == frozenset()
+
+
 def test_a_newcomer_among_many_probes_some_of_them() -> None:
     world = World(fresh_state(cluster={"nodes": 1000}))
     names = [f"n{number:03d}" for number in range(3 * MOST_PROBED)]
