@@ -8,6 +8,7 @@ more with each audit that finds their work right.
 from __future__ import annotations
 
 import heapq
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -59,11 +60,13 @@ def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]
 
 def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     """By node, the FLOP/s that its device should deliver in steps: as steps have shown, or else as the device was timed, times
-    the share that the plan's devices usually deliver of theirs. They may share their cores, say, or be below their peak."""
+    the share that the plan's devices usually deliver of theirs. They may share their cores, say, or be below their peak. Of two
+    in the middle the share nearer to 1 counts, so that one of two that is slow does not make the other so."""
     plan, members = ledger.training.plan, ledger.members
     at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]
     shares = [member.in_training / member.device.flops if member.in_training else 1.0 for member in at_work]
-    usual = statistics.median_low(shares) if shares else 1.0
+    middle = (statistics.median_low(shares), statistics.median_high(shares)) if shares else (1.0,)
+    usual = min(middle, key=lambda share: abs(math.log(share)))
     return [members[node].in_training or members[node].device.flops * usual for node in nodes]
 
 

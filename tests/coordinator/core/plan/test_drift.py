@@ -13,9 +13,12 @@ from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.core.state import PlanChosen, Speeds
 from dtfm.coordinator.core.trust.claims import planned_flops
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.members import Member
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.drifting import FLOPS, steady_run, timed_steps
+from tests.coordinator.ledgers import altered
 
 
 def factors(speeds: list[float], *, lasting: float = 0.0, factor: float = FACTOR) -> list[float]:
@@ -81,6 +84,14 @@ def test_one_device_that_is_slow_makes_no_idle_one_count_less() -> None:
     world.join("d")
     timed_steps(world, 10, seconds=10.0)
     assert planned_flops(world.state.ledger, "abd") == [pytest.approx(2.4e9), 1.2e10, 1e11]
+
+
+def test_one_of_two_that_becomes_slow_does_not_make_the_other_count_as_slow() -> None:
+    device = ev.DeviceSeen("cpu", "", 1, 1e11)
+    members = {"a": Member("", device, ""), "b": Member("", device, "", in_training=1e9)}
+    stages = (Stage((0, 4), ("a", "b"), (5, 5), (1, 1)),)
+    ledger = altered(Ledger(), members=members, plan=Plan(1, stages, ()))
+    assert planned_flops(ledger, "ab") == [1e11, 1e9]
 
 
 def test_what_steps_take_longer_than_predicted_though_devices_do_as_planned_counts_as_overhead_of_every_plan() -> None:
