@@ -24,7 +24,6 @@ from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.long_parts import long_part
-from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.network.addresses import candidates, host_of, reached_here
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
@@ -116,8 +115,6 @@ class Session:
             if self._settings.open_port:  # while this node enrols
                 self._opening = asyncio.create_task(self._router.open(self._port))
             self._ways.start(reached_here(self._settings.listen, self._port))
-            if self._settings.leave_on_preemption:
-                self._start(self._leave_on_preemption())
             await self._stay_connected()
             return self._exit if self._exit is not None else 1
         finally:
@@ -354,11 +351,6 @@ class Session:
 
     async def _reach(self, wanted: wire.Reach) -> None:
         self._send(wire.NodeMessage(reached=await reach(wanted.peers, self._ways.dialler, self._lease)))
-
-    async def _leave_on_preemption(self) -> None:
-        if reason := await preemption_notice():
-            log.warning("%s: handing over to the others, then leaving.", reason)
-            self.leave(reason)
 
     async def _beat(self, every: float) -> None:
         for count in itertools.count(1):

@@ -102,12 +102,6 @@ def join(
             "several times). Not needed for names on the hub, nor by the user who runs the coordinator."
         ),
     ] = None,
-    notices: Annotated[
-        bool,
-        _end(
-            help="Leave in order when the cloud host (AWS, Google, Azure) gives notice that it will take this machine away."
-        ),
-    ] = True,
     trace: Annotated[
         Path | None,
         look(help="Write what this node does, and when, to this file, to be opened at ui.perfetto.dev."),
@@ -147,7 +141,6 @@ def join(
             open_port=open_port and behind_nat,
             allowed_modules=tuple(allow_module or ()),
             allowed_data=read_allowed(allow_data or ()),
-            leave_on_preemption=notices,
             snapshots=(snapshots or cache_folder() / "snapshots").absolute(),
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
