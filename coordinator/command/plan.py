@@ -61,10 +61,6 @@ def plan(
     host_memory: Annotated[
         str, typer.Option(help="With --gpus: the memory of each machine beside its GPU, for optimizer state.")
     ] = HOST_MEMORY,
-    incumbent: Annotated[
-        Path | None,
-        typer.Option(help="PLAN.json of the plan in force, which is kept unless another is clearly better."),
-    ] = None,
     stages: Annotated[
         int | None, typer.Option(min=1, help="Number of stages. Default: the scheduler chooses it.")
     ] = None,
@@ -108,7 +104,6 @@ def plan(
         price=price,
         run=run,
         host_memory=host_memory,
-        incumbent=incumbent,
         stages=stages,
         deadline=deadline,
         seed=seed,

@@ -30,7 +30,7 @@ from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.language_model import KNOWN, language_model_layers
 from dtfm.scheduler.formats.network import parse_network
-from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
+from dtfm.scheduler.formats.plan import decision_document, gap
 from dtfm.scheduler.formats.workload import parse_workload
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice
 from dtfm.scheduler.islands.layout import lay_out
@@ -57,7 +57,6 @@ def print_plan(
     price: list[str] | None,
     run: Path | None,
     host_memory: str,
-    incumbent: Path | None,
     stages: int | None,
     deadline: float | None,
     seed: int,
@@ -74,7 +73,6 @@ def print_plan(
     prices = (
         parse_prices(price or [], [gpu for machine in parse_gpus(gpus) for gpu in machine]) if gpus is not None else []
     )
-    current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
         in_background(warm_up)
     stop, began = Event(), time.monotonic()
@@ -93,11 +91,9 @@ def print_plan(
                     time_used=None if deadline is None else used,
                     improved=improved,
                 )
-            generation = current.generation + 1 if current is not None else 0
             many = threads or os.cpu_count() or 1
-            ready = partial(search, seed=seed, generation=generation, threads=many, stopped=stop.is_set)
             kept = work.with_rounds() if length else work
-            return in_background(partial(ready, cluster, kept, current), stop)
+            return in_background(partial(search, cluster, kept, seed=seed, threads=many, stopped=stop.is_set), stop)
 
     advised, looked = None, False
     try:
