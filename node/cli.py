@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from dtfm.installed import Version
-from dtfm.node.command.bench import bench
 from dtfm.node.command.doctor import doctor
 from dtfm.node.command.join import join
 from dtfm.node.command.relay import relay
@@ -28,7 +27,6 @@ ENVIRONMENT = {"auto_envvar_prefix": "DTFM"}
 app.command(context_settings=ENVIRONMENT)(join)
 app.command(context_settings=ENVIRONMENT)(relay)
 app.command(context_settings=ENVIRONMENT)(doctor)
-app.command()(bench)
 app.command()(workload)
 
 

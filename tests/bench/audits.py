@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtfm.coordinator.core.trust.draw import odds
-from dtfm.node.host.rows import Row, show
+from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.leaks import peak_bytes
 from tests.cluster.nursery import close_nursery

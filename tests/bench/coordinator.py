@@ -32,11 +32,11 @@ from typing import Any, Self
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.story_snapshot import story_in, take
-from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import parse_run
 from dtfm.scheduler.model.plan import Stage, from_routes
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.bench.crowd import Crowd
+from tests.bench.rows import Row, show
 
 ROOT = Path(__file__).parents[2]
 EVENTS = 100_000

@@ -1,7 +1,7 @@
 """What a GPU makes of dtfm, in one file to send in: ``make gpu``, or ``python -m tests.bench.gpu [--device cuda:0]
 [--file FILE]``.
 
-It runs the tests that need a GPU, measures the device, its codecs and its disk (`dtfm-node bench`), compares the codecs with a
+It runs the tests that need a GPU, measures the device, its codecs and its disk (machine.py), compares the codecs with a
 copy in the GPU's memory, and trains the same model in a plain loop, in one node, and in two nodes that share the GPU. It takes
 about a quarter of an hour. The file has one JSON object per line; the first one says what machine this is. It holds no names,
 addresses or paths of the machine but those that its driver reports. A part that fails is in it with what it printed last, and the
@@ -63,7 +63,7 @@ def parts(device: torch.device, run_file: Path | None) -> Iterator[Part]:
     on = ("--device", str(device))
     run = ("--run", str(run_file)) if run_file is not None else ("--steps", "4")
     yield Part("tests", (*python, "pytest", "-q", "-rf", "--no-header", "-m", "gpu", "tests"), rows=False)
-    yield Part("device", (*python, "dtfm.node.cli", "bench", *on, "--json"))
+    yield Part("device", (*python, "tests.bench.machine", *on, "--json"))
     yield Part("codecs", (*python, "tests.bench.kernels", *on, "--json"))
     yield Part("training", (*python, "tests.bench.overhead", *on, *run, "--nodes", "1", "2", "--json"))
 

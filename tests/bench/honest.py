@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtfm.node.host.rows import Row, show
 from tests.bench.older_cpus import AS_ON_AVX2, AS_ON_SSE4, TORCH_AS_ON_AVX2
+from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.runs import run_file
 

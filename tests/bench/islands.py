@@ -28,10 +28,10 @@ from pathlib import Path
 
 import torch
 
-from dtfm.node.host.rows import Row, show
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import parse_run, read_run_file
 from dtfm.scheduler.model.rounds import Rounds
+from tests.bench.rows import Row, show
 from tests.cluster.plain import CPU, losses_of_islands
 
 SMALL = {"train": {"global_batch": 32, "micro_batch": 4}, "data": {"sequence_length": 128}}

@@ -19,8 +19,8 @@ import torch
 
 from dtfm.kernels import codec, cpu
 from dtfm.kernels.layout import Codec
-from dtfm.node.command.measuring import codec_calls
-from dtfm.node.host.rows import Row, show
+from tests.bench.machine import codec_calls
+from tests.bench.rows import Row, show
 
 ELEMENTS = 16 << 20
 ROUNDS = 9

@@ -23,8 +23,8 @@ import torch
 
 from dtfm.kernels import codec, gpu
 from dtfm.kernels.layout import Codec
-from dtfm.node.host.rows import Row
 from tests.bench import kernels
+from tests.bench.rows import Row
 
 SIZES_MIB = (128, 512)
 ROUNDS, RUNS, BUFFERS = 9, 8, 4

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dtfm.node.host.rows import Row, show
+from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import losses_alone
 

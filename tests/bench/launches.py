@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import torch
 
 from dtfm.node.host.device import keep_freed_memory
-from dtfm.node.host.rows import Row, show
+from tests.bench.rows import Row, show
 from tests.bench.stream import End
 from tests.bench.stream_end import RECEIVER, TENSOR_BYTES, Receiver, Sender
 from tests.cluster.launch import ROOT

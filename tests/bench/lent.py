@@ -20,7 +20,6 @@ from typing import Any
 import grpc.aio
 
 from dtfm.node.host.device import keep_freed_memory
-from dtfm.node.host.rows import Row, show
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.doors import Doors
 from dtfm.node.transport.lent_connections import Holder, Lender, borrow
@@ -28,6 +27,7 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel
 from dtfm.protos.identity.credentials import Identity, to_peer
+from tests.bench.rows import Row, show
 from tests.bench.stream_end import RECEIVER, TENSOR_BYTES, Receiver, Sender, identity_line
 from tests.cluster.launch import ROOT
 from tests.protos.members import member

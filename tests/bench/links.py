@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.bench.links_end import JOINER
+from tests.bench.rows import Row, show
 from tests.wan.wan import Wan, WanUnavailable
 
 TURNS = 3

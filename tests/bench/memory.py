@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from dtfm.node.data.dataset import load_data
-from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
 from dtfm.node.model.stage import build_stage
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.memory import in_flight
+from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.leaks import peak_bytes, resident_bytes
 from tests.cluster.runs import write_corpus

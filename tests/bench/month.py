@@ -22,9 +22,9 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.view.story_snapshot import EVERY, story_of, take
-from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Stage, from_routes
+from tests.bench.rows import Row, show
 
 TOGETHER = 500
 """The number of events that are written at once; the coordinator writes each by itself."""

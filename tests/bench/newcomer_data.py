@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dtfm.node.data.dataset import load_data
 from dtfm.node.data.sources import standard_library
-from dtfm.node.host.rows import Row, show
 from dtfm.protos import plan_pb2
+from tests.bench.rows import Row, show
 from tests.tokenizer import make_tokenizer
 
 NODE = """

@@ -25,11 +25,11 @@ import torch
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import measure_flops
-from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
 from dtfm.node.model.precision import compute_dtype
 from dtfm.protos.plan_pb2 import BF16, Run
 from dtfm.protos.run_file.run_file import parse_run, read_run_file
+from tests.bench.rows import Row, show
 from tests.cluster.plain import batch, whole_model
 
 WARM_UP = 3

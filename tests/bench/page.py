@@ -28,8 +28,8 @@ from dtfm.coordinator.view.story_snapshot import story_of
 from dtfm.coordinator.web import app
 from dtfm.coordinator.web.app import make_app
 from dtfm.coordinator.web.serving import bind_page, link_to, page_served
-from dtfm.node.host.rows import Row, show
 from tests.bench.month import keep_a_snapshot, steps, write
+from tests.bench.rows import Row, show
 from tests.coordinator.web.serving_page import refuse
 
 LOADS = 5

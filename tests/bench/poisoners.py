@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dtfm.node.host.rows import Row, show
 from tests.attacks.twisted import FRIENDS
+from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster
 from tests.cluster.nursery import close_nursery
 from tests.cluster.runs import run_file

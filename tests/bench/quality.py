@@ -27,9 +27,9 @@ from multiprocessing import get_context
 import torch
 
 from dtfm.node.data.dataset import load_data
-from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
 from dtfm.protos.run_file.run_file import parse_run
+from tests.bench.rows import Row, show
 from tests.node.in_process import InProcess, even_plan
 
 TENSORS, CODECS = ("activations", "gradients", "reduction"), ("raw16", "i8b256", "i4b64")

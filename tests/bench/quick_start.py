@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.model.cluster import Cluster, Node
+from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT, Event
 from tests.cluster.nursery import close_nursery
 from tests.cluster.recoveries import commits

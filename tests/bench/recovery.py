@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtfm.node.host.rows import Row, show
+from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.nursery import close_nursery
 from tests.cluster.recoveries import commits, contribution, median_and_worst, until_commit_without

@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.node.data.dataset import Data, load_data
-from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
 from dtfm.node.model.optimizer import adamw, squared_norms
 from dtfm.node.model.placement import pieces
@@ -36,6 +35,7 @@ from dtfm.node.training.audit import relative_error
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.bench.older_cpus import AS_ON_AVX2
+from tests.bench.rows import Row, show
 from tests.cluster.plain import batch
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.model.initialised import initialise_all

@@ -18,7 +18,6 @@ from random import Random
 import numpy as np
 from scipy.stats import spearmanr
 
-from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.bound.stage_bounds import work_bound
 from dtfm.scheduler.cost.simulate import simulate
@@ -37,6 +36,7 @@ from tests.bench.clusters import (
     regional_cluster,
 )
 from tests.bench.replay import WAYS, follow
+from tests.bench.rows import Row, show
 
 UNLIMITED = 1_000_000
 

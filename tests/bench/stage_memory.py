@@ -16,10 +16,10 @@ import json
 import torch
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
 from dtfm.protos import plan_pb2
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
+from tests.bench.rows import Row, show
 from tests.node.stage_memory import measured_bytes, planned_bytes
 
 CONFIG = {

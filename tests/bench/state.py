@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.model.cluster import Cluster, Node
+from tests.bench.rows import Row, show
 from tests.bench.state_end import STATE_BYTES
 from tests.wan.wan import Wan, WanUnavailable
 

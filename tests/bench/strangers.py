@@ -22,9 +22,9 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from dtfm.node.host.rows import Row, show
 from dtfm.protos.connection import read_address
 from dtfm.protos.open_files import raise_limit
+from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT, Cluster
 from tests.cluster.runs import run_file
 

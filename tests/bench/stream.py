@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.node.host.rows import Row, show
 from dtfm.protos.identity.credentials import Identity
 from dtfm.scheduler.model.cluster import Cluster, Node
+from tests.bench.rows import Row, show
 from tests.bench.stream_end import RECEIVER, TENSOR_BYTES, WAYS, identity_line
 from tests.cluster.launch import ROOT
 from tests.protos.members import member

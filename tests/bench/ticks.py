@@ -16,9 +16,9 @@ from functools import partial
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.tick import tick
-from dtfm.node.host.rows import Row, show
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from tests.bench.rows import Row, show
 from tests.coordinator import script
 from tests.coordinator.script import LONG, World, fresh_state
 

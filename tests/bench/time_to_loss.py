@@ -39,13 +39,13 @@ from typing import Any
 import numpy as np
 
 from dtfm.node.data.dataset import load_data
-from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.cluster import Cluster as Network
 from tests.bench import reduce
 from tests.bench.homes import CONSTANT, MICRO_BATCHES, Measured, homes, measure, running
 from tests.bench.islands import Way, held_out, steps_to
 from tests.bench.reduce_end import BUCKETS
+from tests.bench.rows import Row, show
 from tests.cluster.launch import Event
 from tests.cluster.plain import CPU, whole_model
 from tests.cluster.runs import write_corpus

@@ -20,7 +20,6 @@ from random import Random
 
 import numpy as np
 
-from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.bound.stage_bounds import work_bound
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
 from dtfm.scheduler.model.cluster import Cluster
@@ -35,6 +34,7 @@ from dtfm.scheduler.search.seeds import nearest_nodes
 from dtfm.scheduler.search.walk import ESTIMATE, walk
 from dtfm.scheduler.warm_up import warm_up
 from tests.bench.clusters import part_of, unequal
+from tests.bench.rows import Row, show
 
 
 def seconds_per_step(cluster: Cluster, workload: Workload, seconds: float, seed: int = 0, threads: int = 1) -> float:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dtfm.node.host.rows import Row, show
+from tests.bench.rows import Row, show
 from tests.wan.unequal import Measured, against_random_plans
 from tests.wan.wan import WanUnavailable
 

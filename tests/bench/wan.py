@@ -49,7 +49,6 @@ from subprocess import DEVNULL, PIPE
 
 from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log.events import PlanAdopted, RunDescribed, from_json
-from dtfm.node.host.rows import Row, show
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster
@@ -58,6 +57,7 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.workload import Workload
 from tests.bench.crowded import share_of_a_core
 from tests.bench.explain import link_parts_of, medians, parts_of, read_traces
+from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT
 from tests.cluster.runs import write_corpus
 from tests.scheduler.paper_networks import Network

@@ -23,9 +23,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dtfm.coordinator.command.client import ask, told
-from dtfm.node.host.rows import Row, show
 from tests.bench.coordinator import environment, percentile
 from tests.bench.crowd import Crowd
+from tests.bench.rows import Row, show
 
 STEP_SECONDS = 2.0
 STEPS = 15

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from dtfm.node.host.rows import Row, show
+from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import run_file
 from tests.wan.internet import Internet

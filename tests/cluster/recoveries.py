@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from dtfm.node.host.rows import Row
+from tests.bench.rows import Row
 from tests.cluster.launch import Event
 
 

@@ -1,9 +1,15 @@
-"""What this machine can do for a run: its device, the codecs, its disk."""
+"""What this machine can do for a run, in ten seconds: ``python -m tests.bench.machine [--device auto] [--snapshots DIR] [--json]``.
+
+Its device, the codecs, the optimizer, its disk.
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
+import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,12 +20,13 @@ import torch
 from dtfm.kernels import codec
 from dtfm.kernels.layout import Codec
 from dtfm.node.host.cuda_streams import wait_until_computed
-from dtfm.node.host.device import measure_flops
+from dtfm.node.host.device import measure_flops, open_device
 from dtfm.node.host.disk_speed import measure_disk
-from dtfm.node.host.rows import Row
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
 from dtfm.node.model.optimizer import adamw
+from dtfm.protos.identity.private_files import cache_folder
 from dtfm.protos.plan_pb2 import Run
+from tests.bench.rows import Row, show
 
 DEVICE_SECONDS = 1.0
 """Of timed products, for each precision."""
@@ -96,12 +103,8 @@ def bench_update(device: torch.device) -> list[Row]:
 
 
 def bench_disk(folder: Path) -> list[Row]:
-    """Raises ValueError if ``folder`` cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written, read = measure_disk(folder, DISK_BYTES)
-    except OSError as error:
-        raise ValueError(f"{folder} cannot be written: {error.strerror}; give another with --snapshots DIR") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    written, read = measure_disk(folder, DISK_BYTES)
     return [
         Row("disk, write and fsync", written / 1e6, "MB/s"),
         Row("disk, read", read / 1e6, "MB/s", "disk, write and fsync", read / written),
@@ -114,3 +117,22 @@ def measures(device: torch.device, folder: Path) -> Iterator[tuple[str, Callable
     yield "codecs, compiled first where that was not done before", lambda: bench_codecs(device)
     yield "the optimizer", lambda: bench_update(device)
     yield f"the disk in {folder}", lambda: bench_disk(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--snapshots", type=Path, default=cache_folder() / "snapshots", help="the folder whose disk is measured"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    options = parser.parse_args(arguments)
+    rows: list[Row] = []
+    for what, measure in measures(open_device(options.device), options.snapshots.absolute()):
+        print(f"measuring {what} ...", file=sys.stderr, flush=True)
+        rows += measure()
+    show(f"This machine, {socket.gethostname()}", rows, options.json)
+
+
+if __name__ == "__main__":
+    main()
