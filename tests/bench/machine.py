@@ -1,6 +1,6 @@
-"""What this machine can do for a run, in ten seconds: ``python -m tests.bench.machine [--device auto] [--snapshots DIR] [--json]``.
+"""What this machine can do for a run: ``python -m tests.bench.machine [--device auto] [--snapshots DIR] [--json]``.
 
-Its device, the codecs, the optimizer, its disk.
+Its device, the codecs, the optimizer and its disk, in ten seconds.
 """
 
 from __future__ import annotations
