@@ -104,7 +104,9 @@ class Holdings:
     def fetching(self, plan: Plan, weight: float) -> Fetching:
         """The state that ``plan`` has where, with ``weight``."""
         problem = self.problem
-        together = np.minimum(self.held.T @ problem.bandwidth, problem.down)
+        elsewhere = np.where(problem.line[:, None] == problem.line, 0.0, problem.bandwidth)
+        together = self.held.T @ problem.bandwidth
+        together *= np.minimum(1.0, problem.down / np.maximum(self.held.T @ elsewhere, 1e-300))
         lacking = ~self.held.T & (together > 0)
         receive = np.divide(self._layer_bytes[:, None], together, out=np.zeros_like(together), where=lacking)
         sources = self.held.T @ problem.up
