@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from dtfm.scheduler.islands.layout import QUICK, carried_on, exchange_seconds, lay_out, tokens_needed
 from dtfm.scheduler.islands.partition import partitions
 from dtfm.scheduler.model.chains import chains
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.decision import Reason
 from dtfm.scheduler.model.plan import Plan, Stage, check, joined
 from dtfm.scheduler.model.rounds import spread
@@ -167,6 +167,15 @@ def test_an_exchange_takes_what_the_slowest_line_takes() -> None:
     assert exchange_seconds(cluster, workload, plan) == pytest.approx(2 * size * 2 / 3 / 1e8 + 2e-3)
     assert exchange_seconds(slow, workload, plan) == pytest.approx(2 * size * 2 / 3 / 1e7 + 2e-3)
     assert exchange_seconds(cluster, workload, joined(plan.islands[:1], 0)) == 0
+
+
+def test_in_an_exchange_islands_of_one_machine_share_its_line_and_what_they_send_each_other_does_not_pass_it() -> None:
+    cluster, workload = uniform_cluster(3, bandwidth=1e8), even_workload(layers=2, micro_batches=6)
+    machine = [replace(node, line="m") for node in cluster.nodes[1:]]
+    shared = replace(cluster, nodes=(cluster.nodes[0], *machine), lines=(Line("m", up=1e7, down=1e8),))
+    plan = joined([Plan(0, (Stage((0, 2), (f"n{n}",), (2,), island=n),), ()) for n in range(3)], 0)
+    each = 2 * (2 * 2e7) / 3  # bytes that one sends another
+    assert exchange_seconds(shared, workload, plan) == pytest.approx(2 * each / 1e7 + 2e-3)
 
 
 def test_what_is_exchanged_with_all_is_divided_among_the_replicas_of_an_island() -> None:
