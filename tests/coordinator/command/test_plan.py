@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.command.background import in_background, search_shown
+from dtfm.scheduler.model.cluster import Line
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.command.typed import Typed
 from tests.scheduler.clusters import even_workload, random_cluster
@@ -35,6 +37,16 @@ def test_a_plan_comes_with_the_bound_and_the_gap(files: tuple[str, ...], typed: 
     last = typed(*files).splitlines()[-1]
     assert last.startswith("No plan can take less than ")
     assert last.endswith((" times as long.", "% longer.", " as good as any."))
+
+
+def test_a_network_that_names_no_lines_is_told_what_they_count_as(
+    tmp_path: Path, files: tuple[str, ...], typed: Typed
+) -> None:
+    assert "n.json names no lines: each node's is taken to be as fast as its fastest link." in typed(*files)
+    known = replace(random_cluster(5, 12), lines=(Line("m", 1e8, 1e8),))
+    known = replace(known, nodes=(*known.nodes[:10], *(replace(node, line="m") for node in known.nodes[10:])))
+    (tmp_path / "n.json").write_text(dump_network(known))
+    assert "names no lines" not in typed(*files)
 
 
 def test_a_terminal_shows_what_the_search_has_found(
