@@ -105,8 +105,9 @@ class Holdings:
         """The state that ``plan`` has where, with ``weight``."""
         problem = self.problem
         elsewhere = np.where(problem.line[:, None] == problem.line, 0.0, problem.bandwidth)
-        together = self.held.T @ problem.bandwidth
-        together *= np.minimum(1.0, problem.down / np.maximum(self.held.T @ elsewhere, 1e-300))
+        across = self.held.T @ elsewhere
+        share = np.divide(problem.down, across, out=np.ones_like(across), where=across > 0)
+        together = self.held.T @ problem.bandwidth * np.minimum(1.0, share)
         lacking = ~self.held.T & (together > 0)
         receive = np.divide(self._layer_bytes[:, None], together, out=np.zeros_like(together), where=lacking)
         sources = self.held.T @ problem.up

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,7 +25,7 @@ ROUNDING = 1e-9
 
 def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
     """The nodes in the order given, with their links as measured, as far as that counts (trust/claims.py). A link that was not
-    measured gets the median of the others. Those in dispute have none. Nodes of one key share the line of their machine."""
+    measured gets the median of the others. Those in dispute have none. Nodes of one machine share its line."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
@@ -42,14 +42,18 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
             bandwidth[places[one], places[other]] = bandwidth[places[other], places[one]] = 0.0
     members = [ledger.members[node] for node in nodes]
     carried = [ledger.reach.carried.get(node, (None, None)) for node in nodes]
-    parties = [ledger.party(node) for node in nodes]
-    elsewhere = np.where(np.array(parties)[:, None] == np.array(parties), 0.0, bandwidth)
+    machines = _machines(ledger, nodes)
+    elsewhere = bandwidth.copy()
+    for machine in machines:
+        elsewhere[np.ix_(machine, machine)] = 0.0
     ups = _connections([up for up, _ in carried], elsewhere)
     downs = _connections([down for _, down in carried], elsewhere.T)
-    machines = _machines(parties, ups, downs, elsewhere)
+    shared = dict[int, Line]()
+    for machine in machines:
+        if (line := _line(nodes, machine, ups, downs, elsewhere)) is not None:
+            shared |= dict.fromkeys(machine, line)
     speeds, marks = counted_flops(ledger, nodes), witnesses(ledger, nodes)
     relays, via = _relays(ledger, places, bandwidth)
-    lines = {party: machine.id for party, machine in machines.items()}
     return Cluster(
         tuple(
             Node(
@@ -60,15 +64,15 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
                 down=down,
                 host_memory_bytes=member.device.host_memory_bytes or None,
                 proven=bool(proven),
-                line=lines.get(party, ""),
+                line=shared[number].id if number in shared else "",
             )
-            for name, member, flops, proven, up, down, party in zip(
-                nodes, members, speeds, marks, ups, downs, parties, strict=True
+            for number, (name, member, flops, proven, up, down) in enumerate(
+                zip(nodes, members, speeds, marks, ups, downs, strict=True)
             )
         ),
         latency,
         bandwidth,
-        lines=(*relays, *machines.values()),
+        lines=(*relays, *dict.fromkeys(shared.values())),
         via=via,
     )
 
@@ -115,23 +119,35 @@ def _relays(
     return tuple(made), via
 
 
-def _machines(
-    parties: Sequence[str],
+def _machines(ledger: Ledger, nodes: Sequence[str]) -> list[list[int]]:
+    """The places in ``nodes`` of those that are on one machine, of each machine with several. They have one key, and reach each
+    other over loopback: the key may be in a home folder of several machines, and who has another could say anything."""
+    links, of_key = ledger.reach.links, defaultdict[str, list[list[int]]](list)
+    for number, node in enumerate(nodes):
+        machines = of_key[ledger.key_of(node) or node]
+        for machine in machines:
+            first = nodes[machine[0]]
+            both = links.get(node, {}).get(first), links.get(first, {}).get(node)
+            if any(link is not None and link.way == "loopback" for link in both):
+                machine.append(number)
+                break
+        else:
+            machines.append([number])
+    return [machine for machines in of_key.values() for machine in machines if len(machine) > 1]
+
+
+def _line(
+    nodes: Sequence[str],
+    machine: Sequence[int],
     ups: Sequence[float | None],
     downs: Sequence[float | None],
     links: NDArray[np.float64],
-) -> dict[str, Line]:
-    """By party with several nodes and links to others, the line of its machine. It carries what the best of its nodes has
-    measured; where none has, as much as the fastest of these links."""
-    several = [party for party, count in Counter(parties).items() if count > 1]
-    made = {}
-    for party in several:
-        own = [number for number, each in enumerate(parties) if each == party]
-        up = max(ups[number] or links[number].max() for number in own)
-        down = max(downs[number] or links[:, number].max() for number in own)
-        if up > 0 and down > 0:
-            made[party] = Line(f"the machine of {party}", float(up), float(down))
-    return made
+) -> Line | None:
+    """The line of the machine. It carries what the best of its nodes has measured; where none has, as much as the fastest of
+    these links. None: there are none."""
+    up = max(ups[number] or links[number].max() for number in machine)
+    down = max(downs[number] or links[:, number].max() for number in machine)
+    return Line(f"the machine of {nodes[machine[0]]}", float(up), float(down)) if up > 0 and down > 0 else None
 
 
 def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64]) -> list[float | None]:

@@ -72,20 +72,30 @@ def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_tha
     assert cluster.via.tolist() == [[-1, 3, -1], [2, -1, -1], [-1, -1, -1]]
 
 
-def test_nodes_of_one_key_share_the_line_of_their_machine_which_links_within_say_nothing_of() -> None:
-    """a1 and a2 have measured 100 and 40 bytes/s to others together; b is elsewhere."""
+def test_nodes_of_one_machine_share_its_line_which_links_within_say_nothing_of() -> None:
+    """a1 and a2 have measured 100 and 40 bytes/s to others together. a3 has their key, as machines of one home folder do, and b says
+    that it is beside a1."""
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
-    keys = {"a1": "key a", "a2": "key a", "b": "key b"}
-    rates = {"a1": {"a2": 9e9, "b": 60.0}, "a2": {"a1": 9e9, "b": 30.0}, "b": {"a1": 50.0, "a2": 50.0}}
+    keys = {"a1": "key a", "a2": "key a", "a3": "key a", "b": "key b"}
+    rates = {
+        "a1": {"a2": 9e9, "a3": 60.0, "b": 60.0},
+        "a2": {"a1": 9e9, "a3": 30.0, "b": 30.0},
+        "a3": {"a1": 50.0, "a2": 50.0, "b": 50.0},
+        "b": {"a1": 50.0, "a2": 50.0, "a3": 50.0},
+    }
+    near = {("a2", "a1"), ("b", "a1")}
     ledger = altered(
-        Ledger(access=Access({name: Holder(key, "node", "") for name, key in keys.items()}), is_alone=False),
+        Ledger(access=Access({name: Holder(key, "node", "") for name, key in keys.items()})),
         members={name: Member("", seen, "") for name in keys},
-        links={a: {b: ev.Link(a, b, 0.1, rate) for b, rate in row.items()} for a, row in rates.items()},
+        links={
+            a: {b: ev.Link(a, b, 0.1, rate, way="loopback" if (a, b) in near else "lan") for b, rate in row.items()}
+            for a, row in rates.items()
+        },
         carried={"a1": (Carried(100.0), None), "a2": (Carried(40.0), None)},
     )
     cluster = measured_cluster(ledger, list(keys))
-    assert [node.line for node in cluster.nodes] == ["the machine of key a"] * 2 + [""]
-    assert cluster.lines == (Line("the machine of key a", up=100.0, down=50.0),)
+    assert [node.line for node in cluster.nodes] == ["the machine of a1"] * 2 + ["", ""]
+    assert cluster.lines == (Line("the machine of a1", up=100.0, down=50.0),)
 
 
 def test_only_a_device_with_a_host_beside_it_has_two_memories() -> None:
