@@ -73,8 +73,8 @@ def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_tha
 
 
 def test_nodes_of_one_machine_share_its_line_which_links_within_say_nothing_of() -> None:
-    """a1 and a2 have measured 100 and 40 bytes/s to others together. a3 has their key, as machines of one home folder do, and b says
-    that it is beside a1."""
+    """a1 and a2 have measured 100 and 40 bytes/s to others together. a3 has their key, as machines with one home folder do, and b
+    says that it is beside a1."""
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
     keys = {"a1": "key a", "a2": "key a", "a3": "key a", "b": "key b"}
     rates = {
