@@ -143,7 +143,9 @@ class LinksMeasured:
         if self.up is None and self.down is None:
             return replace(ledger, reach=reach)
         near = {link.destination for link in self.links if link.way == "loopback"}
-        far = [link for link in self.links if near.isdisjoint((link.source, link.destination))] or self.links
+        far = [link for link in self.links if near.isdisjoint((link.source, link.destination))]
+        if not far:  # loopback says nothing of the machine's line
+            return replace(ledger, reach=reach)
         up, down = before.carried.get(self.node, (None, None))
         up = _carried(self.up, [link for link in far if link.source == self.node], up)
         down = _carried(self.down, [link for link in far if link.destination == self.node], down)

@@ -288,7 +288,12 @@ def exchange_seconds(cluster: Cluster, workload: Workload, plan: Plan) -> float:
     np.fill_diagonal(sent, 0.0)
     used = sent > 0
     speed = np.where(used, cluster.bandwidth, 0.0)
-    lines = np.concatenate([np.fmin(speed.max(axis=1), cluster.up), np.fmin(speed.max(axis=0), cluster.down)])
+    line = cluster.line
+    across = np.where(line[:, None] == line, 0.0, speed)
+    fastest = (np.bincount(line, across.max(axis=axis))[line] for axis in (1, 0))  # of all nodes on the line
+    lines = np.concatenate(
+        [np.fmin(each, known) for each, known in zip(fastest, (cluster.up, cluster.down), strict=True)]
+    )
     totals = np.concatenate(cluster.on_lines(sent))
     bytes_of, bytes_per_second = np.concatenate([totals, sent[used]]), np.concatenate([lines, speed[used]])
     busy = bytes_of > 0

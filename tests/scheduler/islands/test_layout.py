@@ -176,6 +176,8 @@ def test_in_an_exchange_islands_of_one_machine_share_its_line_and_what_they_send
     plan = joined([Plan(0, (Stage((0, 2), (f"n{n}",), (2,), island=n),), ()) for n in range(3)], 0)
     each = 2 * (2 * 2e7) / 3  # bytes that one sends another
     assert exchange_seconds(shared, workload, plan) == pytest.approx(2 * each / 1e7 + 2e-3)
+    two = joined(plan.islands[:2], 0)  # n2 is idle
+    assert exchange_seconds(shared, workload, two) == pytest.approx(2 * 2e7 * 2 / 2 / 1e7 + 2e-3)
 
 
 def test_what_is_exchanged_with_all_is_divided_among_the_replicas_of_an_island() -> None:

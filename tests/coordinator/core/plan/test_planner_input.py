@@ -164,6 +164,8 @@ def test_links_within_the_machine_do_not_count_among_those_that_were_measured_to
     )
     carried = fold([joined, ev.LinksMeasured("a", links, up=190.0, down=110.0)]).reach.carried["a"]
     assert carried == (at_least(190.0), Carried(110.0))
+    alone = fold([joined, ev.LinksMeasured("a", links[:2], up=9e9, down=9e9)])
+    assert "a" not in alone.reach.carried, "loopback says nothing of the line"
 
 
 def test_of_many_links_only_the_nearest_are_measured_together() -> None:
