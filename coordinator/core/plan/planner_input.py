@@ -50,8 +50,7 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
     downs = _connections([down for _, down in carried], elsewhere.T)
     shared = dict[int, Line]()
     for machine in machines:
-        if (line := _line(nodes, machine, ups, downs, elsewhere)) is not None:
-            shared |= dict.fromkeys(machine, line)
+        shared |= dict.fromkeys(machine, _line(nodes, machine, ups, downs, elsewhere if elsewhere.any() else bandwidth))
     speeds, marks = counted_flops(ledger, nodes), witnesses(ledger, nodes)
     relays, via = _relays(ledger, places, bandwidth)
     return Cluster(
@@ -142,12 +141,12 @@ def _line(
     ups: Sequence[float | None],
     downs: Sequence[float | None],
     links: NDArray[np.float64],
-) -> Line | None:
+) -> Line:
     """The line of the machine. It carries what the best of its nodes has measured; where none has, as much as the fastest of
-    these links. None: there are none."""
+    these links: of a machine that is alone, of any, as nothing passes its line."""
     up = max(ups[number] or links[number].max() for number in machine)
     down = max(downs[number] or links[:, number].max() for number in machine)
-    return Line(f"the machine of {nodes[machine[0]]}", float(up), float(down)) if up > 0 and down > 0 else None
+    return Line(f"the machine of {nodes[machine[0]]}", float(up or 1.0), float(down or 1.0))
 
 
 def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64]) -> list[float | None]:

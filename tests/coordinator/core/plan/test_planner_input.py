@@ -98,6 +98,18 @@ def test_nodes_of_one_machine_share_its_line_which_links_within_say_nothing_of()
     assert cluster.lines == (Line("the machine of a1", up=100.0, down=50.0),)
 
 
+def test_nodes_of_a_machine_that_is_alone_are_on_one_line_which_nothing_passes() -> None:
+    seen = ev.DeviceSeen("cpu", "", 1, 1e9)
+    ledger = altered(
+        Ledger(access=Access({name: Holder("key", "node", "") for name in "ab"})),
+        members={name: Member("", seen, "") for name in "ab"},
+        links={"b": {"a": ev.Link("b", "a", 0.1, 9e9, way="loopback")}, "a": {"b": ev.Link("a", "b", 0.1, 8e9)}},
+    )
+    cluster = measured_cluster(ledger, "ab")
+    assert cluster.line.tolist() == [2, 2]
+    assert cluster.up.tolist() == [9e9, 9e9]
+
+
 def test_only_a_device_with_a_host_beside_it_has_two_memories() -> None:
     gpu, cpu = ev.DeviceSeen("cuda", "", 10, 1e9, 20), ev.DeviceSeen("cpu", "", 30, 1e9)
     members = {"a": Member("", gpu, ""), "b": Member("", cpu, "")}
