@@ -20,13 +20,15 @@ class Fetching(NamedTuple):
     ``receive_before[i, k]`` is the seconds in which node i could receive what it lacks of layers [0, k) if nobody else wanted
     anything: float64 [nodes, layers + 1]. ``send_before[k]`` is the seconds in which those who hold them could send layers
     [0, k) once: float64 [layers + 1]. ``place[i]`` is the stage that node i holds, -1 for none, and stage s holds the layers
-    [cuts[s], cuts[s + 1]). ``weight`` is the seconds per step that a second of fetching costs until the next change of plan.
+    [cuts[s], cuts[s + 1]). ``crossing[i, s]`` is the share of what node i fetches of stage s that comes from other machines:
+    float64 [nodes, stages]. ``weight`` is the seconds per step that a second of fetching costs until the next change of plan.
     """
 
     receive_before: Floats
     send_before: Floats
     place: Ints
     cuts: Ints
+    crossing: Floats
     weight: float
 
 
@@ -45,14 +47,21 @@ def fetching_seconds(fetching: Fetching, position: Position) -> float:
         for held in range(len(fetching.cuts) - 1):
             low, high = max(first, fetching.cuts[held]), min(past_last, fetching.cuts[held + 1])
             if low < high and fetching.place[node] != held:
-                sending[held] += fetching.send_before[high] - fetching.send_before[low]
+                sending[held] += fetching.crossing[node, held] * (
+                    fetching.send_before[high] - fetching.send_before[low]
+                )
     return float(max(longest, sending.max()))
 
 
 def nothing_to_fetch(nodes: int, layers: int) -> Fetching:
     """Without an incumbent: no state has to move."""
     return Fetching(
-        np.zeros((nodes, layers + 1)), np.zeros(layers + 1), np.full(nodes, -1), np.array([0, layers]), weight=0.0
+        np.zeros((nodes, layers + 1)),
+        np.zeros(layers + 1),
+        np.full(nodes, -1),
+        np.array([0, layers]),
+        np.ones((nodes, 1)),
+        0.0,
     )
 
 
@@ -107,10 +116,13 @@ class Holdings:
         elsewhere = np.where(problem.line[:, None] == problem.line, 0.0, problem.bandwidth)
         across = self.held.T @ elsewhere
         share = np.divide(problem.down, across, out=np.ones_like(across), where=across > 0)
-        together = self.held.T @ problem.bandwidth * np.minimum(1.0, share)
+        whole = self.held.T @ problem.bandwidth
+        together = whole * np.minimum(1.0, share)
+        from_elsewhere = np.divide(across, whole, out=np.ones_like(across), where=whole > 0)
         lacking = ~self.held.T & (together > 0)
         receive = np.divide(self._layer_bytes[:, None], together, out=np.zeros_like(together), where=lacking)
-        sources = self.held.T @ problem.up
+        holding_lines, first = np.unique(problem.line, return_index=True)
+        sources = (self.held.T @ (problem.line[:, None] == holding_lines) > 0) @ problem.up[first]
         send = np.divide(self._layer_bytes, sources, out=np.zeros_like(sources), where=sources > 0)
         places = [plan.stage_of(name) for name in problem.cluster.ids]
         return Fetching(
@@ -118,6 +130,7 @@ class Holdings:
             send_before=np.concatenate([[0.0], np.cumsum(send)]),
             place=np.array([-1 if stage is None else stage for stage in places], dtype=np.int64),
             cuts=np.array([0, *(stage.layers[1] for stage in plan.stages)], dtype=np.int64),
+            crossing=np.ascontiguousarray(from_elsewhere[[stage.layers[0] for stage in plan.stages]].T),
             weight=weight,
         )
 

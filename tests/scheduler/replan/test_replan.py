@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings, fetching_seconds
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.decision import Reason
 from dtfm.scheduler.model.keeping import has_room, keepings
 from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, LADDER, Checkpointing, Keeping, OptimizerState, in_flight
@@ -117,6 +117,32 @@ def test_the_one_holder_of_a_stage_that_three_others_want_sends_three_times() ->
     rough = fetching_seconds(holdings.fetching(plan, 1.0), everyone)
     assert rough == pytest.approx(3 * 6 * STATE / 1e8)
     assert holdings.seconds(((0, 1, 2, 3),), (0, 12)) == pytest.approx(rough, rel=1e-2)
+
+
+def test_state_from_ones_own_machine_does_not_pass_its_line() -> None:
+    """n0 and n1 are on one machine, n2 and n3 on another: each of the newcomers, n1 and n3, fetches from the node beside it, as
+    fast as that can send, and n1 of the other stage over the lines."""
+    cluster = uniform_cluster(4, bandwidth=1e8)
+    machines = [Line(name, 1e5, 1e5) for name in "ab"]
+    nodes = tuple(replace(node, line=machines[i // 2].id) for i, node in enumerate(cluster.nodes))
+    problem = Problem(replace(cluster, nodes=nodes, lines=tuple(machines)), even_workload())
+    plan = two_stages(("n0",), ("n2",))
+    holdings = Holdings.of(problem, plan)
+    fetching = holdings.fetching(plan, 1.0)
+    for groups, seconds in ((((0, 1), (2, 3)), 6 * STATE / 1e8), (((0, 3), (2, 1)), 6 * STATE / 1e5)):
+        rough = fetching_seconds(fetching, position_of(groups, (0, 6, 12), 4))
+        assert rough == pytest.approx(seconds)
+        assert holdings.seconds(groups, (0, 6, 12)) == pytest.approx(rough, rel=1e-2)
+
+
+def test_the_holders_on_one_machine_send_over_its_line_once() -> None:
+    """n0 and n1 hold a stage on one machine; n2 and n3, elsewhere, want it."""
+    cluster = uniform_cluster(4, bandwidth=1e8)
+    nodes = tuple(replace(node, line="a") if i < 2 else node for i, node in enumerate(cluster.nodes))
+    problem = Problem(replace(cluster, nodes=nodes, lines=(Line("a", 1e6, 1e6),)), even_workload())
+    plan = from_routes(1, [Stage((0, 12), ("n0", "n1"), ())], [(["n0"], 8)])
+    rough = fetching_seconds(Holdings.of(problem, plan).fetching(plan, 1.0), position_of(((0, 1, 2, 3),), (0, 12), 4))
+    assert rough == pytest.approx(2 * 12 * STATE / 1e6)
 
 
 def test_a_joining_node_is_used_only_when_the_horizon_pays_for_its_transfer() -> None:
