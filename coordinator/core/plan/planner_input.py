@@ -41,16 +41,21 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
         if one in places and other in places:
             bandwidth[places[one], places[other]] = bandwidth[places[other], places[one]] = 0.0
     members = [ledger.members[node] for node in nodes]
-    carried = [ledger.reach.carried.get(node, (None, None)) for node in nodes]
     machines = _machines(ledger, nodes)
-    elsewhere = bandwidth.copy()
-    for machine in machines:
-        elsewhere[np.ix_(machine, machine)] = 0.0
-    ups = _connections([up for up, _ in carried], elsewhere)
-    downs = _connections([down for _, down in carried], elsewhere.T)
-    shared = dict[int, Line]()
-    for machine in machines:
-        shared |= dict.fromkeys(machine, _line(nodes, machine, ups, downs, elsewhere if elsewhere.any() else bandwidth))
+    machine_of = {node: machine for machine, on_it in enumerate(machines) for node in on_it}
+    between = _between(machines, bandwidth)
+    carried = [_carried(ledger, [nodes[node] for node in on_it]) for on_it in machines]
+    ups = _connections([up for up, _ in carried], between)
+    downs = _connections([down for _, down in carried], between.T)
+    shared = {
+        machine: Line(
+            f"the machine of {nodes[on_it[0]]}",
+            float(ups[machine] or between[machine].max() or DEFAULT_BANDWIDTH),
+            float(downs[machine] or between[:, machine].max() or DEFAULT_BANDWIDTH),
+        )
+        for machine, on_it in enumerate(machines)
+        if len(on_it) > 1
+    }
     speeds, marks = counted_flops(ledger, nodes), witnesses(ledger, nodes)
     relays, via = _relays(ledger, places, bandwidth)
     return Cluster(
@@ -59,19 +64,19 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
                 name,
                 flops,
                 member.device.memory_bytes,
-                up=up,
-                down=down,
+                up=ups[machine],
+                down=downs[machine],
                 host_memory_bytes=member.device.host_memory_bytes or None,
                 proven=bool(proven),
-                line=shared[number].id if number in shared else "",
+                line=shared[machine].id if machine in shared else "",
             )
-            for number, (name, member, flops, proven, up, down) in enumerate(
-                zip(nodes, members, speeds, marks, ups, downs, strict=True)
+            for name, member, flops, proven, (_, machine) in zip(
+                nodes, members, speeds, marks, sorted(machine_of.items()), strict=True
             )
         ),
         latency,
         bandwidth,
-        lines=(*relays, *dict.fromkeys(shared.values())),
+        lines=(*relays, *shared.values()),
         via=via,
     )
 
@@ -119,38 +124,43 @@ def _relays(
 
 
 def _machines(ledger: Ledger, nodes: Sequence[str]) -> list[list[int]]:
-    """The places in ``nodes`` of those that are on one machine, of each machine with several. They have one key, and reach each
-    other over loopback: the key may be in a home folder of several machines, and who has another could say anything."""
+    """By machine, the places in ``nodes`` of those that are on it. They have one key, and reach each other over loopback: the key
+    may be in a home folder of several machines, and who has another could say anything."""
     links, of_key = ledger.reach.links, defaultdict[str, list[list[int]]](list)
-    for number, node in enumerate(nodes):
-        machines = of_key[ledger.key_of(node) or node]
-        for machine in machines:
-            first = nodes[machine[0]]
-            both = links.get(node, {}).get(first), links.get(first, {}).get(node)
-            if any(link is not None and link.way == "loopback" for link in both):
-                machine.append(number)
-                break
-        else:
-            machines.append([number])
-    return [machine for machines in of_key.values() for machine in machines if len(machine) > 1]
+
+    def are_beside(one: str, other: str) -> bool:
+        both = links.get(one, {}).get(other), links.get(other, {}).get(one)
+        return any(link is not None and link.way == "loopback" for link in both)
+
+    for place, node in enumerate(nodes):
+        key = ledger.key_of(node) or node
+        beside = [machine for machine in of_key[key] if any(are_beside(node, nodes[other]) for other in machine)]
+        others = [machine for machine in of_key[key] if machine not in beside]
+        of_key[key] = [*others, [*(other for machine in beside for other in machine), place]]
+    return [machine for machines in of_key.values() for machine in machines]
 
 
-def _line(
-    nodes: Sequence[str],
-    machine: Sequence[int],
-    ups: Sequence[float | None],
-    downs: Sequence[float | None],
-    links: NDArray[np.float64],
-) -> Line:
-    """The line of the machine. It carries what the best of its nodes has measured; where none has, as much as the fastest of
-    these links: of a machine that is alone, of any, as nothing passes its line."""
-    up = max(ups[number] or links[number].max() for number in machine)
-    down = max(downs[number] or links[:, number].max() for number in machine)
-    return Line(f"the machine of {nodes[machine[0]]}", float(up or 1.0), float(down or 1.0))
+def _between(machines: Sequence[Sequence[int]], links: NDArray[np.float64]) -> NDArray[np.float64]:
+    """From each machine to each other one, the fastest of the nodes' ``links``; 0 within."""
+    order = [node for machine in machines for node in machine]
+    starts = np.cumsum([0, *(len(machine) for machine in machines[:-1])])
+    between = np.maximum.reduceat(np.maximum.reduceat(links[np.ix_(order, order)], starts, axis=0), starts, axis=1)
+    np.fill_diagonal(between, 0.0)
+    return between
+
+
+def _carried(ledger: Ledger, nodes: Sequence[str]) -> list[Carried | None]:
+    """What the line of these nodes' machine carries up and down, as the best of them has measured: rather exactly than as a
+    lower bound."""
+    known = [ledger.reach.carried[node] for node in nodes if node in ledger.reach.carried]
+    return [
+        max((one for each in known if (one := each[way])), key=lambda one: (not one.least, one.bandwidth), default=None)
+        for way in range(2)
+    ]
 
 
 def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64]) -> list[float | None]:
-    """Bytes per second that each node's connection carries; ``links[i]`` are those of node i. None: nobody has measured.
+    """Bytes per second that each machine's line carries; ``links[i]`` are those of machine i. None: nobody has measured.
 
     A connection carries at least its fastest link, and more than all its links does not matter. Connections are compared by how
     many times their fastest link they carry. Of some this is known, of others only a lower bound: they did not slow down the

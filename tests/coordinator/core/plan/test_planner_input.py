@@ -107,7 +107,37 @@ def test_nodes_of_a_machine_that_is_alone_are_on_one_line_which_nothing_passes()
     )
     cluster = measured_cluster(ledger, "ab")
     assert cluster.line.tolist() == [2, 2]
-    assert cluster.up.tolist() == [9e9, 9e9]
+
+
+def beside(*pairs: str, **carried: Carried) -> Ledger:
+    """Nodes a, b and c of one key, and d and e of other machines. All links carry 100 bytes/s up but those of d, which carry 10;
+    of these ``pairs`` the first reaches the second over loopback. ``carried``: what is known of nodes' connections up."""
+    seen = ev.DeviceSeen("cpu", "", 1, 1e9)
+    keys = {"a": "key", "b": "key", "c": "key", "d": "key d", "e": "key e"}
+    return altered(
+        Ledger(access=Access({name: Holder(key, "node", "") for name, key in keys.items()})),
+        members={name: Member("", seen, "") for name in keys},
+        links={
+            a: {
+                b: ev.Link(a, b, 0.1, 10.0 if a == "d" else 100.0, way="loopback" if a + b in pairs else "lan")
+                for b in keys
+                if b != a
+            }
+            for a in keys
+        },
+        carried={name: (up, None) for name, up in carried.items()},
+    )
+
+
+def test_nodes_are_on_one_machine_if_others_of_it_reach_them() -> None:
+    cluster = measured_cluster(beside("ca", "bc"), "abcde")
+    assert cluster.line.tolist() == [5, 5, 5, 3, 4]
+
+
+def test_what_one_node_of_a_machine_has_measured_counts_for_all_of_it() -> None:
+    """By d's measure, a connection carries four times its fastest link."""
+    measured = beside("ab", "cb", d=Carried(40.0), b=Carried(150.0), c=at_least(190.0))
+    assert [line.up for line in measured_cluster(measured, "abcde").lines] == [150.0]
 
 
 def test_only_a_device_with_a_host_beside_it_has_two_memories() -> None:
