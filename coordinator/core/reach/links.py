@@ -29,8 +29,12 @@ def probe_from(transition: Transition, session: Session) -> bool:
         (s for s in transition.state.members.sessions.values() if s.admission not in _NO_PEERS),
         key=lambda s: s.node,
     )
-    # Drawn by name, so that every node has links that were measured, and a replay draws the same.
-    peers = random.Random(session.node).sample(others, min(len(others), MOST_PROBED))
+    # Drawn by name, so that every node has links that were measured, and a replay draws the same. Those of its own key come
+    # first: they may be on its machine.
+    key_of = transition.state.ledger.key_of
+    drawn = random.Random(session.node).sample(others, len(others))
+    drawn.sort(key=lambda s: not key_of(s.node) or key_of(s.node) != key_of(session.node))
+    peers = drawn[:MOST_PROBED]
     lively = [peer for peer in peers if transition.now - peer.heard <= SIGN_OF_LIFE_LEASES * transition.state.lease]
     silent = [peer for peer in peers if peer not in lively]
     for group in (lively, silent):  # apart, so that nobody waits for the answer of a silent one

@@ -66,6 +66,17 @@ def test_a_newcomer_among_many_probes_some_of_them() -> None:
     assert len(probed) > 2 * MOST_PROBED
 
 
+def test_a_newcomer_among_many_probes_those_of_its_own_key_rather_than_others() -> None:
+    world = World(fresh_state(cluster={"nodes": 1000}))
+    beside = [f"mine{number}" for number in range(8)]
+    world.belong_together(*beside)
+    for node in [*beside[:-1], *(f"n{number:03d}" for number in range(3 * MOST_PROBED)), beside[-1]]:
+        world.prepare(node)
+    probed = [peer.node for message in world.heard_by(beside[-1]) for peer in message.probe.peers]
+    assert len(probed) == MOST_PROBED
+    assert set(beside[:-1]) < set(probed)
+
+
 def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
     world = World(fresh_state(cluster={"nodes": 4}))
     world.join("a", "hung")
