@@ -98,7 +98,7 @@ def _carry(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
 
 @compiled
 def _relay_busy(t: Tables, sketch: Sketch, a: int, b: int) -> float:
-    """Seconds of a step for which the line of who relays from a to b is busy; 0 where the link is direct."""
+    """Seconds of a step for which the relay between a and b keeps its line busy; 0 if the link is direct."""
     via = t.link[a, b].via
     return _line_busy(t, sketch, via) if via >= 0 else 0.0
 

@@ -291,9 +291,7 @@ def exchange_seconds(cluster: Cluster, workload: Workload, plan: Plan) -> float:
     line = cluster.line
     across = np.where(line[:, None] == line, 0.0, speed)
     fastest = (np.bincount(line, across.max(axis=axis))[line] for axis in (1, 0))  # of all nodes on the line
-    lines = np.concatenate(
-        [np.fmin(each, known) for each, known in zip(fastest, (cluster.up, cluster.down), strict=True)]
-    )
+    lines = np.concatenate([np.fmin(each, known) for each, known in zip(fastest, cluster.carries, strict=True)])
     totals = np.concatenate(cluster.on_lines(sent))
     bytes_of, bytes_per_second = np.concatenate([totals, sent[used]]), np.concatenate([lines, speed[used]])
     busy = bytes_of > 0
@@ -309,7 +307,7 @@ def numbered(island: Plan, number: int) -> Plan:
 def _state_seconds(plan: Plan, before: Plan, cluster: Cluster, workload: Workload) -> float:
     """Seconds until the slowest node has the state that it lacks, over its fastest link from one who has some, or its line.
     With rounds, nobody waits for a node that trains nothing now and is for a new island: it copies meanwhile."""
-    going_on, down = {stage.island for stage in before.stages}, cluster.down
+    going_on, down = {stage.island for stage in before.stages}, cluster.carries[1]
     held = {node: (stage.island, range(*stage.layers)) for stage in before.stages for node in stage.replicas}
     seconds = 0.0
     for stage in plan.stages:

@@ -139,23 +139,16 @@ class Cluster:
         return np.array([shared.get(node.line, number) for number, node in enumerate(self.nodes)], dtype=np.int64)
 
     @property
-    def up(self) -> NDArray[np.float64]:
-        """By node, what its line carries up, NaN where that is not known: float64 [nodes]."""
+    def carries(self) -> NDArray[np.float64]:
+        """What each node's line carries up and down, NaN where that is not known: float64 [2, nodes]."""
         rows = (*self.nodes, *self.lines)
-        return np.array([rows[row].up for row in self.line], dtype=np.float64)  # None becomes NaN
+        return np.array([(rows[row].up, rows[row].down) for row in self.line], dtype=np.float64).T  # None becomes NaN
 
-    @property
-    def down(self) -> NDArray[np.float64]:
-        """By node, what its line carries down, NaN where that is not known: float64 [nodes]."""
-        rows = (*self.nodes, *self.lines)
-        return np.array([rows[row].down for row in self.line], dtype=np.float64)
-
-    def on_lines(self, sent: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """By node, how much of what is ``sent`` its line sends and receives. ``sent`` is float64 [nodes, nodes]."""
+    def on_lines(self, sent: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How much of what is ``sent``, float64 [nodes, nodes], each node's line sends and receives: float64 [2, nodes]."""
         line = self.line
         crossing = np.where(line[:, None] == line, 0.0, sent)
-        up, down = (np.bincount(line, crossing.sum(axis=axis)).astype(np.float64) for axis in (1, 0))
-        return up[line], down[line]
+        return np.array([np.bincount(line, crossing.sum(axis=axis))[line] for axis in (1, 0)], dtype=np.float64)
 
     @property
     def ids(self) -> tuple[str, ...]:

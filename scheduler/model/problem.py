@@ -30,8 +30,9 @@ class Problem:
 
     ``slowness[i, j]`` is the seconds per byte of a tensor over the link, and infinite where j cannot be reached from i.
     ``bandwidth[i, j]`` is the link's bytes per second (0 on the diagonal). ``line`` is Cluster.line, and ``up`` and ``down`` are
-    those of each node's line. ``via[i, j]`` is the line of who relays from i to j, or -1 where no lines but those of i and j are
-    passed. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]`` is Node.proven.
+    those of each node's line. ``via[i, j]`` is the line of the relay between i and j, or -1 if there is none, or if it is on
+    the machine of one of them. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]`` is
+    Node.proven.
 
     ``activation[k]`` are the bytes of layer k's output that are sent, and ``reduced_before`` those of gradients that are reduced,
     as the workload's codecs leave them: what `slowness` is for.
@@ -73,7 +74,7 @@ class Problem:
             rows = np.append(line, len(line) + np.arange(len(self.cluster.lines)))
             via = np.where(self.cluster.via >= 0, rows[self.cluster.via], -1)
             via[(via == line) | (via == line[:, None]) | (line == line[:, None])] = -1
-        known_up, known_down = self.cluster.up, self.cluster.down
+        known_up, known_down = self.cluster.carries
         values = {
             "flops": np.array([node.flops for node in nodes], dtype=np.float64),
             "memory": np.array([node.memory_bytes for node in nodes], dtype=np.float64),

@@ -135,7 +135,7 @@ def print_plan(
             print(advised or NO_ROUNDS_PAY)
         if gpus is not None:
             print(_speeds(gpus, precision))
-        elif all(map(math.isnan, (*cluster.up, *cluster.down))):
+        elif all(map(math.isnan, cluster.carries.flat)):
             print(f"{network} names no lines: each node's is taken to be as fast as its fastest link.")
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
         if costs is not None:

@@ -41,7 +41,7 @@ def parse_gpus(text: str) -> list[list[Gpu]]:
         number, name = (found[1] or found[3], found[2] or found[4]) if found else ("1", part.strip())
         within = _MANY.fullmatch(name)
         each, name = (within[1] or within[3], within[2] or within[4]) if within else ("1", name)
-        if not 1 <= sum(map(len, made)) + int(number) * int(each) <= MAX_NODES or "0" in {number, each}:
+        if not 1 <= sum(map(len, made)) + int(number) * int(each) <= MAX_NODES or 0 in {int(number), int(each)}:
             raise ValueError(
                 f"--gpus names {int(number) * int(each)} of {name!r:.80}; it must be 1 to {MAX_NODES} in all"
             )

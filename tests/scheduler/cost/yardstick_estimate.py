@@ -91,7 +91,7 @@ class _Plan:
         return float(problem.up[row]), float(problem.down[row])
 
     def on_relay(self, a: int, b: int) -> float:
-        """Seconds per step that the line of who relays from a to b is busy."""
+        """Seconds of a step for which the relay between a and b keeps its line busy."""
         if (relay := int(self.problem.via[a, b])) < 0:
             return 0.0
         return max(size / most for size, most in zip(self.carried(relay), self.connection(relay), strict=True))
