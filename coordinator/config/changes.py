@@ -37,6 +37,7 @@ AT_A_START = (
     "trust.",
     "train.steps",
     "train.activation_checkpointing",
+    "train.compile",
     "train.optimizer_state",
     "train.evaluate_every",
     "train.evaluation_samples",

@@ -56,6 +56,7 @@ class Model(ABC):
         self.sample = sample
         self.layers = layers
         self.buckets = _buckets(module, layers)
+        self.compiles = False  # the layers of stages that are cut from now on
 
     def set_momentum(self, has_momentum: bool) -> None:
         """Whether exchanges of islands have momentum in this run."""

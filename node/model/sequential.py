@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtfm.node.data.samples import Sample
+from dtfm.node.model.compiled_layer import compiled
 from dtfm.node.model.model import Layer, Model, Part, computed_again, parameters_on_meta, weakly
 
 
@@ -32,6 +33,8 @@ class SequentialModel(Model):
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
         assert isinstance(module, nn.Sequential)
         for number in range(first, past_last):
+            if self.compiles:
+                module[number].forward = weakly(compiled(module[number].forward))
             if number in self._changing:
                 module[number].forward = _with_copy(weakly(module[number].forward))
             if checkpointed and number < len(self.layers) - 1:  # after the last one its backward pass follows at once

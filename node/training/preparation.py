@@ -21,6 +21,7 @@ from dtfm.node.data.problems import told_together
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16
 from dtfm.node.host.long_parts import long_part
+from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.layer_costs import layer_costs, layer_flops
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
@@ -88,9 +89,12 @@ class Preparation:
             except CancelledError:
                 raise Closed("the node is stopping") from None
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
-            with long_part("timing the device"):
-                self.flops = layer_flops(self.loaded.model, run, device, self._equipment.hardware)
-        self.loaded.model.set_momentum(run.train.outer_momentum > 0)
+        model = self.loaded.model
+        model.set_momentum(run.train.outer_momentum > 0)
+        if is_new or model.compiles != run.train.compile:
+            model.compiles = run.train.compile and can_compile(device)
+            with long_part("compiling the layers and timing the device" if model.compiles else "timing the device"):
+                self.flops = layer_flops(model, run, device, self._equipment.hardware)
         return is_new
 
     def message(self) -> Prepared:

@@ -222,6 +222,12 @@ class Train(Table):
         description='Where a node keeps the weights in full precision and AdamW\'s moments: on its "device", or in the memory of '
         'its "host", which then computes AdamW. "auto": the planner chooses for each node, "device" where there is room.',
     )
+    compile: bool = Field(
+        default=False,
+        description="Whether nodes compile the model's layers with torch.compile, while they join: that takes some seconds, or "
+        "half a minute on a machine's first start, and each step is then faster. A node without a compiler says so and computes "
+        "the layers as they are.",
+    )
     rounds: Literal["auto"] | int = Field(
         default="auto",
         description="0: all nodes exchange gradients in every step. 2 to 10,000, for slow lines: the planner divides the nodes "

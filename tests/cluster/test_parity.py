@@ -53,6 +53,16 @@ def test_llama(tmp_path: Path, stages: list[int], precision: str) -> None:
     assert [len(stage["replicas"]) for stage in plan["stages"]] == stages
 
 
+@pytest.mark.soak
+def test_layers_that_are_compiled(tmp_path: Path) -> None:
+    text = run_file(stages=[2, 1], steps=STEPS, precision="fp32").replace("[train]\n", "[train]\ncompile = true\n")
+    with Cluster(tmp_path, text) as cluster:
+        nodes = [cluster.add(f"n{number}") for number in range(3)]
+        assert cluster.finish() == 0
+    assert_equal_losses(cluster, TOLERANCES["fp32"])
+    assert not any("train.compile" in node.errors for node in nodes), "this machine has no C++ compiler"
+
+
 def test_gpt2_with_its_tied_embedding_on_different_nodes_that_do_not_trust_each_other(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[2, 1, 1], steps=STEPS) + '[trust]\nmode = "open"\n'
     cluster = train(tmp_path, text, 4, invited=True)

@@ -37,7 +37,7 @@ class CausalLM(Model):
 
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
         assert isinstance(module, PreTrainedModel)
-        return self._part(Slice(module, self._anatomy, first, past_last, checkpointed), past_last)
+        return self._part(Slice(module, self._anatomy, first, past_last, checkpointed, self.compiles), past_last)
 
     def layerwise(self, module: nn.Module) -> Iterator[Part]:
         assert isinstance(module, PreTrainedModel)

@@ -21,16 +21,23 @@ from transformers import PreTrainedModel, masking_utils
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.causal.anatomy import Anatomy, hidden_of
+from dtfm.node.model.compiled_layer import compiled
 from dtfm.node.model.model import computed_again, fake_parameters, weakly
 
 
 class Slice:
     """Layers [first, past_last) of ``module``, whose modules are changed. ``body`` and ``head`` are those of `Part`. Of
     ``checkpointed`` ones the decoder layers alone are: an embedding keeps little, and after the head its backward pass follows
-    at once."""
+    at once. The same layers are compiled if it ``compiles``."""
 
     def __init__(
-        self, module: PreTrainedModel, anatomy: Anatomy, first: int, past_last: int, checkpointed: bool = False
+        self,
+        module: PreTrainedModel,
+        anatomy: Anatomy,
+        first: int,
+        past_last: int,
+        checkpointed: bool = False,
+        compiles: bool = False,
     ) -> None:
         self._module, self._anatomy = module, anatomy
         self._first, self._past_last = first, past_last
@@ -41,7 +48,7 @@ class Slice:
         assert isinstance(chain, nn.ModuleList)
         # Replaced on the instances, since some families read the modules' attributes.
         for number, layer in enumerate(chain, start=1):
-            forward = weakly(layer.forward)
+            forward = weakly(compiled(layer.forward) if compiles else layer.forward)
             layer.forward = partial(weakly(self._layer), number, computed_again(forward) if checkpointed else forward)
         for name in {*anatomy.layers[0].roots, *anatomy.layers[-1].roots}:
             part = module.get_submodule(name)

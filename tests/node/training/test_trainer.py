@@ -394,6 +394,24 @@ async def test_what_is_wrong_with_the_model_is_told_before_the_data_is_read(
         await asyncio.to_thread(preparation.load, run, dialler("n0"), ["/"], None)
 
 
+async def test_a_run_that_goes_on_with_compiled_layers_is_timed_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4))
+    mark(f"{tmp_path}/checkpoints", "test")
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    timed: list[bool] = []
+    monkeypatch.setattr(preparation, "layer_flops", lambda model, *_: timed.append(model.compiles))
+    monkeypatch.setattr(preparation, "can_compile", lambda _device: True)
+    prepared = Preparation(Node(tmp_path / "snapshots").equipment, asyncio.get_running_loop())
+    for compiles in (False, False, True):
+        run.train.compile = compiles
+        await asyncio.to_thread(prepared.load, run, dialler("n0"), ["/"], None)
+    assert timed == [False, True]
+
+
 def snapshot_in(root: Path) -> Path:
     """The folder of the only snapshot under ``root``."""
     (file,) = root.rglob("bucket-00000*")

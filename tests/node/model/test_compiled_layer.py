@@ -1,0 +1,147 @@
+"""Layers that torch.compile has made: `node/model/compiled_layer.py`."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+from torch._inductor.utils import fresh_cache
+
+from dtfm.coordinator.core.trust.tolerance import PRECISIONS
+from dtfm.node.model import compiled_layer, layer_costs
+from dtfm.node.model.causal.slice import ISOLATING
+from dtfm.node.model.compiled_layer import can_compile
+from dtfm.node.model.model import Model
+from dtfm.node.model.stage import Stage, build_stage
+from dtfm.protos import plan_pb2
+from dtfm.scheduler.model.memory import Checkpointing, Keeping
+from tests.node.allocated import left_allocated
+from tests.node.model.initialised import initialise_all
+from tests.node.model.test_documents import isolated
+from tests.node.model.test_stage import LENGTH, batch_of, model_of, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    compiled_layer._compiled.cache_clear()
+    before = torch._dynamo.config.suppress_errors
+    yield
+    torch._dynamo.config.suppress_errors = before
+
+
+def with_compiled_layers(model: Model) -> Model:
+    model.compiles = True
+    return model
+
+
+def middle_of(model: Model, dtype: torch.dtype = torch.float32, keeping: Keeping = Keeping()) -> Stage:  # noqa: B008
+    """All layers but the embedding and the head."""
+    stage = build_stage(model, 1, len(model.layers) - 1, CPU, torch.float32, computes_in=dtype, keeping=keeping)
+    initialise_all(stage, 5)
+    return stage
+
+
+def both_ways(stage: Stage) -> list[torch.Tensor]:
+    """What comes out, its gradient for what went in, and those of the parameters."""
+    x = torch.randn(3, LENGTH, 32, generator=torch.Generator().manual_seed(1)).to(stage.dtype).requires_grad_()
+    y = stage.forward(x)
+    y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    return [y.detach(), x.grad, *(bucket.gradients.clone() for bucket in stage.buckets.values())]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("checkpointing", Checkpointing)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_layers_compute_what_an_audit_accepts_and_keep_no_more(
+    precision: str, checkpointing: Checkpointing
+) -> None:
+    assert can_compile(CPU)
+    counters.clear()
+    dtype, keeping = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision], Keeping(checkpointing)
+    plain = middle_of(model_of("llama"), dtype, keeping)
+    made = middle_of(with_compiled_layers(model_of.__wrapped__("llama")), dtype, keeping)
+    for ours, theirs in zip(both_ways(made), both_ways(plain), strict=True):
+        apart = (ours - theirs).float().norm() / theirs.float().norm()
+        assert 0 <= apart < PRECISIONS[precision] / 2
+    assert counters["stats"]["unique_graphs"] == 1
+
+    def kept(stage: Stage) -> int:
+        x = torch.randn(3, LENGTH, 32).to(dtype).requires_grad_()
+        return left_allocated(lambda: outputs.append(stage.forward(x)))
+
+    outputs: list[torch.Tensor] = []
+    assert kept(made) <= kept(plain)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.soak
+@pytest.mark.parametrize("family", sorted(ISOLATING))
+def test_the_layers_of_a_family_are_compiled_once_for_all_of_a_kind(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    plain, made = (middle_of(model) for model in (isolated(family), with_compiled_layers(isolated(family))))
+    for ours, theirs in zip(both_ways(made), both_ways(plain), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        made.forward(torch.randn(3, LENGTH, 32))
+    assert not counters["graph_break"]
+    assert 2 <= counters["stats"]["unique_graphs"] <= 4, "for training and evaluations, of at most two kinds of layers"
+
+
+@pytest.mark.parametrize("name", ["llama", "convnet"])
+def test_a_stage_of_compiled_layers_is_freed_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the garbage collector, but for that which compiled: that one has timed the device."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = with_compiled_layers(model_of.__wrapped__(name))
+    for _ in range(2):
+        stage = build_stage(model, 0, len(model.layers), CPU, torch.float32)
+        initialise_all(stage, 5)
+        train([stage], *batch_of(name))
+    assert counters["stats"]["unique_graphs"] > 0
+    alive = [weakref.ref(each) for mine in stage.parameters.values() for each in mine]
+    gc.collect()
+    gc.disable()
+    try:
+        del stage
+        assert [parameter() for parameter in alive if parameter() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_a_device_is_timed_once_its_layers_are_compiled_for_training_and_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model, run = with_compiled_layers(model_of.__wrapped__("llama")), plan_pb2.Run(train={"micro_batch": 3})
+    assert layer_costs._pass_seconds(model, 1, run, CPU) < layer_costs.MOST_EXPECTED_SECONDS
+    compiled_by_then = counters["stats"]["unique_graphs"]
+    stage = middle_of(model)
+    both_ways(stage)
+    with torch.no_grad():
+        stage.forward(torch.randn(3, LENGTH, 32))
+    assert counters["stats"]["unique_graphs"] == compiled_by_then == 2
+
+
+def test_where_nothing_can_be_compiled_the_log_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fresh_cache(), inductor.patch({"cpp.cxx": (str(tmp_path / "no-compiler"),), "fx_graph_cache": False}):
+        assert not can_compile(CPU)
+    (said,) = (each.getMessage() for each in caplog.records if each.name == compiled_layer.__name__)
+    assert said.startswith(
+        "train.compile: the layers are not compiled here, which is slower: PyTorch cannot compile for cpu ("
+    )
+    assert "apt-get install g++" in said
