@@ -15,6 +15,7 @@ from dtfm.coordinator.core.copies import disks
 from dtfm.coordinator.core.copies.availability import on_disk
 from dtfm.coordinator.core.messages import part_message
 from dtfm.coordinator.core.phases import Gathering, Pausing
+from dtfm.coordinator.core.reach.machines import machines_of
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Sending, Session, State, Upload
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
@@ -27,7 +28,7 @@ MOST_MODEL_FILE_BYTES = 64 << 20
 """A tokenizer's are the largest."""
 
 LINE_FRACTION = 0.25
-"""How much of its fastest link a node uses for a checkpoint while the run trains."""
+"""How much of its fastest link the nodes of a machine use for a checkpoint while the run trains."""
 
 LEAST_BANDWIDTH = 100e3
 """Bytes per second that any node should send."""
@@ -235,8 +236,10 @@ def _go_on(transition: Transition) -> None:
 def _send(transition: Transition, upload: Upload, node: str, buckets: Collection[int], size: float) -> Upload:
     """Has the node send the buckets too; of ``size`` bytes is all that it then has to send."""
     state = transition.state
-    links = state.ledger.reach.links.get(node, {})
-    fastest = max((link.bandwidth for link in links.values()), default=0.0)
+    links, ready = state.ledger.reach.links.get(node, {}), state.ledger.ready
+    line = max((link.bandwidth for link in links.values() if link.way != "loopback"), default=0.0)
+    beside = (len(machine) for machine in machines_of(state.ledger, ready) if node in {ready[at] for at in machine})
+    fastest = line / next(beside, 1)  # others of its machine may be sending, too
     idle = isinstance(state.phase, Pausing | Gathering)
     rate = 0.0 if idle else max(LINE_FRACTION * fastest, LEAST_BANDWIDTH)
     message = wire.Upload(

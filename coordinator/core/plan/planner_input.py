@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dtfm.coordinator.core.reach.machines import machines_of
 from dtfm.coordinator.core.trust.claims import counted_bandwidth, counted_flops, witnesses
 from dtfm.coordinator.core.trust.disputes import disputes
 from dtfm.coordinator.log.ledger import Ledger
@@ -41,7 +41,7 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
         if one in places and other in places:
             bandwidth[places[one], places[other]] = bandwidth[places[other], places[one]] = 0.0
     members = [ledger.members[node] for node in nodes]
-    machines = _machines(ledger, nodes)
+    machines = machines_of(ledger, nodes)
     machine_of = {node: machine for machine, on_it in enumerate(machines) for node in on_it}
     between = _between(machines, bandwidth)
     carried = [_carried(ledger, [nodes[node] for node in on_it]) for on_it in machines]
@@ -121,23 +121,6 @@ def _relays(
         each = ledger.reach.carried.get(relay, (None, None))
         made.append(Line(relay, *(max(passed[relay], 0.0 if one is None else one.bandwidth) for one in each)))
     return tuple(made), via
-
-
-def _machines(ledger: Ledger, nodes: Sequence[str]) -> list[list[int]]:
-    """By machine, the places in ``nodes`` of those that are on it. They have one key, and reach each other over loopback: the key
-    may be in a home folder of several machines, and who has another could say anything."""
-    links, of_key = ledger.reach.links, defaultdict[str, list[list[int]]](list)
-
-    def are_beside(one: str, other: str) -> bool:
-        both = links.get(one, {}).get(other), links.get(other, {}).get(one)
-        return any(link is not None and link.way == "loopback" for link in both)
-
-    for place, node in enumerate(nodes):
-        key = ledger.key_of(node) or node
-        beside = [machine for machine in of_key[key] if any(are_beside(node, nodes[other]) for other in machine)]
-        others = [machine for machine in of_key[key] if machine not in beside]
-        of_key[key] = [*others, [*(other for machine in beside for other in machine), place]]
-    return [machine for machines in of_key.values() for machine in machines]
 
 
 def _between(machines: Sequence[Sequence[int]], links: NDArray[np.float64]) -> NDArray[np.float64]:

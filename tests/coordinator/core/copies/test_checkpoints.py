@@ -77,6 +77,20 @@ def test_training_goes_on_meanwhile_and_may_use_part_of_the_line() -> None:
     world.step()
 
 
+def test_nodes_of_one_machine_share_what_its_line_may_carry_of_a_checkpoint() -> None:
+    world = training("a", "b", "c", train={"steps": 100})
+    world.belong_together("a", "b")
+    reach = world.state.ledger.reach
+    within = {"a": {**reach.links["a"], "b": replace(reach.links["a"]["b"], bandwidth=9e9, way="loopback")}}
+    reach = replace(reach, links={**reach.links, **within})
+    world.state = replace(world.state, ledger=replace(world.state.ledger, reach=reach))
+    world.step()
+    world.step()
+    world.write_snapshot()
+    rates = {node: world.last_to(node, "upload").bytes_per_second for node in to_send(world)}
+    assert rates == {"a": LINE_FRACTION * 1e9 / 2, "b": LINE_FRACTION * 1e9 / 2, "c": LINE_FRACTION * 1e9}
+
+
 def test_a_node_without_measured_links_is_not_slowed_down_to_nothing() -> None:
     world = training(train={"steps": 100})
     world.step()
