@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,8 +40,6 @@ from dtfm.protos.control_pb2 import Commit, Device, Peer, StepReady
 from dtfm.protos.frame import Kind
 from dtfm.protos.peer_pb2 import KeptRequest
 from dtfm.protos.plan_pb2 import Run
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -17,8 +16,6 @@ from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.frame import STATE_CHUNK_BYTES
 from dtfm.protos.identity.credentials import certified_name, shown_name
 from dtfm.protos.token_bucket import TokenBucket
-
-log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Request = TypeVar("Request")

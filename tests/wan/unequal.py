@@ -23,6 +23,8 @@ from tests.wan.wan import COORDINATOR, Wan
 MBIT = 1e6 / 8
 FASTEST = 2e9
 """FLOP/s. A core of a usual CPU computes this model ten times faster, so all nodes together take a fraction of a core."""
+SLOWED = 3
+"""In bf16, with codecs, a step that is as fast as in fp32 keeps this machine's cores busy for half of it."""
 SLOWER = (1.4, 5.2, 2.7, 10, 1.9, 3.7, 1, 7.2)
 """How many times slower than FASTEST each device is."""
 SITES = ("east", "east", "east", "west", "west", "west", "home", "home")
@@ -59,6 +61,20 @@ def unequal_network(*, shared_lines: bool) -> Network:
         for name, slower, site in zip(NAMES, SLOWER, SITES, strict=True)
     )
     return Network(nodes, latency, rate)
+
+
+def drawn_network(seed: int) -> Network:
+    """As many nodes, with devices as unequal in another order, in places from a data center to a home: a link carries what the
+    narrower of its ends does, 1.3 to 26 Mbit/s, and takes 2 to 60 ms. All are SLOWED times slower than in `unequal_network`."""
+    rng, count = Random(seed), len(NAMES)
+    slower, rate, away = (
+        rng.sample(SLOWER, count),
+        [10 ** rng.uniform(0.6, 1.9) / SLOWED for _ in NAMES],
+        [rng.uniform(0.001, 0.03) for _ in NAMES],
+    )
+    narrower = np.minimum.outer(rate, rate) * MBIT * (1 - np.eye(count))
+    nodes = tuple(Node(name, FASTEST / SLOWED / slower[number], 1e9) for number, name in enumerate(NAMES))
+    return Network(nodes, np.add.outer(away, away) * (1 - np.eye(count)), narrower)
 
 
 def run_file(micro_batches: int, lease: float) -> str:
@@ -155,13 +171,11 @@ class UnequalRun:
 
 
 @contextmanager
-def unequal_run(folder: Path, *, micro_batches: int, shared_lines: bool) -> Iterator[UnequalRun]:
+def unequal_run(folder: Path, network: Network, run: str, *, shared_lines: bool = False) -> Iterator[UnequalRun]:
     """A run that has begun with the scheduler's own plan. With ``shared_lines`` homes join one after the other: on a line that
     is shared, one node's probes slow down another's."""
-    network = unequal_network(shared_lines=shared_lines)
     flops = {node.id: node.flops for node in network.nodes}
     command = ("tests.wan.given_plan", FILE)
-    run = run_file(micro_batches, LEASE_SHARED if shared_lines else LEASE)
     with (
         Wan(network) as wan,
         wan_cluster(wan, folder, run, coordinator=command, flops=flops) as cluster,
@@ -182,8 +196,19 @@ def against_random_plans(
     folder: Path, seeds: Sequence[int], steps: int, *, micro_batches: int, shared_lines: bool
 ) -> Iterator[Measured]:
     """The scheduler's plan, then the random plan of each seed, each measured over ``steps`` steps of one run."""
-    with unequal_run(folder, micro_batches=micro_batches, shared_lines=shared_lines) as run:
+    network, lease = unequal_network(shared_lines=shared_lines), LEASE_SHARED if shared_lines else LEASE
+    with unequal_run(folder, network, run_file(micro_batches, lease), shared_lines=shared_lines) as run:
         yield run.measure(steps)
         for seed in seeds:
             run.adopt(random_plan(seed))
             yield run.measure(steps)
+
+
+def on_drawn_networks(folder: Path, seeds: Sequence[int], steps: int, *, micro_batches: int) -> Iterator[Measured]:
+    """The scheduler's plan on the drawn network of each seed, in bf16 and with the codecs that nodes choose."""
+    run = run_file(micro_batches, LEASE).replace('compression = "off"', 'compression = "auto"')
+    run = run.replace("[train]\n", '[train]\nprecision = "bf16"\nrounds = 0\n')
+    for seed in seeds:
+        (folder / str(seed)).mkdir()
+        with unequal_run(folder / str(seed), drawn_network(seed), run) as running:
+            yield running.measure(steps)

@@ -8,7 +8,6 @@ follows), then the tensors.
 from __future__ import annotations
 
 import json
-import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ import torch
 from blake3 import blake3
 
 from dtfm.node.data.problems import in_one_line
-
-log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
