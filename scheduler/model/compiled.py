@@ -17,6 +17,8 @@ from numba.core.dispatcher import Dispatcher
 from dtfm.compiled_code import find_room
 
 find_room()
+_config: Any = numba.config
+_config.OPT = type(_config.OPT)(2)  # LLVM's third level takes 4 % longer to compile, and finds plans no sooner
 _njit: Any = numba.njit  # its types do not know no_cfunc_wrapper
 _F = TypeVar("_F", bound=Callable[..., Any])
 
