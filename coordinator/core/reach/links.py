@@ -29,12 +29,12 @@ def probe_from(transition: Transition, session: Session) -> bool:
         (s for s in transition.state.members.sessions.values() if s.admission not in _NO_PEERS),
         key=lambda s: s.node,
     )
-    # Drawn by name, so that every node has links that were measured, and a replay draws the same. Those of its own key come
-    # first: they may be on its machine.
+    # Drawn by name, so that every node has links that were measured, and a replay draws the same. Half may be of its own key, and
+    # these come first: they may be on its machine.
     key_of = transition.state.ledger.key_of
     drawn = random.Random(session.node).sample(others, len(others))
-    drawn.sort(key=lambda s: not key_of(s.node) or key_of(s.node) != key_of(session.node))
-    peers = drawn[:MOST_PROBED]
+    own = [s for s in drawn if key_of(s.node) and key_of(s.node) == key_of(session.node)][: MOST_PROBED // 2]
+    peers = [*own, *(s for s in drawn if s not in own)][:MOST_PROBED]
     lively = [peer for peer in peers if transition.now - peer.heard <= SIGN_OF_LIFE_LEASES * transition.state.lease]
     silent = [peer for peer in peers if peer not in lively]
     for group in (lively, silent):  # apart, so that nobody waits for the answer of a silent one

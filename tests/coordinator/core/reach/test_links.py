@@ -72,9 +72,18 @@ def test_a_newcomer_among_many_probes_those_of_its_own_key_rather_than_others() 
     world.belong_together(*beside)
     for node in [*beside[:-1], *(f"n{number:03d}" for number in range(3 * MOST_PROBED)), beside[-1]]:
         world.prepare(node)
-    probed = [peer.node for message in world.heard_by(beside[-1]) for peer in message.probe.peers]
-    assert len(probed) == MOST_PROBED
-    assert set(beside[:-1]) < set(probed)
+
+    def probed(node: str) -> set[str]:
+        return {peer.node for message in world.heard_by(node) for peer in message.probe.peers}
+
+    assert len(probed(beside[-1])) == MOST_PROBED
+    assert set(beside[:-1]) < probed(beside[-1])
+    many = [f"theirs{number}" for number in range(MOST_PROBED)]
+    world.belong_together(*many, key="another key")
+    for node in many:
+        world.prepare(node)
+    assert len(probed(many[-1]) & set(many)) >= MOST_PROBED // 2
+    assert not probed(many[-1]) <= set(many)
 
 
 def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
