@@ -69,6 +69,7 @@ class Preparation:
         told_together(checks)
         check_place(run.checkpoint.uri, run.id, self._equipment.node)  # it writes there: only now that all is allowed
         is_new = self.loaded is None or self.loaded.run.id != run.id
+        timed_with = None if self.loaded is None or is_new else self.loaded.run.train.compile
         if self.loaded is not None and not is_new:
             # A resumed run may differ in settings that do not change what is learned.
             self.loaded = replace(self.loaded, run=run, allowed=allowed)
@@ -91,7 +92,7 @@ class Preparation:
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
         model = self.loaded.model
         model.set_momentum(run.train.outer_momentum > 0)
-        if is_new or model.compiles != run.train.compile:
+        if timed_with != run.train.compile:
             model.compiles = run.train.compile and can_compile(device)
             with long_part("compiling the layers and timing the device" if model.compiles else "timing the device"):
                 self.flops = layer_flops(model, run, device, self._equipment.hardware)

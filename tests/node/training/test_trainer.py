@@ -401,12 +401,12 @@ async def test_a_run_that_goes_on_with_compiled_layers_is_timed_with_them(
     write_corpus(tmp_path)
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4))
     mark(f"{tmp_path}/checkpoints", "test")
-    run = read_run_file(tmp_path / "run.toml").message("test")
     timed: list[bool] = []
     monkeypatch.setattr(preparation, "layer_flops", lambda model, *_: timed.append(model.compiles))
     monkeypatch.setattr(preparation, "can_compile", lambda _device: True)
     prepared = Preparation(Node(tmp_path / "snapshots").equipment, asyncio.get_running_loop())
-    for compiles in (False, False, True):
+    for compiles in (False, False, True, True):
+        run = read_run_file(tmp_path / "run.toml").message("test")
         run.train.compile = compiles
         await asyncio.to_thread(prepared.load, run, dialler("n0"), ["/"], None)
     assert timed == [False, True]
