@@ -10,6 +10,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+import torch._inductor.config
 
 from dtfm.compiled_code import find_room
 
@@ -32,6 +33,9 @@ def can_compile(device: torch.device) -> bool:
         )
         return False
     torch._dynamo.config.suppress_errors = True  # what it cannot compile of a layer is computed as it is
+    torch._inductor.config.emulate_precision_casts = (
+        True  # rounds as layers do that are not compiled: audits compare both
+    )
     return True
 
 

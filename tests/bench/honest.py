@@ -2,8 +2,9 @@
 
 Six nodes of six owners in two stages, in mode "open", as real processes on this machine, each an interpreter of its own. They are
 unlike each other: they compute with one, two or four threads, and for CPUs of three kinds, so that their results differ as those
-of different machines do. There is a run for each of LEGS, with a precision and codecs of its own. Meanwhile nodes are killed and
-come again, leave in order and come again, and the coordinator is killed and started again, at steps that the seed decides.
+of different machines do; in two legs some compile the layers. There is a run for each of LEGS, with a precision and codecs of its
+own. Meanwhile nodes are killed and come again, leave in order and come again, and the coordinator is killed and started again, at
+steps that the seed decides.
 
 It exits with 1 if anybody was quarantined, an audit was not clean, a digest differed, or samples are missing.
 """
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.bench.older_cpus import AS_ON_AVX2, AS_ON_SSE4, TORCH_AS_ON_AVX2
@@ -31,6 +32,9 @@ STAGES = [3, 3]
 THREADS = {"n0": 1, "n1": 2, "n2": 4, "n3": 1, "n4": 2, "n5": 4}
 CPUS = {"n1": AS_ON_AVX2, "n3": AS_ON_SSE4, "n4": TORCH_AS_ON_AVX2}
 """By node, the environment in which it computes as on an older CPU."""
+
+WITHOUT_COMPILER = ("n2", "n3")
+"""The nodes that compute layers as they are where others compile them."""
 
 MODEL = """
 [model]
@@ -58,10 +62,12 @@ SUSPICIOUS = ("gradients_clipped", "digest_mismatch", "suspected", "rolled_back"
 class Leg:
     precision: str
     codecs: Mapping[str, str]
+    compiles: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.precision}, " + ", ".join(f"{tensors} {codec}" for tensors, codec in self.codecs.items())
+        codecs = ", ".join(f"{tensors} {codec}" for tensors, codec in self.codecs.items())
+        return f"{self.precision}, {'compiled, ' * self.compiles}{codecs}"
 
 
 def _codecs(activations: str, gradients: str, reduction: str) -> Mapping[str, str]:
@@ -78,6 +84,7 @@ LEGS = [
     )
     for precision in ("fp32", "bf16")
 ]
+LEGS += [replace(leg, compiles=True) for leg in LEGS[:2]]
 
 
 @dataclass(slots=True)
@@ -188,6 +195,8 @@ class Run:
         # Threads that spin while they wait would take the cores from the other nodes.
         waiting = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
         environment = {"OMP_NUM_THREADS": str(THREADS[node]), **waiting, **CPUS.get(node, {})}
+        if node in WITHOUT_COMPILER:  # nor what a compiler has left in the cache
+            environment |= {"CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(self._cluster.folder / node)}
         options = ("--threads", str(THREADS[node]), "--give-up-after", "300")
         self._cluster.add(node, *options, environment=environment)
 
@@ -207,7 +216,8 @@ def run_leg(leg: Leg, steps: int, rate: float, seed: int, folder: Path) -> Findi
     text = text.replace("global_batch = 20\nmicro_batch = 2", f"global_batch = {SAMPLES}\nmicro_batch = 4")
     codecs = "\n".join(f'{tensors} = "{codec}"' for tensors, codec in leg.codecs.items())
     text = text.replace('compression = "off"', codecs).replace("seed = 7", f"seed = {seed}")
-    text = text.replace("[train]\n", f"[train]\nevaluate_every = {EVALUATE_EVERY}\n")
+    train = f"evaluate_every = {EVALUATE_EVERY}\ncompile = {str(leg.compiles).lower()}\n"
+    text = text.replace("[train]\n", f"[train]\n{train}")
     text += f'[trust]\nmode = "open"\naudit_rate = {rate}\n'
     problems = []
     with PatientCluster(folder, text, place=place, fresh=True, invited=True, liars=True) as cluster:

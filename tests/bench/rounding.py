@@ -2,10 +2,10 @@
 
 Stages of several families, with weights that were trained for some steps, are computed forward and backward from the same inputs
 by processes that differ in what changes the order of sums: threads, instruction sets (as on older processors), with and without
-oneDNN, deterministic kernels, the precision of float32 products. For each, the largest relative error against the first is
-printed, as audits compute it (node/training/audit.py): of what each stage passes on and back, of the losses, and of the pieces of
-a share's gradients, with two and with eight replicas. "2 threads" stands for a restart, the instruction sets for other kinds of
-processors.
+oneDNN, deterministic kernels, the precision of float32 products, compiled layers. For each, the largest relative error against
+the first is printed, as audits compute it (node/training/audit.py): of what each stage passes on and back, of the losses, and of
+the pieces of a share's gradients, with two and with eight replicas. "2 threads" stands for a restart, the instruction sets for
+other kinds of processors.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.load import load_model
 from dtfm.node.model.optimizer import adamw, squared_norms
 from dtfm.node.model.placement import pieces
@@ -61,6 +62,7 @@ class Variant:
     onednn: bool = True
     deterministic: bool = False
     products: str = "highest"
+    compiles: bool = False
 
 
 REFERENCE = "1 thread"
@@ -76,6 +78,7 @@ VARIANTS = {
     "all as on AVX2": Variant(AS_ON_AVX2),
     "all as on AVX2, 2 threads": Variant(AS_ON_AVX2, threads=2),
     "MKL the same everywhere": Variant({"MKL_CBWR": "COMPATIBLE"}),
+    "compiled layers": Variant(compiles=True),
 }
 
 #: What is compared: its kind, its name, and the tensor.
@@ -139,7 +142,7 @@ class Work:
             torch.autograd.backward(left[place - 1], gradient if given is None else given[name])
 
 
-def works(folder: Path, layers: int) -> Iterator[tuple[str, Work]]:
+def works(folder: Path, layers: int, compiles: bool) -> Iterator[tuple[str, Work]]:
     for family, config in FAMILIES.items():
         sizes = config.format(width=WIDTH, wide=3 * WIDTH, layers=layers)
         model_table = f'[model]\nfamily = "{family}"\nconfig = {{ {sizes} }}\n'
@@ -150,6 +153,7 @@ def works(folder: Path, layers: int) -> Iterator[tuple[str, Work]]:
             with contextlib.chdir(folder):
                 data = load_data(run)
                 model = load_model(run.model, data.sample)
+            model.compiles = compiles
             borders = [0, 1, len(model.layers) - 1, len(model.layers)]  # so that errors add up over many layers
             stages = [
                 build_stage(model, *ends, CPU, run_dtype(run), computes_in=compute_dtype(run))
@@ -167,7 +171,7 @@ def compute(folder: Path, name: str, layers: int, trained: int) -> None:
     torch.backends.mkldnn.enabled = variant.onednn  # type: ignore[assignment]
     torch.use_deterministic_algorithms(variant.deterministic)
     torch.set_float32_matmul_precision(variant.products)
-    for title, work in works(folder, layers):
+    for title, work in works(folder, layers, variant.compiles and can_compile(CPU)):
         known = folder / f"{title} begins.safetensors"
         buckets = {
             f"{place} {index}": bucket

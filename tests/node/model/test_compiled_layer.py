@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -10,9 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.config
 from torch._dynamo.utils import counters
-from torch._inductor import config as inductor
-from torch._inductor.utils import fresh_cache
 
 from dtfm.coordinator.core.trust.tolerance import PRECISIONS
 from dtfm.node.model import compiled_layer, layer_costs
@@ -35,9 +37,9 @@ def nothing_compiled_before() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
     compiled_layer._compiled.cache_clear()
-    before = torch._dynamo.config.suppress_errors
+    before = torch._dynamo.config.suppress_errors, torch._inductor.config.emulate_precision_casts
     yield
-    torch._dynamo.config.suppress_errors = before
+    torch._dynamo.config.suppress_errors, torch._inductor.config.emulate_precision_casts = before
 
 
 def with_compiled_layers(model: Model) -> Model:
@@ -61,6 +63,7 @@ def both_ways(stage: Stage) -> list[torch.Tensor]:
     return [y.detach(), x.grad, *(bucket.gradients.clone() for bucket in stage.buckets.values())]
 
 
+@pytest.mark.soak  # PyTorch's headers alone take half a minute to compile
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("checkpointing", Checkpointing)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -74,7 +77,7 @@ def test_compiled_layers_compute_what_an_audit_accepts_and_keep_no_more(
     made = middle_of(with_compiled_layers(model_of.__wrapped__("llama")), dtype, keeping)
     for ours, theirs in zip(both_ways(made), both_ways(plain), strict=True):
         apart = (ours - theirs).float().norm() / theirs.float().norm()
-        assert 0 <= apart < PRECISIONS[precision] / 2
+        assert 0 <= apart < PRECISIONS[precision] / 10
     assert counters["stats"]["unique_graphs"] == 1
 
     def kept(stage: Stage) -> int:
@@ -135,13 +138,14 @@ def test_a_device_is_timed_once_its_layers_are_compiled_for_training_and_evaluat
     assert counters["stats"]["unique_graphs"] == compiled_by_then == 2
 
 
-def test_where_nothing_can_be_compiled_the_log_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with fresh_cache(), inductor.patch({"cpp.cxx": (str(tmp_path / "no-compiler"),), "fx_graph_cache": False}):
-        assert not can_compile(CPU)
-    (said,) = (each.getMessage() for each in caplog.records if each.name == compiled_layer.__name__)
-    assert said.startswith(
+def test_where_nothing_can_be_compiled_the_log_says_what_is_missing(tmp_path: Path) -> None:
+    call = "from dtfm.node.model.compiled_layer import can_compile; print(can_compile(torch.device('cpu')))"
+    none = {"CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", f"import torch; {call}"]
+    tried = subprocess.run(command, env=os.environ | none, capture_output=True, text=True, check=True)
+    assert tried.stdout == "False\n"
+    assert (
         "train.compile: the layers are not compiled here, which is slower: PyTorch cannot compile for cpu ("
+        in tried.stderr
     )
-    assert "apt-get install g++" in said
+    assert "(apt-get install g++)" in tried.stderr
