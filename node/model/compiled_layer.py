@@ -10,7 +10,6 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch._inductor.config
 
 from dtfm.compiled_code import find_room
 
@@ -19,6 +18,8 @@ log = logging.getLogger(__name__)
 
 def can_compile(device: torch.device) -> bool:
     """Whether PyTorch finds what it needs to compile for ``device``. If not, the log says why."""
+    from torch import _dynamo, _inductor  # here, as they take a second to import
+
     # By itself PyTorch keeps what it compiles in /tmp. What it finds there it runs.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(find_room() / "torch"))
     try:
@@ -32,10 +33,9 @@ def can_compile(device: torch.device) -> bool:
             (str(problem).splitlines() or [type(problem).__name__])[0][:300],
         )
         return False
-    torch._dynamo.config.suppress_errors = True  # what it cannot compile of a layer is computed as it is
-    torch._inductor.config.emulate_precision_casts = (
-        True  # rounds as layers do that are not compiled: audits compare both
-    )
+    # What it cannot compile of a layer is computed as it is. The rest rounds as if it were: audits compare both.
+    _dynamo.config.suppress_errors = True
+    _inductor.config.emulate_precision_casts = True
     return True
 
 
