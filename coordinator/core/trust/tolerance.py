@@ -1,9 +1,8 @@
 """How far an auditor's results may be from a node's, so that rounding explains it.
 
 The audited work is repeated from the same inputs, which are compared by digest. Devices of one kind mostly get the same bits.
-Others
-add up in another order: in bf16, which has 8 bits, what a few layers compute then differs by one or two hundredths (and up to
-five are allowed), in fp32 with TF32 by less than a thousandth.
+Others add up in another order. In bf16, which has 8 bits, what a few layers compute then differs by one or two hundredths (up to
+five are allowed), in fp32 by some millionths (up to a thousandth is allowed; where one of two uses TF32 that is too little).
 
 A codec that rounds to steps turns a small difference d (relative to the tensor's size) into a larger one, since a value near the
 middle between two steps may fall to either: the share d / step of the values does, by a step each, so that the error is
