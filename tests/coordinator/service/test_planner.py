@@ -133,6 +133,7 @@ def test_of_several_islands_the_one_goes_on_without_rounds_that_most_nodes_know(
             incumbent=before,
             lengths=(30, 0, 10, 100),
             islands=known,
+            seconds=2.0,
         )
     )
     assert isinstance(chosen, PlanChosen)
