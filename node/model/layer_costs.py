@@ -58,6 +58,8 @@ def layer_costs(model: Model, run: plan_pb2.Run) -> list[plan_pb2.Layer]:
 def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products: Device) -> float | None:
     """FLOP/s of ``device`` for forward and backward of one micro-batch through the most expensive kind of layer.
 
+    If compiled layers fail, the model compiles none from then on.
+
     Returns the fastest of several passes after a warm-up, because others may use the device at the time. This is less than
     the speed of matrix products in ``products`` (a third to three quarters of it was seen): a layer does more than multiply,
     and small matrices do not fill a device. Returns None if a layer does not fit the device, should take too long, or fails
@@ -77,6 +79,12 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
     try:
         return flops / _pass_seconds(model, number, run, device)
     except Exception as error:  # the model's own code, or too little memory; training may still work
+        if model.compiles:
+            log.warning(
+                "train.compile: layers are computed as they are, since compiled layer %d fails: %s", number, error
+            )
+            model.compiles = False
+            return layer_flops(model, run, device, products)
         log.warning("layer %d could not be timed: %s", number, error)
         return None
     finally:

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.protos import plan_pb2
+from dtfm.protos.control_pb2 import Device
 from dtfm.scheduler.model.memory import Checkpointing, Keeping
 from tests.node.allocated import left_allocated
 from tests.node.model.initialised import initialise_all
@@ -136,6 +138,23 @@ def test_a_device_is_timed_once_its_layers_are_compiled_for_training_and_evaluat
     with torch.no_grad():
         stage.forward(torch.randn(3, LENGTH, 32))
     assert counters["stats"]["unique_graphs"] == compiled_by_then == 2
+
+
+def test_a_model_whose_compiled_layers_fail_is_trained_with_layers_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_what_fails(_function: object, **_options: object) -> Callable[..., Any]:
+        def fails(*_arguments: object, **_keywords: object) -> None:
+            raise RuntimeError("pack_vnni2 is only supported when avx512 is supported")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compile_what_fails)
+    model, run = with_compiled_layers(model_of.__wrapped__("llama")), plan_pb2.Run(train={"micro_batch": 3})
+    speed = layer_costs.layer_flops(model, run, CPU, Device(kind="cpu", memory_bytes=1 << 30, flops=1e12))
+    assert speed is not None
+    assert not model.compiles
+    assert "since compiled layer 1 fails: pack_vnni2" in caplog.text
 
 
 def test_where_nothing_can_be_compiled_the_log_says_what_is_missing(tmp_path: Path) -> None:
