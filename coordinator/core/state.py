@@ -151,7 +151,7 @@ class Members:
         return replace(self, sessions={**self.sessions, session.node: session}, streams=streams)
 
     def without_session(self, node: str) -> Members:
-        """Nobody waits for the node any more, nor measures its links. If it comes back, that begins anew."""
+        """Nobody waits for this node or measures its links any more. If it comes back, its links are measured anew."""
         sessions = {name: session.without_peer(node) for name, session in self.sessions.items() if name != node}
         return replace(self, sessions=sessions, streams={session.stream: name for name, session in sessions.items()})
 

@@ -79,19 +79,17 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
     try:
         return flops / _pass_seconds(model, number, run, device)
     except Exception as error:  # the model's own code, or too little memory; training may still work
-        if model.compiles:
-            log.warning(
-                "train.compile: layers are computed as they are, since compiled layer %d fails: %s", number, error
-            )
-            model.compiles = False
-            return layer_flops(model, run, device, products)
-        log.warning("layer %d could not be timed: %s", number, error)
-        return None
+        if not model.compiles:
+            log.warning("layer %d could not be timed: %s", number, error)
+            return None
+        log.warning("train.compile: layers are computed as they are, since compiled layer %d fails: %s", number, error)
+        model.compiles = False
     finally:
         gc.collect()  # a slice of a causal LM is a reference cycle
         give_back(now=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    return layer_flops(model, run, device, products)
 
 
 def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.device) -> float:

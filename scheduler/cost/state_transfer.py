@@ -113,8 +113,7 @@ class Holdings:
     def fetching(self, plan: Plan, weight: float) -> Fetching:
         """The state that ``plan`` has where, with ``weight``."""
         problem = self.problem
-        elsewhere = np.where(problem.line[:, None] == problem.line, 0.0, problem.bandwidth)
-        across = self.held.T @ elsewhere
+        across = self.held.T @ problem.cluster.crossing(problem.bandwidth)
         share = np.divide(problem.down, across, out=np.ones_like(across), where=across > 0)
         whole = self.held.T @ problem.bandwidth
         together = whole * np.minimum(1.0, share)

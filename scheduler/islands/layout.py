@@ -288,8 +288,7 @@ def exchange_seconds(cluster: Cluster, workload: Workload, plan: Plan) -> float:
     np.fill_diagonal(sent, 0.0)
     used = sent > 0
     speed = np.where(used, cluster.bandwidth, 0.0)
-    line = cluster.line
-    across = np.where(line[:, None] == line, 0.0, speed)
+    line, across = cluster.line, cluster.crossing(speed)
     fastest = (np.bincount(line, across.max(axis=axis))[line] for axis in (1, 0))  # of all nodes on the line
     lines = np.concatenate([np.fmin(each, known) for each, known in zip(fastest, cluster.carries, strict=True)])
     totals = np.concatenate(cluster.on_lines(sent))

@@ -146,9 +146,13 @@ class Cluster:
 
     def on_lines(self, sent: NDArray[np.float64]) -> NDArray[np.float64]:
         """How much of what is ``sent``, float64 [nodes, nodes], each node's line sends and receives: float64 [2, nodes]."""
-        line = self.line
-        crossing = np.where(line[:, None] == line, 0.0, sent)
+        line, crossing = self.line, self.crossing(sent)
         return np.array([np.bincount(line, crossing.sum(axis=axis))[line] for axis in (1, 0)], dtype=np.float64)
+
+    def crossing(self, links: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same of each link, float64 [nodes, nodes], with 0 for those between nodes on one line, which it does not pass."""
+        line = self.line
+        return np.where(line[:, None] == line, 0.0, links)
 
     @property
     def ids(self) -> tuple[str, ...]:

@@ -239,9 +239,9 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     links, ready = state.ledger.reach.links.get(node, {}), state.ledger.ready
     line = max((link.bandwidth for link in links.values() if link.way != "loopback"), default=0.0)
     beside = (len(machine) for machine in machines_of(state.ledger, ready) if node in {ready[at] for at in machine})
-    fastest = line / next(beside, 1)  # others of its machine may be sending, too
+    share = line / next(beside, 1)  # others of its machine may be sending, too
     idle = isinstance(state.phase, Pausing | Gathering)
-    rate = 0.0 if idle else max(LINE_FRACTION * fastest, LEAST_BANDWIDTH)
+    rate = 0.0 if idle else max(LINE_FRACTION * share, LEAST_BANDWIDTH)
     message = wire.Upload(
         step=upload.step,
         folder=state.run.as_nodes_reach(step_folder(upload.place, upload.step)),
@@ -251,7 +251,7 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     )
     transition.send([node], wire.CoordinatorMessage(upload=message))
     before = upload.sending[node].buckets if node in upload.sending else frozenset[int]()
-    seconds = size / (rate or max(fastest, LEAST_BANDWIDTH))
+    seconds = size / (rate or max(share, LEAST_BANDWIDTH))
     due = transition.now + max(state.patience, PATIENCE_FACTOR * seconds) * 2 ** min(upload.attempts, 8)
     return replace(upload, sending={**upload.sending, node: Sending(before.union(buckets), due)})
 

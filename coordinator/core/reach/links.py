@@ -32,9 +32,9 @@ def probe_from(transition: Transition, session: Session) -> bool:
     # Drawn by name, so that every node has links that were measured, and a replay draws the same. Half may be of its own key, and
     # these come first: they may be on its machine.
     key_of = transition.state.ledger.key_of
-    drawn = random.Random(session.node).sample(others, len(others))
-    own = [s for s in drawn if key_of(s.node) and key_of(s.node) == key_of(session.node)][: MOST_PROBED // 2]
-    peers = [*own, *(s for s in drawn if s not in own)][:MOST_PROBED]
+    key, drawn = key_of(session.node), random.Random(session.node).sample(others, len(others))
+    own = [s for s in drawn if key and key_of(s.node) == key][: MOST_PROBED // 2]
+    peers = list({s.node: s for s in (*own, *drawn)}.values())[:MOST_PROBED]
     lively = [peer for peer in peers if transition.now - peer.heard <= SIGN_OF_LIFE_LEASES * transition.state.lease]
     silent = [peer for peer in peers if peer not in lively]
     for group in (lively, silent):  # apart, so that nobody waits for the answer of a silent one
