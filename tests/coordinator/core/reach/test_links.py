@@ -78,7 +78,7 @@ def test_a_newcomer_among_many_probes_those_of_its_own_key_rather_than_others() 
 
     assert len(probed(beside[-1])) == MOST_PROBED
     assert set(beside[:-1]) < probed(beside[-1])
-    many = [f"theirs{number}" for number in range(MOST_PROBED)]
+    many = [f"theirs{number}" for number in range(2 * MOST_PROBED)]
     world.belong_together(*many, key="another key")
     for node in many:
         world.prepare(node)
