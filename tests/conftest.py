@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -16,6 +17,12 @@ from dtfm.compiled_code import compile_apart
 # Read when PyTorch is loaded, by tests and by the workers of xdist. The tensors of tests are small: of two threads one would spin
 # while it waits for the other, on a core that another test needs. Nodes that tests start are told how many threads they have.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell without job control starts `make test &` with SIGINT ignored, and nohup starts it with SIGHUP ignored. Children would
+# inherit that, and ignore the signals that tests send them.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 # How long an example takes says how busy the machine is. A test that hangs ends by its time-out.
 settings.register_profile("quick", deadline=None, max_examples=25)

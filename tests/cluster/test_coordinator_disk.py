@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.cluster.faults import HOLD, Phase, fail
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, held_out_loss, losses_alone, run_file
 
@@ -63,11 +64,13 @@ def test_the_weights_come_to_the_coordinators_disk_and_load_in_transformers(tmp_
 def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_coordinators(
     tmp_path: Path, holds: str
 ) -> None:
-    """With ``state`` the nodes' disks are lost as well."""
+    """With ``state`` the nodes' disks are lost as well. The nodes train five steps beyond the checkpoint and wait there until
+    the checkpoint is on the coordinator's disk."""
     text = f'{without_storage(steps=30, every=10)}holds = "{holds}"\n'
-    with Cluster(tmp_path, text, nodes="ab", invited=True) as cluster:
+    beyond = fail("a").at(step=16, phase=Phase.FORWARD).by(HOLD)
+    with Cluster(tmp_path, text, nodes="ab", invited=True, faults=[beyond]) as cluster:
         cluster.wait_for("checkpoint_written", where=lambda e: e["step"] == 10)
-        cluster.wait_for("step_committed", where=lambda e: e["step"] > 10 and e["step"] % 10 == 5)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 15)
         for node in cluster.nodes.values():  # nothing of the run is left in memory
             node.send(signal.SIGKILL)
         for node in cluster.nodes.values():
@@ -77,7 +80,7 @@ def test_after_all_nodes_have_died_the_run_goes_on_from_their_disks_or_from_the_
             empty = {"XDG_CACHE_HOME": str(tmp_path / f"new-{name}")}
             cluster.add(name, environment=empty if holds == "state" else None)
         rolled = cluster.wait_for("rolled_back", after=before)
-        assert rolled["step"] >= 10
+        assert rolled["step"] == 10
         assert ("from the disks' snapshot" in rolled["reason"]) == (holds == "weights")
         assert cluster.finish() == 0
     alone = losses_alone(cluster.run_file)
