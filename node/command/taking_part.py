@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import logging
 import os
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from dtfm.node.command.status_line import status_line
 from dtfm.node.network.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
 from dtfm.node.settings import Settings
+from dtfm.programs import heeding
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.identity.access import Role, kept
@@ -66,8 +66,9 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
     session = Session(settings, device, hardware)
     signalled: float | None = None
 
-    def on_signal(name: str) -> None:
+    def on_signal(number: signal.Signals) -> None:
         nonlocal signalled
+        name = number.name
         if signalled is not None:
             if supervised and time.monotonic() - signalled < SAME_SIGNAL_SECONDS:
                 return
@@ -78,7 +79,6 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
 
     for handler in logging.root.handlers:
         handler.addFilter(session.places)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, signal.Signals(number).name)
-    async with status_line(session.status_line):
-        return await session.run()
+    with heeding(on_signal):
+        async with status_line(session.status_line):
+            return await session.run()
