@@ -28,7 +28,7 @@ from dtfm.protos import DEFAULT_ADDRESS
 from dtfm.protos.connection import address_of, read_address
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
-from dtfm.protos.identity.private_files import read_private, write_private
+from dtfm.protos.identity.private_files import read_private, state_folder, write_private
 from dtfm.protos.run_file.run_file import RunFile, read_run_file
 
 MOST_AFTER = 100
@@ -57,6 +57,7 @@ class Serving:
 def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, options: Serving) -> int:
     """Serves the run, and returns the exit code. ``new``: see start_over. ``reserve``: once no other coordinator does. Raises
     ValueError."""
+    state_folder()  # raises where this user has none
     if options.listen:
         read_address(options.listen)
     run = read_run_file(run_file) if run_file is not None or new else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ from dtfm.node.network.addresses import candidates, host_of
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.protos.connection import read_address
 from dtfm.protos.identity.enrolment import Entry, NotAdmitted
+from dtfm.protos.identity.private_files import NAME_A_FOLDER, state_folder
 from dtfm.protos.open_files import raise_limit
 
 ANSWER_SECONDS = 5.0
@@ -46,7 +48,7 @@ async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
     for name in EXTRA:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    found = [findings.on_packages(missing, versions)]
+    found = [await asyncio.to_thread(look_at_state_folder), findings.on_packages(missing, versions)]
     if "torch" not in missing:
         found += await asyncio.to_thread(look_at_device, place.device)
     found += [await asyncio.to_thread(look_at_disk, place.snapshots), findings.on_open_files(raise_limit())]
@@ -73,6 +75,17 @@ def look_at_device(name: str) -> list[Finding]:
         "matrix products"
     )
     return [*found, findings.on_device(device.kind, sentence)]
+
+
+def look_at_state_folder() -> Finding:
+    """Whether this user's key and names can be kept."""
+    folder = state_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return Finding("state", False, f"{folder} cannot be written: {error.strerror}", NAME_A_FOLDER)
+    return Finding("state", True, f"this node's key and name are kept in {folder}")
 
 
 def look_at_disk(folder: Path) -> Finding:
