@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dtfm.installed import install_line
-from dtfm.node.data.allowed import EVERYTHING, check_match
+from dtfm.node.data.allowed import EVERYTHING, check_match, glob_of
 from dtfm.node.data.problems import in_one_line
 
 # Characters per piece, which a tokenizer gets at once.
@@ -101,7 +101,7 @@ def _library_files() -> list[tuple[str, Path]]:
 
 
 def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
-    names = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    names = sorted(glob.glob(glob_of(Path(pattern).expanduser()), recursive=True))
     for name in names:
         check_match("data.source", name, allowed)
     files = [path for path in map(Path, names) if path.is_file()]
@@ -116,7 +116,7 @@ def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
 
 
 def _text_file(file: Path) -> Iterator[Document]:
-    with file.open(encoding="utf-8", newline="") as text:
+    with file.open(encoding="utf-8-sig", newline="") as text:
         yield _decoded(_pieces(text), file)
 
 
@@ -126,7 +126,7 @@ def _texts(records: Iterable[tuple[Any, str]], text_field: str) -> Iterator[Docu
 
 def _json_lines(file: Path) -> Iterator[tuple[Any, str]]:
     """The records, and where each is."""
-    with file.open(encoding="utf-8") as text:
+    with file.open(encoding="utf-8-sig") as text:
         for number, line in enumerate(_decoded(iter(lambda: text.readline(LONGEST_LINE), ""), file), start=1):
             where = f"data.source: {file}, line {number}"
             if len(line) == LONGEST_LINE:
