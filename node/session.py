@@ -20,7 +20,7 @@ import grpc.aio
 import torch
 
 import dtfm
-from dtfm.node.data.allowed import EVERYTHING
+from dtfm.node.data.allowed import ALLOW, ALLOW_MODULE, EVERYTHING, Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.long_parts import long_part
@@ -44,7 +44,7 @@ from dtfm.node.transport.ways import Ways
 from dtfm.programs import START_AGAIN
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, coordinator_disk, services
 from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.identity.access import runs_it
+from dtfm.protos.identity.access import Access, runs_it
 from dtfm.protos.identity.credentials import Identity
 from dtfm.protos.identity.enrolment import NotAdmitted, refusal_in
 from dtfm.protos.identity.private_files import cache_folder
@@ -81,7 +81,7 @@ class Session:
         self._opened = ""
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
-        self._own = False  # whether this user runs the coordinator
+        self._allowed: Allowed | None = None  # what the run may name here; None until the first connection
         self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._sending_failed)
@@ -91,7 +91,6 @@ class Session:
             node=settings.node,
             device=device,
             hardware=hardware,
-            allowed_modules=settings.allowed_modules,
             tokens=cache_folder() / "tokens",
             sender=self._sender,
             store=StateStore(Images(self._snapshots.disk.scratch)),
@@ -206,7 +205,7 @@ class Session:
                 self._opened = await self._opening
         coordinator_disk.LINE.lead_to(opened)
         self._key = opened.access.key
-        self._own = await asyncio.to_thread(runs_it, opened.access.pin)
+        self._allowed = await asyncio.to_thread(self._remember_allowed, opened.access)
         self._outgoing = asyncio.Queue()
         self._send(
             wire.NodeMessage(
@@ -258,6 +257,23 @@ class Session:
                 self._trainer.interrupt("the connection to the coordinator broke")
                 stream.cancel()
 
+    def _remember_allowed(self, access: Access) -> Allowed:
+        """Keeps with the membership what this machine's operator allows now. What the operator has not said is as before."""
+        data, modules = self._settings.allowed_data, self._settings.allowed_modules
+        now = replace(
+            access,
+            allowed_data=access.allowed_data if data is None else data,
+            allowed_modules=access.allowed_modules if modules is None else modules,
+        )
+        if now != access:
+            self._settings.coordinator.remember(now)
+        for option, said, kept in ((ALLOW, data, now.allowed_data), (ALLOW_MODULE, modules, now.allowed_modules)):
+            if self._allowed is None and said is None and kept:
+                log.info("As before, the run may use %s (%s changes that)", ", ".join(kept), option)
+        # Who runs the coordinator has named the paths, and may use them anyway.
+        places = EVERYTHING if runs_it(access.pin) else now.allowed_data
+        return Allowed(places, now.allowed_modules)
+
     async def _handle(self, message: wire.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message")
         log.debug("from the coordinator: %s", kind)
@@ -273,9 +289,8 @@ class Session:
                 if self._settings.relay != wire.Hello.ONLY:
                     known = welcome.data_fingerprint
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
-                    # Who runs the coordinator has named the paths, and may use them anyway.
-                    allowed = EVERYTHING if self._own else self._settings.allowed_data
-                    self._trainer.prepare(welcome.run, self._ways.dialler, allowed, agreed)
+                    assert self._allowed is not None
+                    self._trainer.prepare(welcome.run, self._ways.dialler, self._allowed, agreed)
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(wire.NodeMessage(leaving=wire.Leaving(reason=self._leave_reason)))
             case "refusal":

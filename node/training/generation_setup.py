@@ -24,13 +24,12 @@ from dtfm.protos.control_pb2 import Assignment, Device
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What a node trains with, whatever the run. ``hardware`` is what `measure_device` returns; ``allowed_modules`` are the
-    import paths that the operator lets a run name, ``tokens`` the folder in which this machine's nodes share what they read."""
+    """What a node trains with, whatever the run. ``hardware`` is what `measure_device` returns; ``tokens`` is
+    the folder in which this machine's nodes share what they read."""
 
     node: str
     device: torch.device
     hardware: Device
-    allowed_modules: tuple[str, ...]
     tokens: Path
     sender: Sender
     store: StateStore

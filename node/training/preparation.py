@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 
 from dtfm.compiled_code import compile_apart
 from dtfm.kernels.with_cupy import prepare
-from dtfm.node.data.allowed import check_places
+from dtfm.node.data.allowed import Allowed, check_places
 from dtfm.node.data.dataset import Agreed, is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
 from dtfm.node.data.storage import check_place
@@ -54,16 +53,16 @@ class Preparation:
         self._loop = loop
         self._compiling: Future[None] | None = None
 
-    def load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
-        """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name of
-        this machine's files (see check_places). Returns whether it is another run than before.
+    def load(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> bool:
+        """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name
+        here. Returns whether it is another run than before.
 
         Raises:
             ValueError: a user's mistake in the run, what is not allowed, or a device that cannot take part in it.
             Closed: called off.
         """
-        device, modules = self._equipment.device, self._equipment.allowed_modules
-        checks = [partial(check_places, run, allowed)]
+        device = self._equipment.device
+        checks = [partial(check_places, run, allowed.places)]
         if compute_dtype(run) is torch.bfloat16:
             checks.append(partial(check_bf16, device))
         told_together(checks)
@@ -80,10 +79,10 @@ class Preparation:
             if is_text(run.data):  # what is wrong with the model is told before much is read
                 with long_part("loading the model"):
                     sample, tokenizer = text_sample(run.data)
-                    model = load_model(run.model, sample, modules, tokenizer)
+                    model = load_model(run.model, sample, allowed.modules, tokenizer)
             with long_part("reading the data"):
-                data = load_data(run, modules, self._equipment.tokens, agreed, allowed)
-            model = model or load_model(run.model, data.sample, modules)
+                data = load_data(run, allowed.modules, self._equipment.tokens, agreed, allowed.places)
+            model = model or load_model(run.model, data.sample, allowed.modules)
             try:  # nothing is left to compile then that a plan may need; the device is timed after that, undisturbed
                 with long_part("compiling the kernels, which are kept for the next start"):
                     self._compiling.result()

@@ -34,7 +34,7 @@ class Role(enum.StrEnum):
 class Access:
     """``addresses`` and ``pin`` are the coordinator's (see Invitation). ``enrolled``: the coordinator knows the ``key`` (PEM) as
     this name's; the key is on disk before, so that it is not lost together with the answer. ``own``: this user runs the
-    coordinator."""
+    coordinator. ``allowed_data`` and ``allowed_modules``: what of this machine its operator lets this run name."""
 
     addresses: tuple[str, ...]
     pin: bytes
@@ -43,6 +43,8 @@ class Access:
     key: bytes = field(repr=False)
     enrolled: bool = False
     own: bool = False
+    allowed_data: tuple[str, ...] = ()
+    allowed_modules: tuple[str, ...] = ()
 
 
 def keep(access: Access) -> None:
@@ -55,6 +57,8 @@ def keep(access: Access) -> None:
         "key": access.key.decode(),
         "enrolled": access.enrolled,
         "own": access.own,
+        "allowed_data": access.allowed_data,
+        "allowed_modules": access.allowed_modules,
     }
     write_private(_file(access), json.dumps(fields, indent=1).encode())
 
@@ -132,6 +136,8 @@ def _read(path: Path) -> Access:
             key,
             enrolled=fields["enrolled"] is True,
             own=fields.get("own") is True,
+            allowed_data=tuple(map(str, fields.get("allowed_data", ()))),
+            allowed_modules=tuple(map(str, fields.get("allowed_modules", ()))),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise ValueError(f"{path} is damaged ({problem}); remove it, and join again with an invitation") from None

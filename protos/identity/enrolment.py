@@ -138,6 +138,11 @@ class Entry:
             return Opened(address, authority, self._used)
         raise self._needed(address)
 
+    def remember(self, access: Access) -> None:
+        """Keeps what was changed in the ``access`` that `open` has returned. Raises ValueError."""
+        self._used = access
+        keep(access)
+
     def _needed(self, address: str) -> NotAdmitted:
         return NotAdmitted(
             "INVITATION_NEEDED",
