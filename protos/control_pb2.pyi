@@ -868,14 +868,16 @@ class PlanNowRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PlanNowReply(_message.Message):
-    __slots__ = ("changed", "generation", "reason")
+    __slots__ = ("changed", "generation", "reason", "run")
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     changed: bool
     generation: int
     reason: str
-    def __init__(self, changed: _Optional[bool] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    run: str
+    def __init__(self, changed: _Optional[bool] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
     __slots__ = ("protocol_version", "invitation", "secret", "name", "public_key", "roles")
@@ -894,10 +896,12 @@ class EnrolRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., invitation: _Optional[str] = ..., secret: _Optional[bytes] = ..., name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
-    __slots__ = ("role",)
+    __slots__ = ("role", "run")
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     role: str
-    def __init__(self, role: _Optional[str] = ...) -> None: ...
+    run: str
+    def __init__(self, role: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
 
 class InviteRequest(_message.Message):
     __slots__ = ("name", "role", "seconds", "uses", "believed")
@@ -914,20 +918,22 @@ class InviteRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., seconds: _Optional[float] = ..., uses: _Optional[int] = ..., believed: _Optional[bool] = ...) -> None: ...
 
 class InviteReply(_message.Message):
-    __slots__ = ("id", "invitation", "expires", "line", "leads_to", "page")
+    __slots__ = ("id", "invitation", "expires", "line", "leads_to", "page", "run")
     ID_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     LEADS_TO_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     id: str
     invitation: str
     expires: float
     line: str
     leads_to: str
     page: str
-    def __init__(self, id: _Optional[str] = ..., invitation: _Optional[str] = ..., expires: _Optional[float] = ..., line: _Optional[str] = ..., leads_to: _Optional[str] = ..., page: _Optional[str] = ...) -> None: ...
+    run: str
+    def __init__(self, id: _Optional[str] = ..., invitation: _Optional[str] = ..., expires: _Optional[float] = ..., line: _Optional[str] = ..., leads_to: _Optional[str] = ..., page: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
 
 class RevokeRequest(_message.Message):
     __slots__ = ("what",)
@@ -936,12 +942,14 @@ class RevokeRequest(_message.Message):
     def __init__(self, what: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("sentence", "step")
+    __slots__ = ("sentence", "step", "run")
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     sentence: str
     step: int
-    def __init__(self, sentence: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+    run: str
+    def __init__(self, sentence: _Optional[str] = ..., step: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class ExpelRequest(_message.Message):
     __slots__ = ("node", "reason")

@@ -16,7 +16,7 @@ from dtfm.file_lock import locked
 from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
 from dtfm.protos.connection import open_channel, read_address
 from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
-from dtfm.protos.identity.access import Access, Role, enrolment_lock, keep, kept, other_key
+from dtfm.protos.identity.access import MOST_RUN_CHARACTERS, Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.identity.credentials import (
     fetch_authority,
     in_time,
@@ -75,15 +75,23 @@ class Opened:
 class Entry:
     """The way to a coordinator. ``open`` may be called any number of times."""
 
-    def __init__(self, where: str, roles: Sequence[Role], name: str, *, or_as_member: bool = False) -> None:
+    def __init__(
+        self,
+        where: str,
+        roles: Sequence[Role],
+        name: str,
+        *,
+        or_as_member: bool = False,
+        known: Access | None = None,
+    ) -> None:
         """``where``: an invitation, a file with one, HOST:PORT, or empty for what was used last. ``roles``: one of them is
         needed. ``name``: under which to be enrolled. ``or_as_member``: where this user has none of these roles, the key of a
-        node of this user's will do. Raises ValueError."""
+        node of this user's will do. ``known``: who to be, and where, if ``where`` is empty. Raises ValueError."""
         self._place = _read_place(where)
         self._roles = tuple(roles)
         self._or_as = (Role.NODE,) * or_as_member
         self._name = name
-        self._used: Access | None = None  # by the last `open`
+        self._used = known  # by the last `open`
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
@@ -196,7 +204,8 @@ class Entry:
                 "ROLE", f"the coordinator gives a role that this dtfm does not know: {reply.role[:20]!r}"
             ) from None
         addresses = opened.access.addresses if invitation is None else invitation.addresses
-        access = replace(opened.access, addresses=addresses, role=role, enrolled=True)
+        run = reply.run[:MOST_RUN_CHARACTERS]
+        access = replace(opened.access, addresses=addresses, role=role, enrolled=True, run=run)
         keep(access)
         return access
 
