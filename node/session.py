@@ -23,7 +23,7 @@ import dtfm
 from dtfm.node.data.allowed import ALLOW, ALLOW_MODULE, EVERYTHING, Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
-from dtfm.node.host.long_parts import long_part
+from dtfm.node.host.long_parts import Repeated, long_part
 from dtfm.node.network.addresses import candidates, host_of, reached_here
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
@@ -57,6 +57,8 @@ Argument = TypeVar("Argument")
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
 """Between attempts to connect. A pause is a tenth of the time since the coordinator was heard last: a reserve that takes over
 after a lease does not wait long for its nodes."""
+SAY_AGAIN_SECONDS = 60.0
+"""After which it is said again that the coordinator does not answer."""
 TEMPORARY = ("BUSY", "FULL")
 """Refusals that nobody has to do anything about: a node that is started again later may be let in."""
 
@@ -96,6 +98,7 @@ class Session:
             store=StateStore(Images(self._snapshots.disk.scratch)),
             snapshots=self._snapshots,
         )
+        self._preparing = equipment.preparing
         self._trainer = Trainer(equipment, loop, report, _on_loop(loop, self._fail))
         give_way = partial(self._sender.priority.give_way, Rank.STATE)
         holder = Holder(relay=settings.relay != wire.Hello.NO)
@@ -156,7 +159,7 @@ class Session:
 
     async def _stay_connected(self) -> None:
         """Connects whenever there is no connection, with growing pauses, until the node is to exit or gives up."""
-        silent_since = time.monotonic()
+        silent_since, said = time.monotonic(), Repeated(SAY_AGAIN_SECONDS)
         while self._exit is None:
             if self._leaving.is_set():
                 self._exit = 0
@@ -166,7 +169,7 @@ class Session:
             if self._exit is not None or self._leaving.is_set():
                 continue
             if answered:
-                silent_since = time.monotonic()
+                silent_since, said = time.monotonic(), Repeated(SAY_AGAIN_SECONDS)
             silent = time.monotonic() - silent_since
             left = self._patience - silent
             if left <= 0:
@@ -182,10 +185,11 @@ class Session:
                 return
             pause = min(max(silent / 10, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             wait = min(pause * random.uniform(0.8, 1.2), max(left, 0.05))
-            log.warning(
-                "The coordinator at %s does not answer (%s); trying again in %.1f s, giving up in %.0f s",
-                *(self._settings.coordinator, problem, wait, left),
-            )
+            if said.is_news(problem, time.monotonic()):
+                log.warning(
+                    "The coordinator at %s does not answer (%s); trying again at least each %.0f s, giving up in %.0f s",
+                    *(self._settings.coordinator, problem, LONGEST_PAUSE_SECONDS, left),
+                )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), wait)
 
@@ -361,7 +365,15 @@ class Session:
 
     async def _probe(self, probe: wire.Probe) -> None:
         with long_part(f"measuring links to {len(probe.peers)} nodes"):
-            report = await measure_links(self._settings.node, list(probe.peers), self._ways.dialler, self._lease)
+            does, peers = self._preparing.does, list(probe.peers)
+            does(wire.MEASURING_LINKS, 0, len(peers))
+            report = await measure_links(
+                self._settings.node,
+                peers,
+                self._ways.dialler,
+                self._lease,
+                lambda directions: does(wire.MEASURING_LINKS, directions // 2, len(peers)),
+            )
         self._send(wire.NodeMessage(links=report))
 
     async def _reach(self, wanted: wire.Reach) -> None:
@@ -370,7 +382,7 @@ class Session:
     async def _beat(self, every: float) -> None:
         for count in itertools.count(1):
             await asyncio.sleep(every)
-            self._send(wire.NodeMessage(heartbeat=wire.Heartbeat(count=count)))
+            self._send(wire.NodeMessage(heartbeat=self._preparing.heartbeat(count)))
 
     async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[wire.NodeMessage]:
         outgoing = self._outgoing

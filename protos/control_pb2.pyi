@@ -29,6 +29,15 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BUSY: _ClassVar[RefusalReason]
     QUARANTINED: _ClassVar[RefusalReason]
 
+class Preparing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOTHING_TO_SAY: _ClassVar[Preparing]
+    LOADING_MODEL: _ClassVar[Preparing]
+    READING_DATA: _ClassVar[Preparing]
+    COMPILING: _ClassVar[Preparing]
+    TIMING_DEVICE: _ClassVar[Preparing]
+    MEASURING_LINKS: _ClassVar[Preparing]
+
 class StepProblem(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STEP_PROBLEM_UNSPECIFIED: _ClassVar[StepProblem]
@@ -54,6 +63,12 @@ ROLE: RefusalReason
 UNKNOWN_KEY: RefusalReason
 BUSY: RefusalReason
 QUARANTINED: RefusalReason
+NOTHING_TO_SAY: Preparing
+LOADING_MODEL: Preparing
+READING_DATA: Preparing
+COMPILING: Preparing
+TIMING_DEVICE: Preparing
+MEASURING_LINKS: Preparing
 STEP_PROBLEM_UNSPECIFIED: StepProblem
 NON_FINITE: StepProblem
 PEER_LOST: StepProblem
@@ -289,10 +304,16 @@ class Prepared(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("count",)
+    __slots__ = ("count", "preparing", "done", "of")
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    PREPARING_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
     count: int
-    def __init__(self, count: _Optional[int] = ...) -> None: ...
+    preparing: Preparing
+    done: int
+    of: int
+    def __init__(self, count: _Optional[int] = ..., preparing: _Optional[_Union[Preparing, str]] = ..., done: _Optional[int] = ..., of: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("peers",)

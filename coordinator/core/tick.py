@@ -187,8 +187,8 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
             leaving.wants_to_leave(transition, session, message.leaving)
         case "codecs_chosen":
             drift.codecs_chosen(transition, node, message.codecs_chosen)
-        case "heartbeat":
-            pass  # a sign of life, as every message is
+        case "heartbeat":  # a sign of life, as every message is
+            membership.prepares(transition, session, message.heartbeat)
         case _:
             transition.log(f"ignored a message of {node} that means nothing here: {kind}")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.wording import Remark
+from dtfm.coordinator.log.wording import Remark, memory_in_words
 from dtfm.protos.identity.access import Role
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Member:
     incarnation: str
     ready: bool = False
     """Whether it can be planned with."""
+    preparing: str = ""
+    """What it does before it is ready, like "reads data (40 %)"; empty: it is ready, or has not said."""
     leaving: str = ""
     """Why it wants to leave; empty: it does not."""
     candidates: tuple[str, ...] = ()
@@ -79,7 +81,9 @@ class NodeJoined:
 
     def narrate(self) -> str:
         device = self.device
-        power = f"{device.memory_bytes / 2**30:.1f} GiB, {device.flops / 1e9:.0f} GFLOP/s"
+        if self.relay == "only":
+            return f"{self.node} joined from {self.address} as a relay; {self.reason}"
+        power = f"{memory_in_words(device.memory_bytes)}, {device.flops / 1e9:.0f} GFLOP/s"
         return f"{self.node} joined from {self.address}: {device.name} ({device.kind}, {power}); {self.reason}"
 
 
@@ -96,6 +100,36 @@ class NodeRefused(Remark):
         return f"{self.node or 'a node'} was refused: {self.refusal}: {self.reason}"
 
 
+Preparing = Literal["loads the model", "reads data", "compiles", "times its device", "measures links"]
+IN_PERCENT = ("reads data",)
+"""What is counted in parts that mean nothing to people."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePrepares:
+    """What a node says that it does before it is ready. ``done`` of ``of``: how far that is; 0 of 0: not known."""
+
+    node: str
+    doing: Preparing
+    done: int = 0
+    of: int = 0
+    event: Literal["node_prepares"] = "node_prepares"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger.with_member(self.node, replace(ledger.members[self.node], preparing=self.sentence))
+
+    def narrate(self) -> str:
+        return f"{self.node} {self.sentence}"
+
+    @property
+    def sentence(self) -> str:
+        """Like "reads data (40 %)" or "measures links (5 of 7)"."""
+        if not self.of:
+            return self.doing
+        far = f"{100 * self.done // self.of} %" if self.doing in IN_PERCENT else f"{self.done} of {self.of}"
+        return f"{self.doing} ({far})"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeReady:
     """The node has prepared the run and measured its links: it can be planned with."""
@@ -104,7 +138,7 @@ class NodeReady:
     event: Literal["node_ready"] = "node_ready"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return ledger.with_member(self.node, replace(ledger.members[self.node], ready=True))
+        return ledger.with_member(self.node, replace(ledger.members[self.node], ready=True, preparing=""))
 
     def narrate(self) -> str:
         return f"{self.node} is ready"

@@ -10,6 +10,7 @@ EVERY_STEPS = 10
 
 _DETAILS = (
     # The way to readiness: who joined, and the plan that comes of it, are told.
+    ev.NodePrepares,
     ev.NodeReady,
     ev.WaysChosen,
     ev.DeviceTimed,

@@ -29,7 +29,7 @@ from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.control_pb2 import Prepared
+from dtfm.protos.control_pb2 import Prepared, Preparing as Doing
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -74,15 +74,20 @@ class Preparation:
             self.loaded = replace(self.loaded, run=run, allowed=allowed)
         else:
             self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
-            log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
-            model = None
+            its = run.model.pretrained or run.model.module or run.model.family
+            log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, its)
+            model, does = None, self._equipment.preparing.does
             if is_text(run.data):  # what is wrong with the model is told before much is read
+                does(Doing.LOADING_MODEL)
                 with long_part("loading the model"):
                     sample, tokenizer = text_sample(run.data)
                     model = load_model(run.model, sample, allowed.modules, tokenizer)
+            does(Doing.READING_DATA)
             with long_part("reading the data"):
-                data = load_data(run, allowed.modules, self._equipment.tokens, agreed, allowed.places)
+                reading = partial(does, Doing.READING_DATA)
+                data = load_data(run, allowed.modules, self._equipment.tokens, agreed, allowed.places, reading)
             model = model or load_model(run.model, data.sample, allowed.modules)
+            does(Doing.COMPILING)
             try:  # nothing is left to compile then that a plan may need; the device is timed after that, undisturbed
                 with long_part("compiling the kernels, which are kept for the next start"):
                     self._compiling.result()
@@ -93,6 +98,7 @@ class Preparation:
         model.set_momentum(run.train.outer_momentum > 0)
         if timed_with != run.train.compile:
             model.compiles = run.train.compile and can_compile(device)
+            self._equipment.preparing.does(Doing.COMPILING if model.compiles else Doing.TIMING_DEVICE)
             with long_part("compiling the layers and timing the device" if model.compiles else "timing the device"):
                 self.flops = layer_flops(model, run, device, self._equipment.hardware)
         return is_new
