@@ -41,8 +41,14 @@ class Place:
     behind_nat: bool = False
 
 
-async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
-    """All findings, in the order in which to fix them. Without ``coordinator`` none is asked. No invitation is used up."""
+async def examine(
+    coordinator: Entry | None,
+    place: Place,
+    places: tuple[str, ...] | None = None,
+    modules: tuple[str, ...] | None = None,
+) -> list[Finding]:
+    """All findings, in the order in which to fix them. Without ``coordinator`` none is asked. No invitation is used up.
+    ``places``, ``modules``: see dry_join.Wish."""
     missing = missing_packages()
     versions = {}
     for name in EXTRA:
@@ -54,6 +60,10 @@ async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
     found += [await asyncio.to_thread(look_at_disk, place.snapshots), findings.on_open_files(raise_limit())]
     if coordinator is not None:
         found.append(await look_at_coordinator(coordinator))
+        if found[-1].good and not missing:
+            from dtfm.node.doctor.dry_join import Wish, dry_join
+
+            found += await dry_join(coordinator, Wish(place.device, places, modules))
     return [*found, *await look_at_port(place), *look_at_tcp()]
 
 

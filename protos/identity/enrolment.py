@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from dtfm.file_lock import locked
 from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
 from dtfm.protos.connection import open_channel, read_address
-from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
+from dtfm.protos.control_pb2 import EnrolReply, EnrolRequest, InviteRequest, Prepared, RefusalReason
 from dtfm.protos.identity.access import MOST_RUN_CHARACTERS, Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.identity.credentials import (
     fetch_authority,
@@ -146,6 +146,23 @@ class Entry:
             return Opened(address, authority, self._used)
         raise self._needed(address)
 
+    async def look(self, timeout: float, prepared: Prepared | None = None) -> EnrolReply:
+        """What `open` would come to for a node, and what is trained there; with ``prepared`` also whether that is what the others
+        have. Nobody is enrolled, and no invitation is used up. Raises ConnectionError and NotAdmitted as `open` does."""
+        address, authority, pin = await self.answering(timeout)
+        invitation = self._place if isinstance(self._place, Invitation) else None
+        before = kept(self._roles, pin, self._name) or _enrolled([*self._roles, Role.OPERATOR], pin)
+        if not before and invitation is None:
+            raise self._needed(address)
+        access = before[0] if before else Access((address,), pin, self._name, self._roles[0], make_key())
+        roles = (*self._roles, Role.OPERATOR)  # who runs the coordinator lets own nodes in
+        request = _enrol_request(access, invitation, roles)
+        request.dry = True
+        if prepared is not None:
+            request.prepared.CopyFrom(prepared)
+        reply: EnrolReply = await _call(Opened(address, authority, access), "Coordinator", "Enrol", request, timeout)
+        return reply
+
     def remember(self, access: Access) -> None:
         """Keeps what was changed in the ``access`` that `open` has returned. Raises ValueError."""
         self._used = access
@@ -188,14 +205,7 @@ class Entry:
                     f"would be lost; take another name, like dtfm-node join --id NAME",
                 )
             keep(opened.access)
-        request = EnrolRequest(
-            protocol_version=PROTOCOL_VERSION,
-            invitation=invitation.id if invitation is not None else "",
-            secret=invitation.secret if invitation is not None else b"",
-            name=opened.access.name,
-            public_key=public_key(opened.access.key),
-            roles=[role.value for role in self._roles],
-        )
+        request = _enrol_request(opened.access, invitation, self._roles)
         reply = await _call(opened, "Coordinator", "Enrol", request, timeout)
         try:
             role = Role(reply.role)
@@ -224,6 +234,17 @@ class Entry:
     def _newest(self) -> Access | None:
         others = self._or_as or (Role.OPERATOR,) * (Role.NODE in self._roles)
         return next(iter(_enrolled([*self._roles, *others])), None)
+
+
+def _enrol_request(access: Access, invitation: Invitation | None, roles: Sequence[Role]) -> EnrolRequest:
+    return EnrolRequest(
+        protocol_version=PROTOCOL_VERSION,
+        invitation=invitation.id if invitation is not None else "",
+        secret=invitation.secret if invitation is not None else b"",
+        name=access.name,
+        public_key=public_key(access.key),
+        roles=[role.value for role in roles],
+    )
 
 
 def _read_place(where: str) -> Invitation | str:
