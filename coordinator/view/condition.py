@@ -43,7 +43,7 @@ def conditions(so_far: SoFar, now: float) -> list[Condition]:
     ledger = so_far.ledger
     if ledger.outcome is not None:
         word, mood = ("finished", Mood.GOOD) if ledger.outcome.completed else ("failed", Mood.BAD)
-        return [Condition(mood, f"{word}: {ledger.outcome.reason}", so_far.over or None)]
+        return [Condition(mood, f"{word}: {ledger.outcome.reason}")]
     if not ledger.run_id:
         return [Condition(Mood.WAIT, "no run yet")]
     if ledger.hold is not None:

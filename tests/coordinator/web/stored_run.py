@@ -151,7 +151,7 @@ def telling_of_a_run(steps: int) -> Telling:
           Flow("lab-3090", "home-4090", 5), Flow("lab-3090", "vast-7", 7)),),
         ("attic",),
     )  # fmt: skip
-    telling.adopt(two, "the first plan: two stages of two, and the slow line of attic would hold it up", 7.1, 6.2)
+    telling.adopt(two, "the first plan: two stages of two, and the slow line of attic would hold it up", 9.4, 6.2)
     telling.train(steps // 3)
     telling.tell(ev.NodeLeft("vast-7", "no heartbeat for 30 s"), 30)
     carried_on = Plan(
