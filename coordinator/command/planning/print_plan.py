@@ -70,9 +70,8 @@ def print_plan(
     work, tokens, precision = _workload(workload, run, asked)
     cluster = _cluster(network, gpus, links, host_memory, precision)
     length = asked.train.rounds if asked is not None and asked.train.rounds != "auto" else 0
-    prices = (
-        parse_prices(price or [], [gpu for machine in parse_gpus(gpus) for gpu in machine]) if gpus is not None else []
-    )
+    rented = [gpu for machine in parse_gpus(gpus) for gpu in machine] if gpus is not None else []
+    prices, currency = parse_prices(price or [], rented)
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
         in_background(warm_up)
     stop, began = Event(), time.monotonic()
@@ -117,7 +116,7 @@ def print_plan(
         steps = asked.train.steps if asked is not None else SOME_STEPS
         predicted = decision.predicted
         each = mean_seconds(length, predicted.iteration_seconds, predicted.exchange_seconds)
-        costs = bill(steps, each, prices, idle)
+        costs = bill(steps, each, prices, idle, currency)
     problem = Problem(cluster, work.with_rounds() if length else work)
     if json_lines:
         more = plan_documents(problem, decision, tokens, length)
