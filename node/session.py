@@ -141,6 +141,13 @@ class Session:
         return self._status.line(self._problem) if self._exit is None else self._status.last_line()
 
     @property
+    def problem(self) -> str:
+        """Why this node has no part in the run; empty: the coordinator hears it, or it goes home."""
+        return (
+            "" if self._exit is not None or not self._problem else f"the coordinator does not answer: {self._problem}"
+        )
+
+    @property
     def _lease(self) -> float:
         return self._status.run.lease_seconds or DEFAULT_LEASE
 

@@ -65,9 +65,22 @@ def conditions(so_far: SoFar, now: float) -> list[Condition]:
     return found or [_as_planned(so_far)]
 
 
-def is_healthy(so_far: SoFar, now: float) -> bool:
-    """Whether nobody has to do anything for the run to get on: false if it has failed, or its next commit is long overdue."""
-    return conditions(so_far, now)[0].mood is not Mood.BAD
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """What a supervisor asks. ``healthy``: the run gets on, or waits for nodes or people; false if it has failed, if its next
+    commit is long overdue, or if the log cannot be written."""
+
+    healthy: bool
+    state: str
+    step: int
+    reason: str
+
+
+def fitness(so_far: SoFar, now: float, problem: str = "") -> Fitness:
+    """``problem``: why the coordinator itself is not well; empty: it is."""
+    first = conditions(so_far, now)[0]
+    healthy = not problem and first.mood is not Mood.BAD
+    return Fitness(healthy, so_far.state, so_far.ledger.training.step, problem or first.text)
 
 
 def _while_it_trains(so_far: SoFar, now: float) -> Iterator[Condition]:

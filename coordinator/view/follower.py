@@ -14,6 +14,7 @@ from pathlib import Path
 from dtfm.coordinator.store.record import Record, Snapshot, StoreError
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view import story_snapshot
+from dtfm.coordinator.view.condition import Fitness, fitness
 from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.page import page_text
 from dtfm.coordinator.view.so_far import SoFar
@@ -44,6 +45,7 @@ class Follower:
         self._written, self._read = asyncio.Event(), asyncio.Event()
         self._made: tuple[int, float, bytes] | None = None
         self._figures = 0.0, b""  # when they were made
+        self._follows = True  # until a bug ends that
         self.last = story.now.sequence
         self.ended = asyncio.Event()
         """No more is read: whoever waits for news need not."""
@@ -65,6 +67,7 @@ class Follower:
                     await self._written.wait()
                     await asyncio.sleep(SHORTEST_PAUSE)
         except Exception:
+            self._follows = False
             log.exception("a bug in dtfm: the page is up to date no more; the run goes on")
 
     async def news(self, seconds: float) -> int:
@@ -80,6 +83,13 @@ class Follower:
     async def metrics(self) -> bytes:
         """As Prometheus reads them."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._metrics)
+
+    async def fitness(self, problem: str = "") -> Fitness:
+        """Whether the run gets on. ``problem``: why the coordinator itself is not well."""
+        problem = problem or ("" if self._follows else "a bug in dtfm: the log is read no more")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: fitness(self._story.now, time.time(), problem)
+        )
 
     async def told(self) -> Snapshot:
         """A snapshot of the story so far for whoever looks on."""

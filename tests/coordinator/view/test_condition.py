@@ -9,7 +9,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.store.record import Record
-from dtfm.coordinator.view.condition import Condition, Mood, conditions, is_healthy
+from dtfm.coordinator.view.condition import Condition, Mood, conditions, fitness
 from dtfm.coordinator.view.so_far import SoFar
 from tests.coordinator.web.stored_run import DEVICES, Telling, finished_run, rising_run, slow_run, stored_run
 
@@ -145,7 +145,7 @@ def test_a_step_that_does_not_end_is_late_and_then_the_run_stands_still() -> Non
     assert (still.mood, still.since) == (Mood.BAD, records[-1].time)
     assert still.text == "stands still: step 181 does not end; steps took 9.98 s"
     view = folded(records)
-    assert [is_healthy(view, view.last + seconds) for seconds in (1, 60, 400)] == [True, True, False]
+    assert [fitness(view, view.last + seconds).healthy for seconds in (1, 60, 400)] == [True, True, False]
 
 
 def test_a_pause_a_stop_and_an_end_come_before_all_else() -> None:
@@ -164,7 +164,8 @@ def test_a_pause_a_stop_and_an_end_come_before_all_else() -> None:
     assert (over.mood, over.text) == (Mood.GOOD, "finished: all 240 steps are done")
     failed = told(records, ev.RunFailed(192, "no plan is possible: layer 3 is too large"))
     assert first(failed).text == "failed: no plan is possible: layer 3 is too large"
-    assert not is_healthy(folded(failed), 0.0)
+    assert not fitness(folded(failed), 0.0).healthy
+    assert fitness(folded(records), 0.0, "the disk is full").reason == "the disk is full"
 
 
 def test_a_checkpoint_that_fails_is_told_until_one_is_written() -> None:
