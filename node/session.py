@@ -23,7 +23,8 @@ import dtfm
 from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
-from dtfm.node.host.long_parts import long_part
+from dtfm.node.host.long_parts import doing, long_part
+from dtfm.node.host.vitals import vitals_of
 from dtfm.node.network.addresses import candidates, host_of, reached_here
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
@@ -82,6 +83,7 @@ class Session:
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
         self._own = False  # whether this user runs the coordinator
+        self._vitals = vitals_of(device)
         self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._sending_failed)
@@ -362,7 +364,9 @@ class Session:
     async def _beat(self, every: float) -> None:
         for count in itertools.count(1):
             await asyncio.sleep(every)
-            self._send(wire.NodeMessage(heartbeat=wire.Heartbeat(count=count)))
+            now, (what, done) = self._vitals.now(), doing()
+            beat = wire.Heartbeat(count=count, load=now.load, celsius=now.celsius, doing=what, done=done)
+            self._send(wire.NodeMessage(heartbeat=beat))
 
     async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[wire.NodeMessage]:
         outgoing = self._outgoing

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from dtfm.coordinator.log.wording import MOST_NAMED, counted, seconds_in_words
 from dtfm.coordinator.view.so_far import SoFar, is_stalled
@@ -38,8 +39,9 @@ class Condition:
     since: float | None = None
 
 
-def conditions(so_far: SoFar, now: float) -> list[Condition]:
-    """What there is to say of the run at that time, the most urgent first. There is at least one."""
+def conditions(so_far: SoFar, now: float, doing: Mapping[str, str] = MappingProxyType({})) -> list[Condition]:
+    """What there is to say of the run at that time, the most urgent first: at least one. ``doing``: by member, what takes it
+    long, as far as that is known."""
     ledger = so_far.ledger
     if ledger.outcome is not None:
         word, mood = ("finished", Mood.GOOD) if ledger.outcome.completed else ("failed", Mood.BAD)
@@ -56,7 +58,7 @@ def conditions(so_far: SoFar, now: float) -> list[Condition]:
             Condition(Mood.WAIT, f"no coordinator: {so_far.stopped}; `dtfm-coordinator serve` goes on", so_far.last)
         ]
     if ledger.training.plan is None:
-        return [_waits(so_far)]
+        return [_waits(so_far, doing)]
     if not so_far.begun:
         first = ledger.training.step == 0
         what = "get ready for it" if first else "fetch the state of their layers"
@@ -140,8 +142,13 @@ def _against_the_plan(so_far: SoFar) -> tuple[float, float] | None:
     return training.predicted, took
 
 
-def _waits(so_far: SoFar) -> Condition:
+def _waits(so_far: SoFar, doing: Mapping[str, str]) -> Condition:
     """Nothing is planned."""
+
+    def does(node: str) -> str:
+        usual = "measures its links" if node in so_far.timed else "reads the run and its data"
+        return f"{node} ({doing.get(node) or usual})"
+
     ledger, said, since = so_far.ledger, so_far.said, so_far.awaited or None
     needed = ledger.run.get("cluster", {}).get("nodes", 1)
     computing = {node: member for node, member in ledger.members.items() if member.relay != "only"}
@@ -149,10 +156,7 @@ def _waits(so_far: SoFar) -> Condition:
     if not computing:
         return Condition(Mood.WAIT, f"waits for nodes: none is here{_detail(said)}", since)
     if busy:
-        each = [
-            f"{node} ({'measures its links' if node in so_far.timed else 'reads the run and its data'})"
-            for node in busy
-        ]
+        each = [does(node) for node in busy]
         more = f" and {len(each) - MOST_NAMED} more" if len(each) > MOST_NAMED else ""
         return Condition(Mood.WAIT, f"waits for {', '.join(each[:MOST_NAMED])}{more}", since)
     if len(ledger.staying) < needed:

@@ -8,6 +8,7 @@ import gzip
 import logging
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.page import page_text
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story import Story
+from dtfm.protos import control_pb2 as wire
 
 log = logging.getLogger(__name__)
 SHORTEST_PAUSE = 0.25
@@ -37,9 +39,11 @@ FINISH_SECONDS = 1.0
 class Follower:
     """The story as far as it has been read, of which it takes snapshots. Its own thread alone touches it."""
 
-    def __init__(self, store: Store, story: Story) -> None:
+    def __init__(self, store: Store, story: Story, beats: Callable[[], Mapping[str, wire.Heartbeat]] = dict) -> None:
+        """``beats`` returns each member's last heartbeat, which no log has."""
         self._store = store
         self._story = story
+        self._beats = beats
         self._kept = 0  # the event of the last snapshot
         self._thread = ThreadPoolExecutor(1, "follower")
         self._written, self._read = asyncio.Event(), asyncio.Event()
@@ -158,7 +162,11 @@ class Follower:
             then = story.at(at, self._store.read, self._earlier)
             return _compressed(page_text(then, story.history, self._store.last, then.last))
         if self._made is None or self._made[0] != last or now - self._made[1] > FRESH_SECONDS:
-            self._made = (last, now, _compressed(page_text(story.now, story.history, self._store.last, now)))
+            self._made = (
+                last,
+                now,
+                _compressed(page_text(story.now, story.history, self._store.last, now, self._beats())),
+            )
         return self._made[2]
 
 

@@ -14,6 +14,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.wording import describe_codecs
+from dtfm.coordinator.view.beats import NO_BEATS, doing, gpu
 from dtfm.coordinator.view.condition import conditions
 from dtfm.coordinator.view.for_people import severity
 from dtfm.coordinator.view.history import History, Span
@@ -22,6 +23,7 @@ from dtfm.coordinator.view.members import member_document, quarantine_document
 from dtfm.coordinator.view.pace import planned_seconds
 from dtfm.coordinator.view.published import for_anybody
 from dtfm.coordinator.view.so_far import SoFar
+from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
 Document = dict[str, Any]
@@ -36,9 +38,12 @@ CURVES = ("step", "time", "loss", "tokens_per_second", "norm", "rate", "predicte
 """The columns of ``losses``."""
 
 
-def page_text(so_far: SoFar, history: History, last: int, now: float) -> str:
+def page_text(
+    so_far: SoFar, history: History, last: int, now: float, beats: Mapping[str, wire.Heartbeat] = NO_BEATS
+) -> str:
     """The JSON of the page as of the last event that ``so_far`` has, though ``history`` may have later ones. ``last``: the number
-    of the log's newest event, which may not be read yet; ``now``: the time that it is, or was."""
+    of the log's newest event, which may not be read yet; ``now``: the time that it is, or was. ``beats``: by member, the last
+    heartbeat, if the page is that of now."""
     at, ledger = so_far.sequence, so_far.ledger
     spans = history.spans_until(at)
     document = {
@@ -46,11 +51,11 @@ def page_text(so_far: SoFar, history: History, last: int, now: float) -> str:
         "last": last,
         "time": now,
         "began": so_far.began,
-        "head": head(so_far, now),
+        "head": head(so_far, now, beats),
         "losses": [[getattr(each, name) for name in CURVES] for each in history.losses.until(at)],
         "held_out": [[each.step, each.time, each.loss] for each in history.held_out.until(at)],
         "plan": plan_document(so_far),
-        "nodes": list(_nodes(so_far, spans)),
+        "nodes": list(_nodes(so_far, spans, beats)),
         "left_out": max(0, len(ledger.members) - MOST_NODES),
         "contributions": contributions(so_far),
         "links": link_map(ledger),
@@ -61,7 +66,7 @@ def page_text(so_far: SoFar, history: History, last: int, now: float) -> str:
     return json.dumps(_shown(document), allow_nan=False, separators=(",", ":"))
 
 
-def head(so_far: SoFar, now: float) -> Document:
+def head(so_far: SoFar, now: float, beats: Mapping[str, wire.Heartbeat] = NO_BEATS) -> Document:
     """The run in figures. ``conditions``: how it fares, the most urgent first; the first is the page's verdict. ``said``: why it
     is in this ``state``. ``frequencies``: the held-out loss of a model that knows token frequencies alone. ``ends``: when it will
     be over; ``whole_cost``: what it will have cost then."""
@@ -77,7 +82,7 @@ def head(so_far: SoFar, now: float) -> Document:
         "name": str(ledger.run.get("name", "")),
         "state": so_far.state,
         "said": said,
-        "conditions": [asdict(each) for each in conditions(so_far, now)],
+        "conditions": [asdict(each) for each in conditions(so_far, now, doing(beats))],
         "step": training.step,
         "steps": so_far.run_steps,
         "loss": training.last.loss if training.last is not None else None,
@@ -149,10 +154,10 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
             }
 
 
-def _nodes(so_far: SoFar, spans: list[Span]) -> Iterator[Document]:
+def _nodes(so_far: SoFar, spans: list[Span], beats: Mapping[str, wire.Heartbeat]) -> Iterator[Document]:
     """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last timed step. ``planned``: the
     seconds that the node should have computed in it. ``flops``: the speed that plans count on. ``slow``: how many times what was
-    planned the node takes, if that is too much. ``idle``: why the plan does without it."""
+    planned the node takes, if that is too much. ``idle``: why the plan does without it. ``gpu``: what its driver says now."""
     ledger = so_far.ledger
     reached = _reached(ledger)
     does = {span.node: {"doing": span.doing, "place": span.place} for span in spans if not span.last}
@@ -174,6 +179,7 @@ def _nodes(so_far: SoFar, spans: list[Span]) -> Iterator[Document]:
             "planned": planned.get(node),
             "slow": slow.times if slow is not None and slow.is_certain else None,
             "idle": None if idle is None else asdict(idle),
+            "gpu": gpu(beats.get(node)),
             "reached": reached.get(node, ""),
             "sends": "; ".join(f"to {other} {describe_codecs(to[other])}" for other in sorted(to)[:10] if to[other]),
             "leaving": member.leaving,

@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from dtfm.installed import install_line
 from dtfm.node.data.allowed import EVERYTHING, check_match
 from dtfm.node.data.problems import in_one_line
+from dtfm.node.host.long_parts import report
 
 # Characters per piece, which a tokenizer gets at once.
 PIECE = 1 << 16
@@ -21,6 +22,12 @@ PIECE = 1 << 16
 LONGEST_LINE = 1 << 26
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
 
+READING = "reading the data"
+"""The part of a node's way to its first step in which sources are read (see long_part)."""
+REPORT_LINES = 1000
+"""The number of JSON lines after which it is said again how much is read."""
+
+Said = Callable[[TextIO], None]
 Document = Iterable[str]
 Conversation = tuple[list[dict[str, str]], str]
 """The messages, and where they are, for errors."""
@@ -42,7 +49,7 @@ def conversations(source: str, allowed: Sequence[str] = EVERYTHING) -> Iterator[
             f"data.source: {wrong} cannot hold conversations; give .jsonl files, or leave out data.text_field"
         )
     else:
-        found = chain.from_iterable(map(_json_lines, _matching(source, allowed)))
+        found = chain.from_iterable(_json_lines(file, said) for file, said in _reporting(_matching(source, allowed)))
     return ((_messages_of(record, where), where) for record, where in found)
 
 
@@ -60,8 +67,8 @@ def documents(source: str, text_field: str, allowed: Sequence[str] = EVERYTHING)
     if source.startswith("hf:"):
         return _texts(_hub(source.removeprefix("hf:")), text_field)
     return chain.from_iterable(
-        _text_file(file) if file.suffix == ".txt" else _texts(_json_lines(file), text_field)
-        for file in _matching(source, allowed)
+        _text_file(file, said) if file.suffix == ".txt" else _texts(_json_lines(file, said), text_field)
+        for file, said in _reporting(_matching(source, allowed))
     )
 
 
@@ -115,20 +122,34 @@ def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
     return files
 
 
-def _text_file(file: Path) -> Iterator[Document]:
+def _reporting(files: Sequence[Path]) -> Iterator[tuple[Path, Said]]:
+    """Each file with what takes its text while it is read, and says how much of all files that is."""
+    whole, before = max(1, sum(file.stat().st_size for file in files)), 0
+
+    def said(text: TextIO) -> None:
+        report(READING, (before + text.buffer.tell()) / whole)
+
+    for file in files:
+        yield file, said
+        before += file.stat().st_size
+
+
+def _text_file(file: Path, said: Said) -> Iterator[Document]:
     with file.open(encoding="utf-8", newline="") as text:
-        yield _decoded(_pieces(text), file)
+        yield _decoded(_pieces(text, said), file)
 
 
 def _texts(records: Iterable[tuple[Any, str]], text_field: str) -> Iterator[Document]:
     return (_cut(_text_of(record, text_field, where)) for record, where in records)
 
 
-def _json_lines(file: Path) -> Iterator[tuple[Any, str]]:
+def _json_lines(file: Path, said: Said) -> Iterator[tuple[Any, str]]:
     """The records, and where each is."""
     with file.open(encoding="utf-8") as text:
         for number, line in enumerate(_decoded(iter(lambda: text.readline(LONGEST_LINE), ""), file), start=1):
             where = f"data.source: {file}, line {number}"
+            if number % REPORT_LINES == 1:
+                said(text)
             if len(line) == LONGEST_LINE:
                 raise ValueError(f"{where} is longer than {LONGEST_LINE} characters; split it")
             if not line.strip():
@@ -196,10 +217,11 @@ def _messages_of(record: Any, where: str) -> list[dict[str, str]]:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-def _pieces(text: TextIO) -> Iterator[str]:
+def _pieces(text: TextIO, said: Said = lambda text: None) -> Iterator[str]:
     """Pieces that end at a line end if one is near, so that tokens are not cut."""
     while piece := text.read(PIECE):
         yield piece + text.readline(PIECE)
+        said(text)
 
 
 def _cut(text: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from dtfm.kernels.with_cupy import prepare
 from dtfm.node.data.allowed import check_places
 from dtfm.node.data.dataset import Agreed, is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
+from dtfm.node.data.sources import READING
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16
 from dtfm.node.host.long_parts import long_part
@@ -81,7 +82,7 @@ class Preparation:
                 with long_part("loading the model"):
                     sample, tokenizer = text_sample(run.data)
                     model = load_model(run.model, sample, modules, tokenizer)
-            with long_part("reading the data"):
+            with long_part(READING):
                 data = load_data(run, modules, self._equipment.tokens, agreed, allowed)
             model = model or load_model(run.model, data.sample, modules)
             try:  # nothing is left to compile then that a plan may need; the device is timed after that, undisturbed

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from dtfm.node.host.long_parts import long_part
+from dtfm.node.host.long_parts import doing, long_part, report
 
 
 class Heard(logging.Handler):
@@ -37,3 +37,16 @@ def test_a_short_one_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with long_part("reading the data", long_seconds=600):
         pass
     assert caplog.messages == []
+
+
+def test_the_newest_part_that_goes_on_is_told_with_how_much_of_it_is_done() -> None:
+    assert doing() == ("", None)
+    with long_part("reading the data", long_seconds=600):
+        report("reading the data", 0.4)
+        report("another part", 0.9)
+        assert doing() == ("reading the data", 0.4)
+        with long_part("compiling", long_seconds=600):
+            assert doing() == ("compiling", None)
+        report("reading the data", 7.0)
+        assert doing() == ("reading the data", 1.0)
+    assert doing() == ("", None)
