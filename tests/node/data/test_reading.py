@@ -27,4 +27,4 @@ def test_conversations_are_counted_too(tmp_path: Path) -> None:
     (tmp_path / "talk.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hello"}]}\n' * 3_000)
     with long_part(READING, long_seconds=600):
         assert len(list(conversations(f"{tmp_path}/*.jsonl"))) == 3_000
-        assert (doing()[1] or 0) > 0.9
+        assert 0.6 < (doing()[1] or 0) < 0.8, "as of line 2,001"
