@@ -24,6 +24,7 @@ from dtfm.node.data.allowed import ALLOW, ALLOW_MODULE, EVERYTHING, Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.long_parts import Repeated, long_part
+from dtfm.node.host.vitals import vitals_of
 from dtfm.node.network.addresses import candidates, host_of, reached_here
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
@@ -84,6 +85,7 @@ class Session:
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
         self._allowed: Allowed | None = None  # what the run may name here; None until the first connection
+        self._vitals = vitals_of(device)
         self._patience = settings.give_up_after  # seconds without a coordinator
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._sending_failed)
@@ -141,6 +143,13 @@ class Session:
     def status_line(self) -> str:
         """How the run and this node's part in it fare, as one line; empty before anything is known."""
         return self._status.line(self._problem) if self._exit is None else self._status.last_line()
+
+    @property
+    def problem(self) -> str:
+        """Why this node has no part in the run; empty: the coordinator hears it, or it goes home."""
+        return (
+            "" if self._exit is not None or not self._problem else f"the coordinator does not answer: {self._problem}"
+        )
 
     @property
     def _lease(self) -> float:
@@ -382,7 +391,10 @@ class Session:
     async def _beat(self, every: float) -> None:
         for count in itertools.count(1):
             await asyncio.sleep(every)
-            self._send(wire.NodeMessage(heartbeat=self._preparing.heartbeat(count)))
+            now = self._vitals.now()
+            beat = self._preparing.heartbeat(count)
+            beat.MergeFrom(wire.Heartbeat(load=now.load, celsius=now.celsius))
+            self._send(wire.NodeMessage(heartbeat=beat))
 
     async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[wire.NodeMessage]:
         outgoing = self._outgoing

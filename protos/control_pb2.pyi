@@ -304,16 +304,20 @@ class Prepared(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("count", "preparing", "done", "of")
+    __slots__ = ("count", "preparing", "done", "of", "load", "celsius")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     PREPARING_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CELSIUS_FIELD_NUMBER: _ClassVar[int]
     count: int
     preparing: Preparing
     done: int
     of: int
-    def __init__(self, count: _Optional[int] = ..., preparing: _Optional[_Union[Preparing, str]] = ..., done: _Optional[int] = ..., of: _Optional[int] = ...) -> None: ...
+    load: float
+    celsius: float
+    def __init__(self, count: _Optional[int] = ..., preparing: _Optional[_Union[Preparing, str]] = ..., done: _Optional[int] = ..., of: _Optional[int] = ..., load: _Optional[float] = ..., celsius: _Optional[float] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("peers",)

@@ -47,7 +47,7 @@ def plan(
     price: Annotated[
         list[str] | None,
         typer.Option(
-            help='With --gpus: what a GPU costs per hour, in any currency, like "RTX 4090=0.35". Once for each kind of GPU.'
+            help='With --gpus: what a GPU costs per hour, like "RTX 4090=0.35" or "RTX 4090=0.35 EUR". Once for each kind of GPU.'
         ),
     ] = None,
     run: Annotated[

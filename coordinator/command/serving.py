@@ -165,9 +165,15 @@ async def _serve(
             print(f"To see it: {server.page} (to direct it there: dtfm-coordinator invite --role operator)", flush=True)
     telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.log.on_event)
     by_link, secure = bool(elsewhere), elsewhere.startswith("https:")
-    app = make_app(server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure)
+
+    def why_not_well() -> str:
+        return "the log cannot be written" if server.log.is_failing else ""
+
+    app = make_app(
+        server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure, problem=why_not_well
+    )
     page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)
-    metrics_up = page_served(metrics, make_metrics_app(server.follower), from_anywhere=True)
+    metrics_up = page_served(metrics, make_metrics_app(server.follower, why_not_well), from_anywhere=True)
     async with telling, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:

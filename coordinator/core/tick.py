@@ -20,6 +20,7 @@ from dtfm.coordinator.core.state import Session, State
 from dtfm.coordinator.core.step import beginning, commits, evaluation, pause, telling, votes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
+from dtfm.coordinator.core.validation.beats import checked
 from dtfm.protos import control_pb2 as wire
 
 MOST_PASSES = 1000
@@ -188,7 +189,7 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
         case "codecs_chosen":
             drift.codecs_chosen(transition, node, message.codecs_chosen)
         case "heartbeat":  # a sign of life, as every message is
-            membership.prepares(transition, session, message.heartbeat)
+            membership.beats(transition, session, checked(message.heartbeat))
         case _:
             transition.log(f"ignored a message of {node} that means nothing here: {kind}")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -55,6 +58,21 @@ def recounted(ledger: Ledger) -> Ledger:
         names += [name for name, holder in ledger.access.names.items() if holder.role == Role.NODE]
     leaving = tuple(sorted(name for name, member in ledger.members.items() if member.leaving))
     return replace(ledger, leaving=leaving, is_alone=len({ledger.key_of(name) or name for name in names}) <= 1)
+
+
+def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
+    """By node, the FLOP/s that its device should deliver in steps.
+
+    That is what steps have shown, if they have. Else it is what the device was timed at, times the share that the plan's devices
+    usually deliver of theirs: they may share their cores, say, or be below their peak. Of two shares in the middle the one nearer
+    to 1 counts, so that of two devices a slow one does not make the other slow.
+    """
+    plan, members = ledger.training.plan, ledger.members
+    at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]
+    shares = [member.in_training / member.device.flops if member.in_training else 1.0 for member in at_work]
+    middle = (statistics.median_low(shares), statistics.median_high(shares)) if shares else (1.0,)
+    usual = min(middle, key=lambda share: abs(math.log(share)))
+    return [members[node].in_training or members[node].device.flops * usual for node in nodes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,13 @@ def seconds_in_words(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
+def money_in_words(value: float, currency: str = "") -> str:
+    """Like "1,234.50 EUR", "$0.35", or "0.35" without a currency."""
+    if len(currency) == 1 and not currency.isalnum():
+        return f"{currency}{value:,.2f}"
+    return f"{value:,.2f} {currency}".rstrip()
+
+
 def describe_codecs(tensors: Mapping[str, str]) -> str:
     """The tensors that go over a link and the codec of each, like "activations i8b256, gradients off"."""
     return ", ".join(f"{what} {codec}" for what, codec in sorted(tensors.items()))

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dtfm.node.command.status_line import status_line
+from dtfm.node.host.pulse import pulse
 from dtfm.node.network.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
 from dtfm.node.settings import Settings
 from dtfm.programs import heeding
@@ -80,5 +81,8 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
     for handler in logging.root.handlers:
         handler.addFilter(session.places)
     with heeding(on_signal):
-        async with status_line(session.status_line):
+        async with (
+            status_line(session.status_line),
+            pulse(settings.node, lambda: session.problem, session.status_line),
+        ):
             return await session.run()

@@ -133,7 +133,13 @@ def _check_crowd(state: State, node: str, origin: str) -> None:
         )
 
 
-def prepares(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
+def beats(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
+    session = replace(session, beat=beat)
+    transition.set_session(session)
+    _prepares(transition, session, beat)
+
+
+def _prepares(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
     """What a node says that it does before it is ready. The log has each kind once, and each tenth of it, so that a node cannot
     fill it."""
     if session.admission not in (Admission.JOINED, Admission.PROBING) or beat.preparing not in PREPARING:
