@@ -25,6 +25,7 @@ from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.network.addresses import candidates, host_of, reached_here
+from dtfm.node.network.discovery import Search, follow
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.settings import Settings
@@ -83,6 +84,7 @@ class Session:
         self._key = b""  # of the name, from the first connection on
         self._own = False  # whether this user runs the coordinator
         self._patience = settings.give_up_after  # seconds without a coordinator
+        self._search = Search(settings.coordinator)
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._sending_failed)
         report = _on_loop(loop, self._send)
@@ -124,6 +126,7 @@ class Session:
             await asyncio.to_thread(self._snapshots.close)
             for task in self._tasks:
                 task.cancel()
+            await self._search.end()
             if self._opening is not None:
                 await asyncio.wait([self._opening])  # what it opens is closed below
             await self._sender.close()
@@ -187,8 +190,17 @@ class Session:
                 "The coordinator at %s does not answer (%s); trying again in %.1f s, giving up in %.0f s",
                 *(self._settings.coordinator, problem, wait, left),
             )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), wait)
+            self._search.begin()
+            await self._pause(wait)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, unless this node is to leave or the coordinator is found elsewhere."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._leaving, self._search.found)]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
 
     async def _connect_once(self) -> tuple[str, bool]:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
@@ -199,8 +211,12 @@ class Session:
         except ConnectionError as error:
             return str(error), answered
         except NotAdmitted as refused:
+            somebody_else = refused.reason == "WRONG_AUTHORITY" and self._identity is None
+            if somebody_else and await follow(self._settings.coordinator):
+                return str(refused), answered
             self._refused(refused.reason, refused.sentence)
             return str(refused), answered
+        await self._search.end()
         if self._opening is not None:
             with long_part("asking the home router for a port"):
                 self._opened = await self._opening

@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from types import TracebackType
 from typing import Any
@@ -175,6 +175,15 @@ class Internet:
         # A socket of IPv6 that speaks IPv4 has an address that ends with it.
         ends = (line[2].partition(":")[0][-8:] for line in lines if line[3] == "01")
         return {str(IPv4Address(int.from_bytes(bytes.fromhex(end), sys.byteorder))) for end in ends}
+
+    def move(self, name: str, address: str) -> None:
+        """Gives a host behind a router another address in its home, as DHCP does. Its connections break."""
+        place = self._places[name]
+        assert place.home
+        self._ip(name, "address flush dev eth0 scope global")
+        self._ip(name, f"address add {address}/24 dev eth0")
+        self._ip(name, f"route add default via {LAN}.1")
+        self._places[name] = replace(place, address=address)
 
     def unplug(self, name: str) -> None:
         """Cuts the host off: from now on nothing reaches it, and it hears nothing of that."""

@@ -1,0 +1,73 @@
+"""The runs that announce themselves on the local network, shown to a user who has no invitation yet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from dtfm.node.network.discovery import LOOK_SECONDS, look_around
+from dtfm.protos.identity.invitation import Invitation
+from dtfm.protos.local_network.announcement import Announcement, Found, fingerprint
+
+log = logging.getLogger(__name__)
+
+
+def list_runs() -> tuple[Announcement, ...]:
+    """Listens for some seconds, and logs each run that is heard of. Returns them."""
+    log.info("Listening for runs on this network (%.0f s) ...", LOOK_SECONDS)
+    found = Found()
+
+    def heard(announcement: Announcement) -> None:
+        if found.take(announcement):
+            log.info("%s", line_of(announcement), extra={"place": _fields(announcement)})
+
+    try:
+        asyncio.run(look_around(heard))
+    except OSError as problem:
+        log.warning("This network cannot be asked for runs: %s.", problem)
+    runs = tuple(found.runs.values())
+    if found.are_more:
+        log.warning("There are more: only the first %d are listed.", len(runs))
+    for name in same_names(runs):
+        log.warning(
+            "Several runs are called %r. Only the fingerprint tells them apart: compare it with what the owner of yours sees in "
+            "the lines of dtfm-coordinator serve.",
+            name,
+        )
+    return runs
+
+
+def line_of(run: Announcement) -> str:
+    """A run in one line."""
+    trains = f", trains {run.trains}" if run.trains else ""
+    return f"  run {run.run!r}{trains}; owner's fingerprint {fingerprint(run.pin)}; at {' or '.join(run.addresses)}"
+
+
+def same_names(runs: Sequence[Announcement]) -> list[str]:
+    """The names that more than one of the runs has."""
+    return [name for name, count in Counter(run.run for run in runs).items() if count > 1]
+
+
+def tell_which(invitation: Invitation, runs: Sequence[Announcement]) -> None:
+    """Logs to which of the listed runs the invitation leads."""
+    of = next((run for run in runs if run.pin == invitation.pin), None)
+    if of is not None:
+        log.info("The invitation is of run %r, fingerprint %s.", of.run, fingerprint(of.pin))
+    elif runs:
+        log.warning(
+            "The invitation is of none of these: its owner's fingerprint is %s. It leads to %s.",
+            fingerprint(invitation.pin),
+            " or ".join(invitation.addresses),
+        )
+
+
+def _fields(run: Announcement) -> dict[str, object]:
+    return {
+        "run": run.run,
+        "trains": run.trains,
+        "fingerprint": fingerprint(run.pin),
+        "authority": run.pin.hex(),
+        "addresses": list(run.addresses),
+    }
