@@ -29,7 +29,7 @@ def list_runs() -> tuple[Announcement, ...]:
         log.warning("This network cannot be asked for runs: %s.", problem)
     runs = tuple(found.runs.values())
     if found.are_more:
-        log.warning("There are more: only the first %d are listed.", len(runs))
+        log.warning("There are more runs than are listed, or somebody says so of many.")
     for name in same_names(runs):
         log.warning(
             "Several runs are called %r. Only the fingerprint tells them apart: compare it with what the owner of yours sees in "

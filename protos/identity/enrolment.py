@@ -110,8 +110,8 @@ class Entry:
         return tuple(dict.fromkeys(filter(None, [self._moved_to, *addresses])))
 
     def has_moved(self, address: str) -> None:
-        """From now on the coordinator, whose pin is known, is looked for at this HOST:PORT, too. Once it has let this user in there,
-        the address is remembered."""
+        """From now on the coordinator, whose pin is known, is looked for at this HOST:PORT, too. The address is remembered once
+        it has let this user in there."""
         self._moved_to = address
 
     def _remembered(self, opened: Opened) -> Opened:

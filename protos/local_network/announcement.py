@@ -7,6 +7,7 @@ answers there has to show the authority's key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
@@ -14,7 +15,7 @@ from ipaddress import ip_address, ip_network
 from zeroconf import DNSAddress, DNSIncoming, DNSRecord, DNSService, DNSText, ServiceInfo
 
 from dtfm.protos.candidates import Address, plain, read_candidate
-from dtfm.protos.connection import address_of
+from dtfm.protos.connection import address_of, read_address
 from dtfm.protos.identity.invitation import MOST_ADDRESSES, PIN_BYTES
 from dtfm.protos.printable import printable
 
@@ -23,7 +24,10 @@ MOST_CHARACTERS = 48
 """Of the run's name, and of what it trains. In UTF-8 each fits into a string of a TXT record, which has at most 255 bytes."""
 MOST_FOUND = 16
 """The number of runs that are kept of what was heard."""
+MOST_OF_ONE = 8
+"""Of these, the runs that one machine has announced: a liar leaves room for others."""
 
+_LABEL = re.compile("dtfm-[0-9a-f]{16}")
 _LOCAL = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
 """Networks of a house or a firm (RFC 1918, RFC 4193)."""
 
@@ -83,7 +87,7 @@ def announced_in(packet: bytes, source: str) -> list[Announcement]:
     said: dict[str, list[DNSRecord]] = {}
     for record in incoming.answers():
         said.setdefault(record.name.lower().partition(".")[0], []).append(record)
-    found = (_read(label, records, source) for label, records in said.items() if label.startswith("dtfm-"))
+    found = (_read(label, records, source) for label, records in said.items() if _LABEL.fullmatch(label))
     return [announcement for announcement in found if announcement is not None][:MOST_FOUND]
 
 
@@ -119,11 +123,17 @@ class Found:
             addresses = tuple(dict.fromkeys([*known.addresses, *heard.addresses]))[:MOST_ADDRESSES]
             self.runs[heard.pin] = replace(known, addresses=addresses)
             return False
-        if len(self.runs) >= MOST_FOUND:
+        machine = _machine(heard)
+        of_it = sum(_machine(run) == machine for run in self.runs.values())
+        if len(self.runs) >= MOST_FOUND or of_it >= MOST_OF_ONE:
             self.are_more = True
             return False
         self.runs[heard.pin] = heard
         return True
+
+
+def _machine(heard: Announcement) -> str:
+    return read_address(heard.addresses[0])[0]  # where the answer came from
 
 
 def _label(pin: bytes) -> str:

@@ -14,6 +14,8 @@ from zeroconf.asyncio import AsyncZeroconf
 from dtfm.protos.local_network.announcement import is_local
 from dtfm.protos.token_bucket import TokenBucket
 
+MOST_BYTES = 9000
+"""Of a packet (RFC 6762, section 17)."""
 CLOSE_SECONDS = 2.0
 """The longest wait for the goodbye."""
 
@@ -27,8 +29,9 @@ async def multicast(
 ) -> AsyncIterator[AsyncZeroconf]:
     """Meanwhile, sockets for multicast DNS on the interfaces with the addresses ``hosts``. Raises OSError where there is none.
 
-    ``read`` takes the library's way to read a packet, and returns what reads each packet instead. Packets from elsewhere than the
-    local network are dropped before that, since the library's socket hears the internet too, and so are those beyond ``budget``.
+    ``read`` takes the library's way to read a packet, and returns what reads each packet instead. Some are dropped before that:
+    those from elsewhere than the local network, as the library's socket hears the internet too, and those that are too large or
+    beyond the ``budget``.
     """
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)  # what matters of its warnings is raised here
     version = IPVersion.All if any(":" in host for host in hosts) else IPVersion.V4Only
@@ -61,7 +64,8 @@ class _Nearby(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         host = addr[0]
-        if is_local(host) and self._budget.take(asyncio.get_running_loop().time()):
+        near = len(data) <= MOST_BYTES and is_local(host)
+        if near and self._budget.take(asyncio.get_running_loop().time()):
             self._sender = addr
             self._read(data, host)
 

@@ -144,10 +144,17 @@ class Internet:
         self._inside(name, "nft", "-f", "-", text=_FIREWALL)
         return address
 
-    def forward(self, router: str, port: int, host: str) -> None:
-        """From now on TCP ``port`` of the router's public address leads to the same port of ``host``, behind it."""
+    def forward(self, router: str, port: int, host: str, *, hairpin: bool = False) -> None:
+        """From now on TCP ``port`` of the router's public address leads to the same port of ``host``, behind it. ``hairpin``:
+        also from behind the router, over the router."""
         rule = f'add rule ip nat prerouting iifname "eth0" tcp dport {port} dnat to {self.address(host)}:{port}'
         self._inside(router, "nft", *rule.split())
+        if hairpin:
+            public, home = self.address(router), f"{LAN}.0/24"
+            inside = f"ip daddr {public} tcp dport {port} dnat to {self.address(host)}:{port}"
+            back = f'oifname "br0" ip saddr {home} ip daddr {home} masquerade'
+            self._inside(router, "nft", *f'add rule ip nat prerouting iifname "br0" {inside}'.split())
+            self._inside(router, "nft", *f"add rule ip nat postrouting {back}".split())
 
     def limit(self, host: str, megabits: float) -> None:
         """From now on the host sends at most so many Mbit/s."""

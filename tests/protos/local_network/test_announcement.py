@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import ip_address
 
 import pytest
 from hypothesis import given, strategies as st
-from zeroconf import DNSAddress, DNSOutgoing, DNSPointer, DNSQuestion, DNSRecord, DNSService, DNSText
+from zeroconf import DNSOutgoing, DNSQuestion
 
 from dtfm.protos.candidates import read_candidate
 from dtfm.protos.identity.invitation import MOST_ADDRESSES
 from dtfm.protos.local_network.announcement import (
     MOST_CHARACTERS,
     MOST_FOUND,
+    MOST_OF_ONE,
     SERVICE,
     Announcement,
     Found,
@@ -22,51 +22,16 @@ from dtfm.protos.local_network.announcement import (
     is_local,
     service,
 )
+from tests.protos.local_network.forged import IN, PIN, PTR, forged, packet
 
-PIN = bytes(range(32))
-LABEL = f"dtfm-{PIN.hex()[:16]}"
 SOURCE = "192.168.1.2"
 RUN = Announcement("stories", "llama, 1.1B parameters", PIN, ("192.168.1.2:7400", "[fd00::2]:7400"))
-RESPONSE, SRV, TXT, A, AAAA, PTR, IN = 0x8400, 33, 16, 1, 28, 12, 1
-
-
-def packet(*records: DNSRecord) -> bytes:
-    """What somebody sends who answers with these records."""
-    out = DNSOutgoing(RESPONSE)
-    for record in records:
-        out.add_answer_at_time(record, 0)
-    (whole,) = out.packets()
-    return whole
 
 
 def said(announcement: Announcement) -> bytes:
     """What an honest coordinator sends."""
     told = service(announcement)
     return packet(told.dns_pointer(), told.dns_service(), told.dns_text(), *told.dns_addresses())
-
-
-def forged(
-    *,
-    label: str = LABEL,
-    port: int = 7400,
-    hosts: tuple[str, ...] = (),
-    authority: bytes = PIN.hex().encode(),
-    run: bytes = b"stories",
-    ttl: int = 120,
-) -> bytes:
-    """What a liar sends."""
-    strings = [b"run=" + run, b"trains=llama", b"authority=" + authority]
-    text = b"".join(bytes([len(each)]) + each for each in strings)
-    server = f"{label}.local."
-    addresses = [
-        DNSAddress(server, A if ip.version == 4 else AAAA, IN, ttl, ip.packed) for ip in map(ip_address, hosts)
-    ]
-    return packet(
-        DNSPointer(SERVICE, PTR, IN, ttl, f"{label}.{SERVICE}"),
-        DNSService(f"{label}.{SERVICE}", SRV, IN, ttl, 0, 0, port, server),
-        DNSText(f"{label}.{SERVICE}", TXT, IN, ttl, text),
-        *addresses,
-    )
 
 
 def test_what_a_coordinator_says_is_what_is_heard() -> None:
@@ -120,6 +85,13 @@ def test_a_name_is_printed_without_harm(run: bytes) -> None:
     assert len(heard.run) <= MOST_CHARACTERS
 
 
+@pytest.mark.parametrize(
+    "label", ["dtfm-", "dtfm-\x00001020304050607", "dtfm-zz01020304050607", "dtfm-\u202e01020304", "x"]
+)
+def test_a_name_that_no_coordinator_has_is_passed_over(label: str) -> None:
+    assert announced_in(forged(label=label), SOURCE) == []
+
+
 def test_a_goodbye_and_a_question_announce_nothing() -> None:
     assert announced_in(forged(ttl=0), SOURCE) == []
     question = DNSOutgoing(0)
@@ -163,15 +135,23 @@ def check(heard: list[Announcement]) -> None:
 def test_of_ten_thousand_runs_a_few_are_kept_and_the_first_words_of_each() -> None:
     found = Found()
     for number in range(10_000):
-        found.take(Announcement(f"run {number}", "", number.to_bytes(32, "big"), ("192.168.1.2:7400",)))
-    assert len(found.runs) == MOST_FOUND
+        found.take(
+            Announcement(f"run {number}", "", number.to_bytes(32, "big"), (f"192.168.1.66:{number % 9 + 7400}",))
+        )
+    assert len(found.runs) == MOST_OF_ONE
     assert found.are_more
+    assert found.take(RUN), "one liar leaves room"
+    for number in range(10_000):
+        pin = (20_000 + number).to_bytes(32, "big")
+        found.take(Announcement("", "", pin, (f"192.168.{number // 250}.{number % 250}:7400",)))
+    assert len(found.runs) == MOST_FOUND
     first = next(iter(found.runs.values()))
     for number in range(10_000):
         address = f"10.0.{number // 250}.{number % 250}:7400"
         assert not found.take(Announcement("another", "", first.pin, (address,)))
     assert found.runs[first.pin].run == "run 0"
     assert len(found.runs[first.pin].addresses) == MOST_ADDRESSES
+    assert len(found.runs) == MOST_FOUND
 
 
 def test_a_fingerprint_is_as_people_compare_it() -> None:
