@@ -7,29 +7,25 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from dtfm.node.network.discovery import LOOK_SECONDS, look_around
+from dtfm.node.network.discovery import LOOK_SECONDS, runs_here
 from dtfm.protos.identity.invitation import Invitation
-from dtfm.protos.local_network.announcement import Announcement, Found, fingerprint
+from dtfm.protos.local_network.announcement import Announcement, fingerprint
 
 log = logging.getLogger(__name__)
 
 
-def list_runs() -> tuple[Announcement, ...]:
-    """Listens for some seconds, and logs each run that is heard of. Returns them."""
+def list_runs() -> list[Announcement]:
+    """Listens for some seconds, and logs the runs that are heard of. Returns them."""
     log.info("Listening for runs on this network (%.0f s) ...", LOOK_SECONDS)
-    found = Found()
-
-    def heard(announcement: Announcement) -> None:
-        if found.take(announcement):
-            log.info("%s", line_of(announcement), extra={"place": _fields(announcement)})
-
     try:
-        asyncio.run(look_around(heard))
+        runs, others = asyncio.run(runs_here())
     except OSError as problem:
         log.warning("This network cannot be asked for runs: %s.", problem)
-    runs = tuple(found.runs.values())
-    if found.are_more:
-        log.warning("There are more runs than are listed, or somebody says so of many.")
+        return []
+    for run in runs:
+        log.info("%s", line_of(run), extra={"place": _fields(run)})
+    if others:
+        log.warning("Other announcements are not listed, as no such run answers there, or as there are too many.")
     for name in same_names(runs):
         log.warning(
             "Several runs are called %r. Only the fingerprint tells them apart: compare it with what the owner of yours sees in "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from dtfm.node.network.addresses import interfaces
@@ -15,7 +16,7 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.identity.credentials import fetch_authority
 from dtfm.protos.identity.enrolment import Entry
 from dtfm.protos.identity.proof import ClockError
-from dtfm.protos.local_network.announcement import SERVICE, Announcement, announced_in, is_local
+from dtfm.protos.local_network.announcement import SERVICE, Announcement, Found, announced_in, is_local
 from dtfm.protos.local_network.multicast import multicast
 from dtfm.protos.token_bucket import TokenBucket
 
@@ -56,6 +57,20 @@ async def look_around(heard: Callable[[Announcement], None], seconds: float = LO
             await asyncio.sleep(pause)
             opened.zeroconf.async_send(question)
         await asyncio.sleep(ends - asyncio.get_running_loop().time())
+
+
+async def runs_here(seconds: float = LOOK_SECONDS) -> tuple[list[Announcement], int]:
+    """The runs on the local network whose authority answers where it was announced, and how many others there seem to be. Raises
+    OSError as `look_around` does."""
+    found = Found()
+    await look_around(found.take, seconds)
+    heard = list(found.heard.values())
+    answers = await asyncio.gather(*(_answers(each.addresses[0], each.pin) for each in heard))
+    runs: dict[bytes, Announcement] = {}
+    for each in (each for each, there in zip(heard, answers, strict=True) if there):
+        known = runs.setdefault(each.pin, replace(each, addresses=()))  # it may have several interfaces
+        runs[each.pin] = replace(known, addresses=(*known.addresses, each.addresses[0]))
+    return list(runs.values()), answers.count(False) + found.are_more
 
 
 async def find_again(pin: bytes, seconds: float = LOOK_SECONDS) -> str:

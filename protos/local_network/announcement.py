@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
 from zeroconf import DNSAddress, DNSIncoming, DNSRecord, DNSService, DNSText, ServiceInfo
@@ -22,10 +22,10 @@ from dtfm.protos.printable import printable
 SERVICE = "_dtfm._tcp.local."
 MOST_CHARACTERS = 48
 """Of the run's name, and of what it trains. In UTF-8 each fits into a string of a TXT record, which has at most 255 bytes."""
-MOST_FOUND = 16
-"""The number of runs that are kept of what was heard."""
+MOST_FOUND = 32
+"""The number of announcements that are kept of what was heard."""
 MOST_OF_ONE = 8
-"""Of these, the runs that one machine has announced: a liar leaves room for others."""
+"""Of these, by one machine: a liar leaves room for others."""
 
 _LABEL = re.compile("dtfm-[0-9a-f]{16}")
 _LOCAL = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
@@ -110,30 +110,21 @@ def _read(label: str, records: list[DNSRecord], source: str) -> Announcement | N
 
 
 class Found:
-    """The runs that were heard of, a bounded number: by the authority's hash, as one answer may come in several packets."""
+    """What was heard, a bounded amount: of each machine, the runs that it announced."""
 
     def __init__(self) -> None:
-        self.runs: dict[bytes, Announcement] = {}
+        self.heard: dict[tuple[str, bytes], Announcement] = {}  # by the machine's address and the authority's hash
         self.are_more = False  # whether there was no room for some
 
-    def take(self, heard: Announcement) -> bool:
-        """Adds what was heard. Returns whether its run is new."""
-        known = self.runs.get(heard.pin)
-        if known is not None:
-            addresses = tuple(dict.fromkeys([*known.addresses, *heard.addresses]))[:MOST_ADDRESSES]
-            self.runs[heard.pin] = replace(known, addresses=addresses)
-            return False
-        machine = _machine(heard)
-        of_it = sum(_machine(run) == machine for run in self.runs.values())
-        if len(self.runs) >= MOST_FOUND or of_it >= MOST_OF_ONE:
+    def take(self, heard: Announcement) -> None:
+        """Adds what was heard; the first words of each count."""
+        machine, _ = read_address(heard.addresses[0])
+        if (machine, heard.pin) in self.heard:
+            return
+        if len(self.heard) >= MOST_FOUND or sum(machine == known for known, _ in self.heard) >= MOST_OF_ONE:
             self.are_more = True
-            return False
-        self.runs[heard.pin] = heard
-        return True
-
-
-def _machine(heard: Announcement) -> str:
-    return read_address(heard.addresses[0])[0]  # where the answer came from
+            return
+        self.heard[machine, heard.pin] = heard
 
 
 def _label(pin: bytes) -> str:

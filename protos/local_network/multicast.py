@@ -38,11 +38,12 @@ async def multicast(
     try:
         opened = AsyncZeroconf(interfaces=list(hosts), ip_version=version)
     except (OSError, ValueError, RuntimeError) as problem:
-        raise OSError(f"it cannot be asked to pass multicast on ({problem})") from problem
+        why = getattr(problem, "strerror", None) or problem
+        raise OSError(f"UDP port 5353, for multicast DNS, cannot be used here ({why})") from problem
     try:
         await opened.zeroconf.async_wait_for_start()
         if not opened.zeroconf.engine.senders:
-            raise OSError("none of its interfaces passes multicast on")
+            raise OSError("no network interface here passes multicast on")
         for reader in opened.zeroconf.engine.readers:
             library = reader.transport.get_protocol()
             reader.transport.set_protocol(_Nearby(library, budget, read))

@@ -29,7 +29,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def here(monkeypatch: pytest.MonkeyPatch) -> list[Announcement]:
     """The runs that are heard of on the local network."""
     runs: list[Announcement] = []
-    monkeypatch.setattr(taking_part, "list_runs", lambda: tuple(runs))
+    monkeypatch.setattr(taking_part, "list_runs", lambda: runs)
     return runs
 
 

@@ -11,7 +11,16 @@ import grpc.aio
 import pytest
 
 from dtfm.node.network import discovery
-from dtfm.node.network.discovery import MOST_OTHERS, MOST_PLACES, Search, find_again, follow, look_around, was_local
+from dtfm.node.network.discovery import (
+    MOST_OTHERS,
+    MOST_PLACES,
+    Search,
+    find_again,
+    follow,
+    look_around,
+    runs_here,
+    was_local,
+)
 from dtfm.protos.connection import server_options
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.credentials import coordinator_credentials, make_authority, make_key, pin_of
@@ -90,6 +99,20 @@ async def test_of_ten_thousand_answers_few_are_tried_and_each_once(monkeypatch: 
     announced(monkeypatch, *(at(f"10.0.{n // 250}.{n % 250}:7400") for n in range(10_000)))
     assert await find_again(PIN) == ""
     assert len(tried) == MOST_PLACES
+
+
+async def test_runs_are_listed_that_answer_where_they_are_announced(
+    monkeypatch: pytest.MonkeyPatch, there: str, impostor: str
+) -> None:
+    other = pin_of(OTHER.certificate)
+    lies = [at(impostor, there), Announcement("", "", other, (there, impostor))]
+    announced(monkeypatch, *lies, at(there), at(impostor, pin=other), at(there, "192.168.1.66:7400"))
+    runs, others = await runs_here()
+    # All are on one machine here: the first words of each authority count, and these are lies.
+    assert (runs, others) == ([], 2)
+    announced(monkeypatch, at(there, "192.168.1.66:7400"), at(impostor, pin=other), at("127.0.0.2:1"))
+    runs, others = await runs_here()
+    assert (runs, others) == ([at(there), at(impostor, pin=other)], 1)
 
 
 async def test_where_nobody_can_be_asked_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -132,26 +133,18 @@ def check(heard: list[Announcement]) -> None:
             assert is_local(str(ip))
 
 
-def test_of_ten_thousand_runs_a_few_are_kept_and_the_first_words_of_each() -> None:
+def test_of_ten_thousand_announcements_a_few_are_kept_and_the_first_words_of_each() -> None:
     found = Found()
     for number in range(10_000):
-        found.take(
-            Announcement(f"run {number}", "", number.to_bytes(32, "big"), (f"192.168.1.66:{number % 9 + 7400}",))
-        )
-    assert len(found.runs) == MOST_OF_ONE
+        found.take(replace(RUN, run=f"{number}", pin=number.to_bytes(32, "big"), addresses=("192.168.1.66:7400",)))
+    assert len(found.heard) == MOST_OF_ONE
     assert found.are_more
-    assert found.take(RUN), "one liar leaves room"
+    found.take(RUN)
+    found.take(replace(RUN, run="another", addresses=(*RUN.addresses, "192.168.1.66:7400")))
+    assert found.heard["192.168.1.2", PIN] == RUN, "one liar leaves room"
     for number in range(10_000):
-        pin = (20_000 + number).to_bytes(32, "big")
-        found.take(Announcement("", "", pin, (f"192.168.{number // 250}.{number % 250}:7400",)))
-    assert len(found.runs) == MOST_FOUND
-    first = next(iter(found.runs.values()))
-    for number in range(10_000):
-        address = f"10.0.{number // 250}.{number % 250}:7400"
-        assert not found.take(Announcement("another", "", first.pin, (address,)))
-    assert found.runs[first.pin].run == "run 0"
-    assert len(found.runs[first.pin].addresses) == MOST_ADDRESSES
-    assert len(found.runs) == MOST_FOUND
+        found.take(replace(RUN, addresses=(f"192.168.{number // 250}.{number % 250}:7400",)))
+    assert len(found.heard) == MOST_FOUND
 
 
 def test_a_fingerprint_is_as_people_compare_it() -> None:
