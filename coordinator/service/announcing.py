@@ -23,7 +23,7 @@ Say = Callable[[int, str], None]
 """Takes a level of the log, and a sentence."""
 
 LOOK_SECONDS = 5.0
-"""Between two looks at this machine's addresses, and at what is to be told."""
+"""Between two looks at this machine's addresses and at the run."""
 TRY_AGAIN_SECONDS = 60.0
 """After the network could not be told."""
 MOST_PACKETS, PACKETS_PER_SECOND = 1000.0, 100.0
@@ -34,9 +34,8 @@ MOST_PACKETS, PACKETS_PER_SECOND = 1000.0, 100.0
 async def announcing(
     ledger: Callable[[], Ledger], pin: bytes, listens: tuple[str, int], wished: bool | None, say: Say
 ) -> AsyncIterator[None]:
-    """Tells the local network meanwhile of the run that a coordinator serves. ``listens``: its host and port. ``wished``:
-    whether the operator wants it; None: nothing was said, and the network is told where others can reach the coordinator. ``say``
-    tells a person what becomes of it."""
+    """Tells the local network of a coordinator's run, until the block ends. ``listens``: its host and port. ``wished``: whether
+    the operator wants it; None: yes, if the coordinator listens beyond loopback. ``say`` tells a person the result."""
     host, port = listens
     if wished is False:
         yield
@@ -63,8 +62,8 @@ async def announcing(
 
 @dataclass(frozen=True, slots=True)
 class Announcer:
-    """``announcement`` returns what is to be told now; None: nothing. ``say`` gets a sentence for a person: that the network is
-    told, once, and why it is not."""
+    """``announcement`` returns the present announcement, or None. ``say`` tells a person once that the network hears it, or why
+    the network does not."""
 
     announcement: Callable[[], Announcement | None]
     say: Say
@@ -72,7 +71,7 @@ class Announcer:
     try_again_seconds: float = TRY_AGAIN_SECONDS
 
     async def run(self) -> None:
-        """Tells the network whatever is to be told, until it is cancelled."""
+        """Keeps the network informed, until it is cancelled."""
         told, problem = False, ""
         while True:
             now = self.announcement()

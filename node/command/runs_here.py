@@ -1,4 +1,4 @@
-"""The runs that announce themselves on the local network, shown to a user who has no invitation yet."""
+"""Shows the runs on the local network to a user without an invitation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def list_runs() -> list[Announcement]:
         log.warning("Other announcements are not listed, as no such run answers there, or as there are too many.")
     for name in same_names(runs):
         log.warning(
-            "Several runs are called %r. Only the fingerprint tells them apart: compare it with what the owner of yours sees in "
-            "the lines of dtfm-coordinator serve.",
+            "Several runs are called %r. Only the fingerprint tells them apart. Compare it with the one that the owner of your "
+            "run saw when dtfm-coordinator serve started.",
             name,
         )
     return runs
@@ -47,7 +47,7 @@ def same_names(runs: Sequence[Announcement]) -> list[str]:
 
 
 def tell_which(invitation: Invitation, runs: Sequence[Announcement]) -> None:
-    """Logs to which of the listed runs the invitation leads."""
+    """Logs which of the listed runs the invitation is for."""
     of = next((run for run in runs if run.pin == invitation.pin), None)
     if of is not None:
         log.info("The invitation is of run %r, fingerprint %s.", of.run, fingerprint(of.pin))

@@ -35,8 +35,8 @@ MOST_TRIES = 3
 
 def invitation_needed(command: str) -> str:
     """Returns what an Entry takes where the user has named no coordinator: empty for the one that was used last, or an invitation
-    that the user types now, once the runs on the local network are listed. ``command`` is what the user typed. Raises ValueError
-    if an invitation is needed and none is given."""
+    that the user types now. Before that, it lists the runs on the local network. ``command`` is what the user typed. Raises
+    ValueError if an invitation is needed and none is given."""
     if any(access.enrolled for access in kept([Role.NODE, Role.OPERATOR])):
         return ""
     runs = list_runs()

@@ -30,7 +30,7 @@ class Interface:
     name: str
     address: str
     prefix: int = 128
-    """The number of bits that its network's addresses have in common."""
+    """The number of leading bits that all addresses of its network share."""
 
 
 def interfaces() -> list[Interface]:
@@ -43,7 +43,7 @@ def interfaces() -> list[Interface]:
 
 
 def near(found: Sequence[Interface]) -> tuple[Network, ...]:
-    """The private networks of these interfaces, without those of this machine's own containers."""
+    """The private networks of these interfaces. Networks of this machine's own containers are left out."""
     networks = []
     for interface in found:
         address = ip_address(interface.address.partition("%")[0])

@@ -1,4 +1,4 @@
-"""Runs of which this machine hears on its local network, and a coordinator that has a new address there.
+"""Finds runs on the local network, and a coordinator that has a new address there.
 
 What is heard is not believed (see protos/local_network/announcement.py). It is bounded in number and in time.
 """
@@ -27,11 +27,11 @@ ASK_AFTER = (0.0, 1.0, 1.0)
 """Seconds before each question: one may be lost, and a coordinator repeats an answer after a second at the earliest (RFC 6762,
 section 6)."""
 ANSWER_SECONDS = 3.0
-"""The time in which a coordinator at an address that was heard of has to show its certificate."""
+"""The longest wait for a certificate at an address that was announced."""
 MOST_PACKETS, PACKETS_PER_SECOND = 20_000.0, 1000.0
-"""Of multicast DNS that one look reads."""
+"""The packets that one look reads."""
 MOST_PLACES, MOST_OTHERS = 32, 8
-"""Addresses at which one look tries to find one coordinator again: those that answers came from, and others that they named."""
+"""The number of addresses that one look tries for one coordinator: senders of answers, and others that answers named."""
 PAUSE_SECONDS, MOST_PAUSE_SECONDS = 2.0, 30.0
 """Between two looks for a coordinator that does not answer; each is twice as long as the one before."""
 _PTR, _IN = 12, 1
@@ -74,7 +74,7 @@ async def runs_here(seconds: float = LOOK_SECONDS) -> tuple[list[Announcement], 
 
 
 async def find_again(pin: bytes, seconds: float = LOOK_SECONDS) -> str:
-    """The address (HOST:PORT) on the local network at which the authority with this ``pin`` answers; empty if none is found."""
+    """Returns HOST:PORT where the authority with this ``pin`` answers on the local network; empty if it does not."""
     there: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     tries: dict[str, asyncio.Task[None]] = {}
     others = 0
@@ -114,7 +114,7 @@ async def _answers(address: str, pin: bytes) -> bool:
     try:
         await fetch_authority([address], pin, ANSWER_SECONDS)
     except ClockError:
-        return True  # it is there, and whoever connects is told what is wrong
+        return True  # it is there; connecting names the problem
     except (ConnectionError, PermissionError):
         return False
     return True

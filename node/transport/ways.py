@@ -46,7 +46,7 @@ class Ways:
         """Opens channels to peers as this one from now on."""
         self._lease = lease
         self.dialler.identity = identity
-        self.dialler.near = near(interfaces())  # this machine may have moved meanwhile
+        self.dialler.near = near(interfaces())  # this machine may have moved
 
     def follow(self, message: WaysMessage) -> None:
         """What the coordinator says about who reaches whom."""

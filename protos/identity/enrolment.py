@@ -98,7 +98,7 @@ class Entry:
         """Where the coordinator may be (HOST:PORT), and its authority's pin if that is known before. Raises ValueError if what is
         remembered cannot be read."""
         if isinstance(self._place, Invitation):
-            before = self._used or self._known(self._place.pin)  # who was let in has perhaps followed it elsewhere
+            before = self._used or self._known(self._place.pin)  # it may have moved since the invitation was made
             return self._all(*self._place.addresses, *(before.addresses if before else ())), self._place.pin
         # Once this process has been let in, nobody else at the address can lead it elsewhere.
         last = self._used or (None if self._place else self._newest())
@@ -115,7 +115,7 @@ class Entry:
         self._moved_to = address
 
     def _remembered(self, opened: Opened) -> Opened:
-        """Keeps the address at which the coordinator answered."""
+        """Keeps the address where the coordinator answered."""
         before = opened.access.addresses
         if opened.address in before:
             return opened

@@ -21,11 +21,11 @@ from dtfm.protos.printable import printable
 
 SERVICE = "_dtfm._tcp.local."
 MOST_CHARACTERS = 48
-"""Of the run's name, and of what it trains. In UTF-8 each fits into a string of a TXT record, which has at most 255 bytes."""
+"""The longest name of a run or a model. In UTF-8 each fits into a string of a TXT record, which has at most 255 bytes."""
 MOST_FOUND = 32
-"""The number of announcements that are kept of what was heard."""
+"""The number of announcements that one look keeps."""
 MOST_OF_ONE = 8
-"""Of these, by one machine: a liar leaves room for others."""
+"""The same for one machine: a liar leaves room for others."""
 
 _LABEL = re.compile("dtfm-[0-9a-f]{16}")
 _LOCAL = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
@@ -50,14 +50,14 @@ def fingerprint(pin: bytes) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether it is an address of a house or a firm. A name is none, nor is an address between a provider and its customers
-    (RFC 6598)."""
+    """Whether it is an address of a house or a firm. Names are not, and addresses between a provider and its customers (RFC 6598)
+    are not."""
     address = _read_ip(host)
     return address is not None and any(address in network for network in _LOCAL)
 
 
 def service(announcement: Announcement) -> ServiceInfo:
-    """The records by which a coordinator announces itself. All its ``addresses`` have the same port."""
+    """Returns the records of an announcement. All its ``addresses`` have the same port."""
     hosts, ports = zip(*(read_candidate(address) for address in announcement.addresses), strict=True)
     label = _label(announcement.pin)
     txt = {
@@ -117,7 +117,7 @@ class Found:
         self.are_more = False  # whether there was no room for some
 
     def take(self, heard: Announcement) -> None:
-        """Adds what was heard; the first words of each count."""
+        """Adds an announcement, unless the same machine has announced the same authority before."""
         machine, _ = read_address(heard.addresses[0])
         if (machine, heard.pin) in self.heard:
             return

@@ -1,4 +1,4 @@
-"""The sockets by which this machine speaks and hears multicast DNS, on its local networks alone."""
+"""Opens the sockets for multicast DNS, on local networks alone."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ Reader = Callable[[bytes, str], None]
 async def multicast(
     hosts: Sequence[str], budget: TokenBucket, read: Callable[[Reader], Reader]
 ) -> AsyncIterator[AsyncZeroconf]:
-    """Meanwhile, sockets for multicast DNS on the interfaces with the addresses ``hosts``. Raises OSError where there is none.
+    """Opens sockets for multicast DNS on the interfaces with the addresses ``hosts``. Raises OSError if that fails.
 
-    ``read`` takes the library's way to read a packet, and returns what reads each packet instead. Some are dropped before that:
-    those from elsewhere than the local network, as the library's socket hears the internet too, and those that are too large or
-    beyond the ``budget``.
+    ``read`` takes the library's way to read a packet, and returns what reads each packet instead. Before that, packets are
+    dropped that are too large, beyond the ``budget``, or from elsewhere: the library's socket hears the internet, too.
     """
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)  # what matters of its warnings is raised here
     version = IPVersion.All if any(":" in host for host in hosts) else IPVersion.V4Only
@@ -46,7 +45,7 @@ async def multicast(
             raise OSError("no network interface here passes multicast on")
         for reader in opened.zeroconf.engine.readers:
             library = reader.transport.get_protocol()
-            reader.transport.set_protocol(_Nearby(library, budget, read))
+            reader.transport.set_protocol(Nearby(library, budget, read))
         yield opened
     finally:
         with suppress(Exception):
@@ -54,8 +53,8 @@ async def multicast(
                 await opened.async_close()
 
 
-class _Nearby(asyncio.DatagramProtocol):
-    """Passes on what comes from the local network, as long as the budget lasts."""
+class Nearby(asyncio.DatagramProtocol):
+    """Passes on packets from the local network, as long as the budget lasts."""
 
     def __init__(self, library: Any, budget: TokenBucket, read: Callable[[Reader], Reader]) -> None:
         self._library = library

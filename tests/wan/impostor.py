@@ -1,9 +1,9 @@
-"""``python -m tests.wan.impostor PIN ADDRESS``: somebody on the local network who says whatever might lead others astray.
+"""``python -m tests.wan.impostor PIN ADDRESS``: lies to the local network by multicast DNS.
 
-At the first question for runs it sends 10,000 answers, and at each later one some more. They tell of runs that are none, under
-names that would control a terminal, and of the authority with this PIN at its own ADDRESS, at others' and at public ones. Some
-are too long, and some are broken. It listens at its address with another authority's key, and prints what comes there after the
-handshake: ``told N bytes``.
+At the first question for runs it sends 10,000 answers, and at each later one some more. They tell of runs that do not exist,
+under names that would control a terminal. Some claim that the authority with this PIN is at ADDRESS, its own, or at others. Some
+packets are too long, and some are broken. It listens at its address with another authority's key, and counts the bytes that
+callers send after the handshake: ``told N bytes``.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ LEDGER = fold([RunStarted("1", RUN)])
 
 
 class Network:
-    """What is told, and what is said to the operator. ``told`` and ``said`` are queues, which tests wait on."""
+    """A network that records announcements (``told``) and sentences for the operator (``said``) in queues."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[tuple[list[str], ServiceInfo]] = asyncio.Queue()
