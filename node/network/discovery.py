@@ -70,7 +70,7 @@ async def runs_here(seconds: float = LOOK_SECONDS) -> tuple[list[Announcement], 
     for each in (each for each, there in zip(heard, answers, strict=True) if there):
         known = runs.setdefault(each.pin, replace(each, addresses=()))  # it may have several interfaces
         runs[each.pin] = replace(known, addresses=(*known.addresses, each.addresses[0]))
-    return list(runs.values()), answers.count(False) + found.are_more
+    return sorted(runs.values(), key=lambda run: (run.run, run.pin)), answers.count(False) + found.are_more
 
 
 async def find_again(pin: bytes, seconds: float = LOOK_SECONDS) -> str:
