@@ -47,7 +47,7 @@ from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, coordinator_disk,
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.identity.access import runs_it
 from dtfm.protos.identity.credentials import Identity
-from dtfm.protos.identity.enrolment import NotAdmitted, refusal_in
+from dtfm.protos.identity.enrolment import NotAdmitted, Opened, refusal_in
 from dtfm.protos.identity.private_files import cache_folder
 from dtfm.protos.identity.proof import is_let_in
 from dtfm.scheduler.formats.plan import unpack_plan
@@ -207,13 +207,10 @@ class Session:
         answered = False
         try:
             with long_part("connecting to the coordinator"):
-                opened = await self._settings.coordinator.open(self._lease)
+                opened = await self._open()
         except ConnectionError as error:
             return str(error), answered
         except NotAdmitted as refused:
-            somebody_else = refused.reason == "WRONG_AUTHORITY" and self._identity is None
-            if somebody_else and await follow(self._settings.coordinator):
-                return str(refused), answered
             self._refused(refused.reason, refused.sentence)
             return str(refused), answered
         await self._search.end()
@@ -273,6 +270,17 @@ class Session:
                     heartbeat.cancel()
                 self._trainer.interrupt("the connection to the coordinator broke")
                 stream.cancel()
+
+    async def _open(self) -> Opened:
+        """Raises ConnectionError and NotAdmitted. Before it refuses another authority, it looks for the coordinator elsewhere."""
+        coordinator = self._settings.coordinator
+        try:
+            return await coordinator.open(self._lease)
+        except NotAdmitted as refused:
+            is_other = refused.reason == "WRONG_AUTHORITY" and self._identity is None
+            if not is_other or not await follow(coordinator):
+                raise
+        return await coordinator.open(self._lease)
 
     async def _handle(self, message: wire.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.addresses import public_addresses
 from dtfm.protos.connection import read_address
-from dtfm.protos.token_bucket import TokenBucket
 
 if TYPE_CHECKING:  # it loads zeroconf
     from dtfm.protos.local_network.announcement import Announcement
@@ -26,8 +25,6 @@ LOOK_SECONDS = 5.0
 """Between two looks at this machine's addresses and at the run."""
 TRY_AGAIN_SECONDS = 60.0
 """After the network could not be told."""
-MOST_PACKETS, PACKETS_PER_SECOND = 1000.0, 100.0
-"""Of multicast DNS that the coordinator reads: a network of hundreds of machines has some tens a second."""
 
 
 @asynccontextmanager
@@ -50,7 +47,10 @@ async def announcing(
         yield
         return
     if wished and not local_addresses(host, port):
-        say(logging.WARNING, "--announce: this machine is on no local network now; it is told once there is one.")
+        say(
+            logging.WARNING,
+            "--announce: runs are announced on private networks alone, and this machine is on none now.",
+        )
     announcer = Announcer(lambda: announcement_of(ledger(), pin, local_addresses(host, port)), say)
     task = asyncio.create_task(announcer.run())
     try:
@@ -95,7 +95,7 @@ class Announcer:
         from dtfm.protos.local_network.multicast import multicast
 
         hosts = [read_address(address)[0] for address in now.addresses]
-        async with multicast(hosts, TokenBucket(PACKETS_PER_SECOND, MOST_PACKETS), lambda library: library) as opened:
+        async with multicast(hosts, lambda library: library) as opened:
             # Another that says the same may not keep this one from saying it, so nobody is asked whether the name is free.
             await opened.async_register_service(service(now), cooperating_responders=True)
             if not quiet:

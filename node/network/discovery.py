@@ -18,7 +18,6 @@ from dtfm.protos.identity.enrolment import Entry
 from dtfm.protos.identity.proof import ClockError
 from dtfm.protos.local_network.announcement import SERVICE, Announcement, Found, announced_in, is_local
 from dtfm.protos.local_network.multicast import multicast
-from dtfm.protos.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +27,8 @@ ASK_AFTER = (0.0, 1.0, 1.0)
 section 6)."""
 ANSWER_SECONDS = 3.0
 """The longest wait for a certificate at an address that was announced."""
-MOST_PACKETS, PACKETS_PER_SECOND = 20_000.0, 1000.0
-"""The packets that one look reads."""
+MOST_INTERFACES = 16
+"""The number of this machine's addresses from which it asks."""
 MOST_PLACES, MOST_OTHERS = 32, 8
 """The number of addresses that one look tries for one coordinator: senders of answers, and others that answers named."""
 PAUSE_SECONDS, MOST_PAUSE_SECONDS = 2.0, 30.0
@@ -46,10 +45,10 @@ async def look_around(heard: Callable[[Announcement], None], seconds: float = LO
         for announcement in announced_in(packet, source):
             heard(announcement)
 
-    hosts = list(dict.fromkeys(each.address for each in interfaces() if is_local(each.address)))
+    hosts = list(dict.fromkeys(each.address for each in interfaces() if is_local(each.address)))[:MOST_INTERFACES]
     if not hosts:
         raise OSError("this machine has no address on a local network")
-    async with multicast(hosts, TokenBucket(PACKETS_PER_SECOND, MOST_PACKETS), lambda _: read) as opened:
+    async with multicast(hosts, lambda _: read) as opened:
         question = DNSOutgoing(0)
         question.add_question(DNSQuestion(SERVICE, _PTR, _IN))
         ends = asyncio.get_running_loop().time() + seconds

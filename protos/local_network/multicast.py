@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -16,6 +17,14 @@ from dtfm.protos.token_bucket import TokenBucket
 
 MOST_BYTES = 9000
 """Of a packet (RFC 6762, section 17)."""
+MOST_PACKETS, PACKETS_PER_SECOND = 2000.0, 1000.0
+"""The packets that are read, of all senders together."""
+MOST_OF_ONE, OF_ONE_PER_SECOND = 100.0, 10.0
+"""The same of one sender: whoever sends much more keeps nobody else from being heard."""
+MOST_SENDERS = 1000
+"""The number of senders that are told apart. Further ones count as one."""
+BUFFER_BYTES = 1 << 20
+"""For packets that wait to be read, if the system gives as much."""
 CLOSE_SECONDS = 2.0
 """The longest wait for the goodbye."""
 
@@ -24,13 +33,11 @@ Reader = Callable[[bytes, str], None]
 
 
 @asynccontextmanager
-async def multicast(
-    hosts: Sequence[str], budget: TokenBucket, read: Callable[[Reader], Reader]
-) -> AsyncIterator[AsyncZeroconf]:
+async def multicast(hosts: Sequence[str], read: Callable[[Reader], Reader]) -> AsyncIterator[AsyncZeroconf]:
     """Opens sockets for multicast DNS on the interfaces with the addresses ``hosts``. Raises OSError if that fails.
 
     ``read`` takes the library's way to read a packet, and returns what reads each packet instead. Before that, packets are
-    dropped that are too large, beyond the ``budget``, or from elsewhere: the library's socket hears the internet, too.
+    dropped that are too large, too many, or from elsewhere: the library's socket hears the internet, too.
     """
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)  # what matters of its warnings is raised here
     version = IPVersion.All if any(":" in host for host in hosts) else IPVersion.V4Only
@@ -45,7 +52,9 @@ async def multicast(
             raise OSError("no network interface here passes multicast on")
         for reader in opened.zeroconf.engine.readers:
             library = reader.transport.get_protocol()
-            reader.transport.set_protocol(Nearby(library, budget, read))
+            reader.transport.set_protocol(Nearby(library, read))
+            with suppress(OSError):
+                reader.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         yield opened
     finally:
         with suppress(Exception):
@@ -54,20 +63,29 @@ async def multicast(
 
 
 class Nearby(asyncio.DatagramProtocol):
-    """Passes on packets from the local network, as long as the budget lasts."""
+    """Passes on packets from the local network, a bounded number in all and of each sender."""
 
-    def __init__(self, library: Any, budget: TokenBucket, read: Callable[[Reader], Reader]) -> None:
+    def __init__(self, library: Any, read: Callable[[Reader], Reader]) -> None:
         self._library = library
-        self._budget = budget
+        self._all = TokenBucket(PACKETS_PER_SECOND, MOST_PACKETS)
+        self._senders: dict[str, TokenBucket] = {}
         self._sender: tuple[str, int] = ("", 0)
         self._read = read(lambda packet, _: library.datagram_received(packet, self._sender))
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        host = addr[0]
-        near = len(data) <= MOST_BYTES and is_local(host)
-        if near and self._budget.take(asyncio.get_running_loop().time()):
+        if self._is_read(data, addr[0], asyncio.get_running_loop().time()):
             self._sender = addr
-            self._read(data, host)
+            self._read(data, addr[0])
+
+    def _is_read(self, data: bytes, host: str, now: float) -> bool:
+        if len(data) > MOST_BYTES:
+            return False
+        if (its := self._senders.get(host)) is None:
+            if not is_local(host):
+                return False
+            who = host if len(self._senders) < MOST_SENDERS else ""
+            its = self._senders.setdefault(who, TokenBucket(OF_ONE_PER_SECOND, MOST_OF_ONE))
+        return its.take(now) and self._all.take(now)
 
     def error_received(self, exc: Exception) -> None:
         self._library.error_received(exc)

@@ -58,8 +58,8 @@ def other_key() -> ssl.SSLContext:
     return context
 
 
-async def serve(address: str) -> None:
-    """Listens there, and prints what it is told."""
+async def serve() -> None:
+    """Listens, and prints what it is told."""
 
     async def told(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard = b""
@@ -68,7 +68,7 @@ async def serve(address: str) -> None:
         print(f"told {len(heard)} bytes", flush=True)
         writer.close()
 
-    server = await asyncio.start_server(told, address, 7400, ssl=other_key())
+    server = await asyncio.start_server(told, "0.0.0.0", 7400, ssl=other_key())
     await server.serve_forever()
 
 
@@ -96,7 +96,7 @@ def answer(pin: bytes, address: str) -> None:
 
 
 async def main(pin: bytes, address: str) -> None:
-    await asyncio.gather(serve(address), asyncio.to_thread(answer, pin, address))
+    await asyncio.gather(serve(), asyncio.to_thread(answer, pin, address))
 
 
 if __name__ == "__main__":

@@ -191,6 +191,8 @@ class Internet:
         self._ip(name, f"address add {address}/24 dev eth0")
         self._ip(name, f"route add default via {LAN}.1")
         self._places[name] = replace(place, address=address)
+        for other in [each for each, its in self._places.items() if its.home == place.home]:
+            self._ip(other, "neigh flush dev eth0")  # as a machine that gets an address makes itself known
 
     def unplug(self, name: str) -> None:
         """Cuts the host off: from now on nothing reaches it, and it hears nothing of that."""

@@ -39,10 +39,12 @@ def home(folder: Path, *options: str) -> Iterator[tuple[Internet, Cluster]]:
             yield net, cluster
 
 
-def join(net: Internet, cluster: Cluster, host: str, *options: str, user: str = "stranger") -> Process:
-    """``dtfm-node join`` without an invitation."""
+def join(
+    net: Internet, cluster: Cluster, host: str, *options: str, user: str = "stranger", invitation: str = ""
+) -> Process:
+    """``dtfm-node join``, without an address."""
     line = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1", "--device", "cpu", *options]
-    environment = {"XDG_STATE_HOME": str(cluster.folder / f"state-{user}"), "DTFM_INVITATION": ""}
+    environment = {"XDG_STATE_HOME": str(cluster.folder / f"state-{user}"), "DTFM_INVITATION": invitation}
     process = Process(net.inside(host, line), cluster.folder, environment=environment)
     cluster._started.append((host, process))
     return process
@@ -76,6 +78,7 @@ def test_who_has_no_invitation_hears_of_the_run_on_its_own_network_alone(tmp_pat
 def test_hostile_answers_change_nothing(tmp_path: Path) -> None:
     with home(tmp_path) as (net, cluster):
         pin, own = read_invitation(cluster.invitation).pin, net.address("liar")
+        old = net.address("coordinator")
         said: list[bytes] = []
         command = net.inside("liar", [sys.executable, "-m", "tests.wan.impostor", pin.hex(), own])
         liar = Process(command, tmp_path, on_line=said.append)
@@ -93,6 +96,12 @@ def test_hostile_answers_change_nothing(tmp_path: Path) -> None:
         node.wait_for_error("The coordinator has moved to 192.168.1.77:7400")
         cluster.wait_for("step_committed", after=moved)
         assert node.errors.count("The coordinator has moved to") == 1
+        net.move("liar", old)  # where the invitation leads, another's key is shown now
+        joined = len(cluster.events)
+        late = join(net, cluster, "n", "--id", "late", user="late", invitation=cluster.invitation)
+        late.wait_for_error("The coordinator has moved to 192.168.1.77:7400")
+        cluster.wait_for("node_joined", where=lambda e: e["node"] == "late", after=joined)
+        assert "does not answer" not in late.errors
         assert b"lied\n" in said
         assert {line for line in said if line.startswith(b"told")} <= {b"told 0 bytes\n"}
 

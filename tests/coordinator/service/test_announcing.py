@@ -98,7 +98,7 @@ async def test_local_networks_alone_are_told_and_the_operator_of_that(network: N
 async def test_a_public_address_is_not_announced(network: Network, host: str) -> None:
     async with announcing(lambda: LEDGER, PIN, (host, 7400), True, network.say):
         _, sentence = await asyncio.wait_for(network.said.get(), 20)
-    assert "is on no local network" in sentence
+    assert "on private networks alone, and this machine is on none now" in sentence
     assert network.told.empty()
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from dtfm.node.command import taking_part
-from dtfm.node.command.taking_part import invitation_needed
+from dtfm.node.command.taking_part import invitation_needed, place_of
+from dtfm.node.network.place_on_the_net import NoWayThere
 from dtfm.protos.identity.access import Access, Role, keep
 from dtfm.protos.identity.credentials import make_key
+from dtfm.protos.identity.enrolment import Entry
 from dtfm.protos.identity.invitation import Invitation
 from dtfm.protos.local_network.announcement import Announcement
 
@@ -66,3 +68,28 @@ def test_without_a_terminal_the_runs_are_listed_and_the_invitation_is_asked_of_t
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     with pytest.raises(ValueError, match=r"^an invitation is needed; ask whoever runs the coordinator"):
         invitation_needed("dtfm-node join")
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_where_no_way_leads_to_the_coordinator_it_is_looked_for(monkeypatch: pytest.MonkeyPatch, found: bool) -> None:
+    entry, asked = Entry(INVITATION, [Role.NODE], "a"), list[str]()
+
+    def place(coordinator: Entry) -> tuple[str, bool]:
+        if coordinator.leads_to[0][0] == "192.168.1.2:7400":
+            raise NoWayThere("nothing leads to 192.168.1.2")
+        return "192.168.7.3", False
+
+    async def follow(coordinator: Entry) -> bool:
+        asked.append(str(coordinator))
+        if found:
+            coordinator.has_moved("192.168.7.2:7400")
+        return found
+
+    monkeypatch.setattr(taking_part, "place_on_the_net", place)
+    monkeypatch.setattr(taking_part, "follow", follow)
+    if found:
+        assert place_of(entry, "0.0.0.0:0", None)[2] == "192.168.7.3"
+    else:
+        with pytest.raises(NoWayThere, match="nothing leads"):
+            place_of(entry, "0.0.0.0:0", None)
+    assert asked == ["192.168.1.2:7400"]
