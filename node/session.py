@@ -26,6 +26,7 @@ from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.long_parts import Repeated, long_part
 from dtfm.node.host.vitals import vitals_of
 from dtfm.node.network.addresses import candidates, host_of, reached_here
+from dtfm.node.network.discovery import Search, follow
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.settings import Settings
@@ -47,7 +48,7 @@ from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, coordinator_disk,
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.identity.access import Access, runs_it
 from dtfm.protos.identity.credentials import Identity
-from dtfm.protos.identity.enrolment import NotAdmitted, refusal_in
+from dtfm.protos.identity.enrolment import NotAdmitted, Opened, refusal_in
 from dtfm.protos.identity.private_files import cache_folder
 from dtfm.protos.identity.proof import is_let_in
 from dtfm.scheduler.formats.plan import unpack_plan
@@ -87,6 +88,7 @@ class Session:
         self._allowed: Allowed | None = None  # what the run may name here; None until the first connection
         self._vitals = vitals_of(device)
         self._patience = settings.give_up_after  # seconds without a coordinator
+        self._search = Search(settings.coordinator)
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._sending_failed)
         report = _on_loop(loop, self._send)
@@ -128,6 +130,7 @@ class Session:
             await asyncio.to_thread(self._snapshots.close)
             for task in self._tasks:
                 task.cancel()
+            await self._search.end()
             if self._opening is not None:
                 await asyncio.wait([self._opening])  # what it opens is closed below
             await self._sender.close()
@@ -199,20 +202,30 @@ class Session:
                     "The coordinator at %s does not answer (%s); trying again at least each %.0f s, giving up in %.0f s",
                     *(self._settings.coordinator, problem, LONGEST_PAUSE_SECONDS, left),
                 )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), wait)
+            self._search.begin()
+            await self._pause(wait)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, unless this node is to leave or the coordinator is found elsewhere."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._leaving, self._search.found)]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
 
     async def _connect_once(self) -> tuple[str, bool]:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
         answered = False
         try:
             with long_part("connecting to the coordinator"):
-                opened = await self._settings.coordinator.open(self._lease)
+                opened = await self._open()
         except ConnectionError as error:
             return str(error), answered
         except NotAdmitted as refused:
             self._refused(refused.reason, refused.sentence)
             return str(refused), answered
+        await self._search.end()
         if self._opening is not None:
             with long_part("asking the home router for a port"):
                 self._opened = await self._opening
@@ -286,6 +299,17 @@ class Session:
         # Who runs the coordinator has named the paths, and may use them anyway.
         places = EVERYTHING if runs_it(access.pin) else now.allowed_data
         return Allowed(places, now.allowed_modules)
+
+    async def _open(self) -> Opened:
+        """Raises ConnectionError and NotAdmitted. Before it refuses another authority, it looks for the coordinator elsewhere."""
+        coordinator = self._settings.coordinator
+        try:
+            return await coordinator.open(self._lease)
+        except NotAdmitted as refused:
+            is_other = refused.reason == "WRONG_AUTHORITY" and self._identity is None
+            if not is_other or not await follow(coordinator):
+                raise
+        return await coordinator.open(self._lease)
 
     async def _handle(self, message: wire.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message")

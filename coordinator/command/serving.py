@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunResumed, RunStarted, RunStopped
 from dtfm.coordinator.service.addresses import EVERYWHERE, public_addresses
+from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
@@ -31,6 +33,8 @@ from dtfm.protos.identity.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PRE
 from dtfm.protos.identity.private_files import read_private, state_folder, write_private
 from dtfm.protos.run_file.run_file import RunFile, read_run_file
 
+log = logging.getLogger(__name__)
+
 MOST_AFTER = 100
 """The number of events that may follow a run's stop."""
 
@@ -40,7 +44,7 @@ class Serving:
     """How the operator wants a run to be served. ``listen`` and ``advertised``, if they are empty, are as the store remembers.
     ``web``: where the page is, see bind_page; None: nowhere. ``page_url``: see url_elsewhere. ``metrics``: where they are served
     beside the page; empty: nowhere. ``authority`` is the file with its key; None: the usual one. ``invitation`` is a file for the
-    first one; None: it is printed. ``stays``: see serve_until_over."""
+    first one; None: it is printed. ``announce``: see announcing. ``stays``: see serve_until_over."""
 
     listen: str
     web: str | None
@@ -49,6 +53,7 @@ class Serving:
     advertised: list[str]
     authority: Path | None
     invitation: Path | None
+    announce: bool | None
     json_lines: bool
     verbose: bool
     stays: bool
@@ -174,7 +179,9 @@ async def _serve(
     )
     page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)
     metrics_up = page_served(metrics, make_metrics_app(server.follower, why_not_well), from_anywhere=True)
-    async with telling, page_up, metrics_up:
+    say = log.log if options.json_lines else _tell_plainly  # JSON lines on standard output are the run's events alone
+    announced = announcing(lambda: server.ledger, server.pin, (host, port), options.announce, say)
+    async with telling, announced, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
@@ -244,6 +251,10 @@ def _tell(server: Server, host: str, port: int, invitation: str, file: Path | No
     else:
         print("Nodes that were here come back by themselves. To let others in: dtfm-coordinator invite")
     sys.stdout.flush()
+
+
+def _tell_plainly(level: int, sentence: str) -> None:
+    print(sentence, file=sys.stderr if level > logging.INFO else sys.stdout, flush=True)
 
 
 def _here(host: str, port: int) -> str:

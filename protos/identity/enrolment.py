@@ -92,6 +92,7 @@ class Entry:
         self._or_as = (Role.NODE,) * or_as_member
         self._name = name
         self._used = known  # by the last `open`
+        self._moved_to = ""  # HOST:PORT
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
@@ -105,12 +106,31 @@ class Entry:
         """Where the coordinator may be (HOST:PORT), and its authority's pin if that is known before. Raises ValueError if what is
         remembered cannot be read."""
         if isinstance(self._place, Invitation):
-            return self._place.addresses, self._place.pin
+            before = self._used or self._known(self._place.pin)  # it may have moved since the invitation was made
+            return self._all(*self._place.addresses, *(before.addresses if before else ())), self._place.pin
         # Once this process has been let in, nobody else at the address can lead it elsewhere.
         last = self._used or (None if self._place else self._newest())
         if last is not None:
-            return tuple(dict.fromkeys([*filter(None, [self._place]), *last.addresses])), last.pin
+            return self._all(self._place, *last.addresses), last.pin
         return (self._place or DEFAULT_ADDRESS,), None
+
+    def _all(self, *addresses: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(filter(None, [self._moved_to, *addresses])))
+
+    def has_moved(self, address: str) -> None:
+        """From now on the coordinator, whose pin is known, is looked for at this HOST:PORT, too. The address is remembered once
+        it has let this user in there."""
+        self._moved_to = address
+
+    def _remembered(self, opened: Opened) -> Opened:
+        """Keeps the address where the coordinator answered."""
+        before = opened.access.addresses
+        if opened.address in before:
+            return opened
+        access = replace(opened.access, addresses=(opened.address, *before)[:MOST_ADDRESSES])
+        keep(access)
+        self._used = access
+        return replace(opened, access=access)
 
     async def answering(self, timeout: float) -> tuple[str, bytes, bytes]:
         """Returns HOST:PORT of the coordinator that answers, its authority's certificate (PEM), and the pin of that. Raises
@@ -128,6 +148,9 @@ class Entry:
 
     async def open(self, timeout: float) -> Opened:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
+        return self._remembered(await self._open(timeout))
+
+    async def _open(self, timeout: float) -> Opened:
         address, authority, pin = await self.answering(timeout)
         if isinstance(self._place, Invitation):
             return await self._by_invitation(self._place, address, authority, timeout)
