@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # it loads zeroconf
 Say = Callable[[int, str], None]
 """Takes a level of the log, and a sentence."""
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 2.0
 """Between two looks at this machine's addresses and at the run."""
 TRY_AGAIN_SECONDS = 60.0
 """After the network could not be told."""

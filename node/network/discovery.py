@@ -28,7 +28,7 @@ section 6)."""
 ANSWER_SECONDS = 3.0
 """The longest wait for a certificate at an address that was announced."""
 MOST_INTERFACES = 16
-"""The number of this machine's addresses from which it asks."""
+"""The number of this machine's addresses that ask."""
 MOST_PLACES, MOST_OTHERS = 32, 8
 """The number of addresses that one look tries for one coordinator: senders of answers, and others that answers named."""
 PAUSE_SECONDS, MOST_PAUSE_SECONDS = 2.0, 30.0

@@ -1,4 +1,4 @@
-"""Of what comes to the port of multicast DNS, little is read, and nothing of it from the internet."""
+"""The port of multicast DNS: few packets are read, and none from the internet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dtfm.protos.local_network.multicast import (
 
 
 class Library:
-    """What the library would have read."""
+    """Records the packets that the library would have read."""
 
     def __init__(self) -> None:
         self.read: list[tuple[bytes, tuple[str, int]]] = []
