@@ -656,12 +656,16 @@ class StepReady(_message.Message):
 class Audit(_message.Message):
     __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds", "trained")
     class Trained(_message.Message):
-        __slots__ = ("learning_rate", "borders")
+        __slots__ = ("learning_rate", "borders", "clip_norm", "weight_decay")
         LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
         BORDERS_FIELD_NUMBER: _ClassVar[int]
+        CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+        WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
         learning_rate: float
         borders: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, learning_rate: _Optional[float] = ..., borders: _Optional[_Iterable[int]] = ...) -> None: ...
+        clip_norm: float
+        weight_decay: float
+        def __init__(self, learning_rate: _Optional[float] = ..., borders: _Optional[_Iterable[int]] = ..., clip_norm: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
     class MicroBatch(_message.Message):
         __slots__ = ("number", "previous", "next", "activation_in", "activation_out", "gradient_in", "gradient_out", "loss")
         NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -761,7 +765,7 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "learning_rate", "evaluate", "snapshot", "pause", "status", "island_norms")
+    __slots__ = ("generation", "step", "gradient_norm", "learning_rate", "clip_norm", "weight_decay", "evaluate", "snapshot", "pause", "status", "island_norms")
     class IslandNormsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -773,6 +777,8 @@ class Commit(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -782,12 +788,14 @@ class Commit(_message.Message):
     step: int
     gradient_norm: float
     learning_rate: float
+    clip_norm: float
+    weight_decay: float
     evaluate: bool
     snapshot: bool
     pause: bool
     status: RunStatus
     island_norms: _containers.ScalarMap[int, float]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., island_norms: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., clip_norm: _Optional[float] = ..., weight_decay: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., island_norms: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.config.changes import value_of, with_change
+from dtfm.coordinator.config.changes import OF_THE_OPTIMIZER, value_of, with_change
 from dtfm.coordinator.core.copies import checkpoints
 from dtfm.coordinator.core.ending import put_down
 from dtfm.coordinator.core.phases import Gathering, Switching
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
@@ -74,7 +75,8 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     before, value = (value_of(each, request.key) for each in (state.run, run))
     if value == before:
         return f"{request.key} is {value} already"
-    transition.emit(changed := ev.RunChanged(by, request.key, value, before))
+    since = _next_round(state) if request.key in OF_THE_OPTIMIZER else 0
+    transition.emit(changed := ev.RunChanged(by, request.key, value, before, since))
     transition.set_run(run)
     if run.cluster.lease != state.run.cluster.lease:  # nodes have yet to hear of it
         transition.set_members(replace(transition.state.members, hearing=transition.now))
@@ -83,7 +85,20 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     if state.stopped:  # it was complete
         transition.enter(Gathering(transition.now, "the run has more steps now"))
         transition.state = replace(transition.state.afresh(), exit_code=None)
-    return changed.narrate()
+    return changed.narrate() + (_scheduled(transition.state, since) if request.key == "train.learning_rate" else "")
+
+
+def _next_round(state: State) -> int:
+    """The first step that is not applied as part of a round that has begun: without rounds, the next one."""
+    step, rounds = state.ledger.training.step, state.rounds
+    return (step if rounds.at_rest(step) else rounds.next_rest(step)) + 1
+
+
+def _scheduled(state: State, step: int) -> str:
+    """What the schedule makes of the learning rate in this step, if it is something else."""
+    train = state.message.train
+    rate = learning_rate(train, step)
+    return f". In step {step} the schedule makes it {rate:.3g}" if rate != train.learning_rate else ""
 
 
 def _steer(transition: Transition, wish: wire.SteerRequest.Wish, by: str) -> str:

@@ -64,7 +64,15 @@ class StepCommitted:
         seconds = ledger.training.step_seconds if self.resumed or self.exchange else self.seconds
         timed = self if self.compute_seconds else ledger.training.timed
         plan = ledger.training.plan
-        training = replace(ledger.training, step=self.step, last=self, timed=timed, step_seconds=seconds, writer=None)
+        training = replace(
+            ledger.training,
+            step=self.step,
+            last=self,
+            optimizer=ledger.optimizer,
+            timed=timed,
+            step_seconds=seconds,
+            writer=None,
+        )
         if plan is not None:
             trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
             debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)

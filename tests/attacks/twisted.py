@@ -354,8 +354,8 @@ def learning_too_fast() -> Iterator[None]:
     """Inside, this process learns at three times the rate. It audits others as it should."""
     update = optimizer.adamw
 
-    def faster(train: Run.Train, step: int, rate: float, *rest: Any) -> None:
-        update(train, step, 3 * rate, *rest)
+    def faster(train: Run.Train, step: int, terms: optimizer.Terms, *rest: Any) -> None:
+        update(train, step, replace(terms, learning_rate=3 * terms.learning_rate), *rest)
 
     with mock.patch("dtfm.node.training.generation.adamw", faster):
         yield
