@@ -495,16 +495,18 @@ class Uploaded(_message.Message):
     def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
-    __slots__ = ("folder", "parts", "manifest", "states")
+    __slots__ = ("folder", "parts", "manifest", "states", "weights")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     folder: str
     parts: _containers.RepeatedCompositeFieldContainer[Part]
     manifest: bytes
     states: _containers.RepeatedCompositeFieldContainer[BucketState]
-    def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., manifest: _Optional[bytes] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
+    weights: bool
+    def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., manifest: _Optional[bytes] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., weights: _Optional[bool] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation", "progress", "codecs", "states")
@@ -966,7 +968,7 @@ class ForgiveRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class SteerRequest(_message.Message):
-    __slots__ = ("wish", "key", "value")
+    __slots__ = ("wish", "key", "value", "step", "only_say")
     class Wish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PAUSE: _ClassVar[SteerRequest.Wish]
@@ -975,19 +977,25 @@ class SteerRequest(_message.Message):
         STOP_NOW: _ClassVar[SteerRequest.Wish]
         SET: _ClassVar[SteerRequest.Wish]
         SAVE: _ClassVar[SteerRequest.Wish]
+        ROLLBACK: _ClassVar[SteerRequest.Wish]
     PAUSE: SteerRequest.Wish
     CONTINUE: SteerRequest.Wish
     STOP: SteerRequest.Wish
     STOP_NOW: SteerRequest.Wish
     SET: SteerRequest.Wish
     SAVE: SteerRequest.Wish
+    ROLLBACK: SteerRequest.Wish
     WISH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ONLY_SAY_FIELD_NUMBER: _ClassVar[int]
     wish: SteerRequest.Wish
     key: str
     value: str
-    def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ..., key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    step: int
+    only_say: bool
+    def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ..., key: _Optional[str] = ..., value: _Optional[str] = ..., step: _Optional[int] = ..., only_say: _Optional[bool] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("path", "upload", "offset", "data", "last")

@@ -26,7 +26,7 @@ HOST_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """With what a step is applied, as its commit says: operators may change it from one step to the next. ``gradient_norm`` is that
+    """With what a step is applied, as its commit says: operators may change it from step to step. ``gradient_norm`` is that
     of the whole model, before clipping to ``clip_norm`` (0: no clipping)."""
 
     gradient_norm: float

@@ -38,7 +38,6 @@ def plain_losses(
     run: Run,
     allowed_modules: tuple[str, ...] = (),
     held_out: list[float] | None = None,
-    changes: Changes = MappingProxyType({}),
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on without end, each computed when it is asked for. ``held_out`` gets the held-out loss
     after each step, before the loss of the next one."""
@@ -60,7 +59,6 @@ def plain_losses(
         loss = mean_loss(module(inputs, **more), labels)
         torch.autograd.backward(loss)
         yield loss.item()
-        run = changed(run, changes.get(step, {}))
         update(run, module, optimizer, step)
         if held_out is not None:
             held_out.append(plain_held_out_loss(run, module, train.evaluation_samples))

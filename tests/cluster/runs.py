@@ -15,7 +15,7 @@ from typing import Any
 
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
-from tests.cluster.plain import Changes, plain_held_out_loss, plain_losses
+from tests.cluster.plain import plain_held_out_loss, plain_losses
 
 #: Real text that is quickly read: a few modules of the standard library.
 CORPUS = "corpus.txt"
@@ -105,13 +105,6 @@ def losses_alone(path: Path, allowed_modules: tuple[str, ...] = (), *, steps: in
     return known[:wanted]
 
 
-def losses_with(path: Path, changes: Changes, steps: int) -> list[float]:
-    """The losses of the first ``steps`` steps, when one plain process trains the run file at ``path`` with these changes."""
-    run = read_run_file(path).message("any")
-    _locate_corpus(run, path)
-    return [*itertools.islice(plain_losses(run, changes=changes), steps)]
-
-
 def held_out_losses_alone(path: Path, steps: int) -> list[float]:
     """The held-out loss after each of the first ``steps`` steps, when one plain process trains the run file at ``path``."""
     run, found = read_run_file(path).message("any"), list[float]()
@@ -125,6 +118,13 @@ def held_out_loss(path: Path, module: Any, samples: int) -> float:
     run = read_run_file(path).message("any")
     _locate_corpus(run, path)
     return plain_held_out_loss(run, module, samples)
+
+
+def run_at(path: Path) -> Run:
+    """The run file at ``path``, as nodes get it."""
+    run = read_run_file(path).message("any")
+    _locate_corpus(run, path)
+    return run
 
 
 def _locate_corpus(run: Run, path: Path) -> None:

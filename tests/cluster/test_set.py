@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dtfm.protos.run_file.run_file import read_run_file
 from tests.cluster.faults import COORDINATOR, HOLD, SIGKILL, Phase, fail
 from tests.cluster.launch import Cluster
-from tests.cluster.plain import Changes, losses_of_islands
-from tests.cluster.runs import GPT2, losses_with, run_file
+from tests.cluster.plain import losses_of_islands
+from tests.cluster.replayed import changes_in, losses_as_logged
+from tests.cluster.runs import GPT2, run_at, run_file
 from tests.cluster.test_islands import NODES, began_by_step, shares_by_step, text
 from tests.cluster.test_life_cycle import command
 
 SETTINGS = ("train.learning_rate=0.003", "train.clip_norm=0.05", "train.weight_decay=2")
 HELD = 6
-
-
-def changes_in(events: Sequence[dict[str, Any]]) -> Changes:
-    """What the log says was set, by step."""
-    found: dict[int, dict[str, float]] = {}
-    for event in events:
-        if event["event"] == "run_changed":
-            found.setdefault(event["step"], {})[event["key"].removeprefix("train.")] = event["value"]
-    return found
 
 
 def set_all(cluster: Cluster) -> None:
@@ -55,11 +44,10 @@ def test_all_nodes_apply_each_step_with_the_same_numbers_through_kills_and_joins
         assert cluster.finish() == 0
         assert not cluster.of("rolled_back")
     log = cluster.log()
-    changes = changes_in(log)
-    assert changes == {HELD: {"learning_rate": 0.003, "clip_norm": 0.05, "weight_decay": 2.0}}
+    assert changes_in(log) == {HELD: {"learning_rate": 0.003, "clip_norm": 0.05, "weight_decay": 2.0}}
     committed = [event for event in log if event["event"] == "step_committed"]
     assert [event["step"] for event in committed] == [*range(1, 31)]
-    alone = losses_with(cluster.run_file, changes, 30)
+    alone = [*losses_as_logged(run_at(cluster.run_file), log)]
     assert [event["loss"] for event in committed] == pytest.approx(alone, rel=1e-9, abs=0)
     assert cluster.check().findings == ()
 
@@ -75,8 +63,7 @@ def test_islands_apply_each_round_with_the_same_numbers(tmp_path: Path) -> None:
         assert cluster.finish() == 0
         changes, shares, began = changes_in(cluster.log()), shares_by_step(cluster), began_by_step(cluster)
     assert [*changes] == [9], "the next exchange is step 8"
-    run = read_run_file(cluster.run_file).message("any")
-    run.data.source = str(cluster.folder / run.data.source)
+    run = run_at(cluster.run_file)
     exchanges = {event["step"]: event["exchange"] for event in cluster.of("step_committed")}
     alone = losses_of_islands(run, lambda s: shares[s], exchanges.get, {}, began.__getitem__, changes=changes)
     alone = losses_of_islands(run, lambda s: shares[s], exchanges.get, {}, began.__getitem__, changes=changes)
