@@ -238,6 +238,7 @@ class RolledBack:
             ledger,
             training=ledger.training.back_to(self.step, self.exchanges),
             copies=copies.with_weights_of(self.step) if self.weights else copies,
+            losses=ledger.losses.back_to(self.step),
             trust=ledger.trust.back_to(self.step),
         )
 

@@ -14,6 +14,7 @@ from dtfm.coordinator.log.copies import Copies
 from dtfm.coordinator.log.members import Member, recounted
 from dtfm.coordinator.log.reach import Reach
 from dtfm.coordinator.log.run import Described, Listens, RunFailed, RunFinished, RunPaused
+from dtfm.coordinator.log.spikes import Losses
 from dtfm.coordinator.log.steps import Evaluated
 from dtfm.coordinator.log.training import Optimizer, Training
 from dtfm.coordinator.log.trust import NodeQuarantined, Trust
@@ -43,6 +44,8 @@ class Ledger:
     """Whether a second party has read the same data."""
     evaluated: Evaluated | None = None
     """The last held-out loss."""
+    losses: Losses = field(default_factory=Losses)
+    """The last ones."""
     hold: RunPaused | None = None
     """Who has paused the run, or stops it; None: steps follow each other."""
     outcome: RunFinished | RunFailed | None = None

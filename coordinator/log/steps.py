@@ -78,7 +78,10 @@ class StepCommitted:
             debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
             training = replace(training, writer=plan.stages[0].island, debts=debts)
         trust = ledger.trust.after_a_commit(self.step, plan.nodes if plan is not None else (), ledger.party)
-        return replace(ledger, training=training, trust=trust)
+        losses = ledger.losses
+        if not self.exchange:
+            losses = losses.having("training", losses.training.with_loss(self.step, self.loss))
+        return replace(ledger, training=training, trust=trust, losses=losses)
 
     def narrate(self) -> str:
         if self.exchange:
@@ -153,7 +156,8 @@ class Evaluated:
     event: Literal["evaluated"] = "evaluated"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, evaluated=self)
+        losses = ledger.losses.having("held-out", ledger.losses.held_out.with_loss(self.step, self.loss))
+        return replace(ledger, evaluated=self, losses=losses)
 
     def narrate(self) -> str:
         return (

@@ -536,7 +536,7 @@ class Notify(Table):
         max_length=2048,
         repr=False,
         description="Where `serve` sends a message (POST, JSON) when the run begins or ends, when no step is committed for long, "
-        "and when a member is quarantined. It may hold a token: keep the file to yourself.",
+        "when the loss spikes, and when a member is quarantined. It may hold a token: keep the file to yourself.",
     )
 
     @field_validator("url")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dtfm.coordinator.core.copies import agreed_state, standby
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, showing
+from dtfm.coordinator.core.step import spikes
 from dtfm.coordinator.core.step.announcing import announce
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
@@ -66,6 +67,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
     if clipped := _clipped(phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
     if not exchanges:
+        spikes.look(transition, "training")
         drift.committed(transition, phase.votes)
         showing.committed(transition, phase.votes)
     announce(transition, plan)
@@ -86,7 +88,8 @@ def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]
 
 
 def learning_rate(train: Run.Train, step: int, highest: float | None = None) -> float:
-    """The learning rate of ``step`` (from 1): a pure function of the schedule, the step, and the ``highest`` rate (None: the run's).
+    """The learning rate of ``step`` (from 1): a pure function of the schedule, the step, and the ``highest`` rate, by default
+    that of the run.
 
     It rises linearly to the highest during the warm-up. From there it falls to the final fraction of that, which it
     has at the last step: along a cosine, along a line, or, for warmup-stable-decay (Hu et al., arXiv 2404.06395), along a line
