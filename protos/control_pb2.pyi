@@ -259,7 +259,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("layers", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts", "disk_bytes")
+    __slots__ = ("layers", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts", "disk_bytes", "precision")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -273,6 +273,7 @@ class Prepared(_message.Message):
     DATA_READ_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Layer]
     data_fingerprint: bytes
     training_samples: int
@@ -286,7 +287,8 @@ class Prepared(_message.Message):
     data_read: bool
     layouts: bytes
     disk_bytes: int
-    def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
+    precision: _plan_pb2.Precision
+    def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ..., precision: _Optional[_Union[_plan_pb2.Precision, str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("count",)

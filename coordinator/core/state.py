@@ -77,7 +77,8 @@ class Session:
     while it is JOINED and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of);
     empty: not known, or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the
     same layers. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
-    disk when it had read the run; 0: not known."""
+    disk when it had read the run; 0: not known. ``device``: its kind, and whether that has bf16. ``precision``: in which it was
+    told to prepare the run."""
 
     node: str
     stream: int
@@ -97,6 +98,8 @@ class Session:
     copies_from: Givers = ()
     links_changed: int = 0
     disk_bytes: int = 0
+    device: tuple[str, bool] = ("", False)
+    precision: str = ""
 
     def without_peer(self, node: str) -> Session:
         if not (node in self.probing or node in self.reaching or node in self.to_measure):
@@ -129,7 +132,8 @@ class Members:
     ``sessions`` are by node, and ``streams`` says whose each is. ``ended``: those that left for good last, the oldest first.
     ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
     dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
-    last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
+    last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke. ``decisions``:
+    how often a plan has decided in which precision the run computes.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
@@ -138,6 +142,7 @@ class Members:
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
+    decisions: int = 0
     looked: float = -math.inf
     hearing: float = -math.inf
 

@@ -209,7 +209,8 @@ class Train(Table):
     precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
         default="auto",
         description='"bf16" computes in bfloat16, with weights in 32 bits; GPUs that cannot (compute capability below 8.0) are '
-        'refused. "auto": the device of the first node to join decides: "bf16" if it is a GPU that can, otherwise "fp32".',
+        'refused. "auto" is decided with the first plan, by its nodes: "bf16" if GPUs are among them and all of these can, '
+        'otherwise "fp32". The log says so, and until the first step is trained another plan may decide otherwise.',
     )
     activation_checkpointing: Literal["auto", "none", "layer"] = Field(
         default="auto",
