@@ -70,8 +70,8 @@ def rollback(
 ) -> None:
     """Goes back to an earlier step, while the run goes on or is paused: to a snapshot on the nodes' disks, or to a checkpoint.
 
-    What was trained since is lost, and so are later checkpoints. Of weights alone, AdamW's moments begin at zero. A step that is
-    nowhere is refused by a list of those that there are.
+    Later steps and their checkpoints are lost. Where only the weights are left, AdamW's moments begin at zero. An unknown step is
+    refused with a list of the steps there are.
     """
     if not yes:
         if not sys.stdin.isatty():
@@ -79,7 +79,8 @@ def rollback(
         from dtfm.coordinator.command.client import ask
 
         would: wire.Done = asyncio.run(ask(where, "Steer", wish="ROLLBACK", step=step, only_say=True))
-        if not typer.confirm(f"{would.sentence}. Go back?", err=True):
+        print(f"{would.sentence}. Go back? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("Nothing has changed.", file=sys.stderr)
             return
     tell(where, "Steer", json_lines, {"asked": "rollback"}, wish="ROLLBACK", step=step)

@@ -77,8 +77,8 @@ class Session:
     while it is JOINED and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of);
     empty: not known, or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the
     same layers. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
-    disk when it had read the run; 0: not known. ``device``: its kind, and whether that has bf16. ``precision``: in which it was
-    told to prepare the run."""
+    disk when it had read the run; 0: not known. ``device``: its kind, and whether that has bf16. ``precision``: the one that it
+    was told to prepare the run in."""
 
     node: str
     stream: int
@@ -133,7 +133,7 @@ class Members:
     ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
     dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
     last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke. ``decisions``:
-    how often a plan has decided in which precision the run computes.
+    the number of times a plan has decided the run's precision.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)

@@ -74,8 +74,8 @@ class Copies:
     on_disks: Mapping[int, SnapshotWritten] = field(default_factory=dict)
     """By step, the whole snapshots on the nodes' disks: the last one, and the last one that is spread over machines."""
     from_weights: int = 0
-    """The step to whose weights, without moments, an operator last went back: what was trained since then follows from these
-    weights and moments of zero. 0: there is none."""
+    """The step to whose weights, without moments, an operator last went back. Later steps follow from these weights, with
+    moments of zero. 0: the run has not gone back to weights."""
 
     @property
     def checkpoint_step(self) -> int:

@@ -37,8 +37,8 @@ def welcome(transition: Transition, session: Session, joined: ev.NodeJoined) -> 
 
 
 def compute_in(transition: Transition, wanted: str, by: str, but: str = "") -> None:
-    """The run, of which nothing is trained, computes in the ``wanted`` precision from now on, as ``by`` says. All members prepare
-    it again, ``but`` for this one, which has prepared it so."""
+    """Changes the precision of a run that has not trained yet, because of ``by``. All members prepare the run again, except
+    ``but``, which has done it."""
     ledger, run = transition.state.ledger, precision.in_precision(transition.state.run, wanted)
     transition.emit(ev.RunChanged(by, "train.precision", wanted, transition.state.run.train.precision))
     transition.set_run(run)
@@ -50,7 +50,7 @@ def compute_in(transition: Transition, wanted: str, by: str, but: str = "") -> N
 
 
 def prepare_again(transition: Transition, session: Session) -> None:
-    """The node is let in anew, on the same stream, and prepares the run as it is now."""
+    """Lets the node in a second time, on the same stream, so that it prepares the changed run."""
     node, member, wanted = (
         session.node,
         transition.state.ledger.members[session.node],
@@ -70,7 +70,7 @@ def prepare_again(transition: Transition, session: Session) -> None:
 
 
 def describe(transition: Transition, session: Session, described: ev.Described) -> None:
-    """The node is believed in what the run trains, and in its precision, as long as no plan has decided that."""
+    """Takes the node's description of the run, and its precision if that is still open."""
     if transition.state.run.train.precision == "auto":
         device = transition.state.ledger.members[session.node].device.name
         by = f"{session.node}, the first node that has read the run ({device}),"

@@ -12,11 +12,11 @@ from dtfm.protos.run_file.run_file import RunFile
 from dtfm.scheduler.model.plan import Plan
 
 MOST_DECISIONS = 3
-"""How often plans may decide the precision: a plan that is made anew for another precision could want the first one again."""
+"""How often plans may decide the precision: the next plan, made for the new precision, could want the old one again."""
 
 
 def may_change(state: State) -> bool:
-    """Whether the run file leaves the precision open, and nothing is trained. A pinned workload is that of one precision."""
+    """Whether the run file leaves the precision open, and nothing is trained. A pinned workload fixes the precision."""
     file = state.ledger.file.get("train", {}).get("precision")
     return file == "auto" and state.ledger.training.step == 0 and not state.run.trust.workload
 
@@ -48,7 +48,7 @@ def prepared_for(state: State, session: Session) -> RunFile:
 
 
 def in_precision(run: RunFile, precision: str) -> RunFile:
-    """The run in this precision; empty: as it is."""
+    """Returns the run with this precision, or unchanged if it is empty."""
     if precision in ("", run.train.precision):
         return run
     return run.model_copy(update={"train": run.train.model_copy(update={"precision": precision})})

@@ -1,4 +1,4 @@
-"""An operator wants training to go back: to which steps it can, what is lost by it, and the way there."""
+"""Going back to an earlier step for an operator: the steps there are, what is lost, and how."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Training can go back to ``point``. ``where``: what is there, like "the whole state, on the disks of a, b"."""
+    """Training can go back to ``point``. ``where`` describes it, like "the whole state, on the disks of a, b"."""
 
     point: ResumePoint
     where: str
@@ -51,7 +51,7 @@ def place_of(state: State, step: int) -> Place:
         raise Refused(wire.MALFORMED, f"the run is at step {now}, and needs no way back there{_instead(there)}")
     if step in state.ledger.copies.on_disks:
         nodes = state.ledger.copies.on_disks[step].holders.keys() - state.members.sessions.keys()
-        why = f"the state after step {step} is on disks of which these nodes have a part and are not here: {name_some(nodes)}"
+        why = f"part of the state after step {step} is on the disks of nodes that are not here: {name_some(nodes)}"
         raise Refused(wire.MALFORMED, f"{why}{_instead(there)}")
     raise Refused(wire.MALFORMED, f"the state after step {step} is nowhere{_instead(there)}")
 
@@ -69,8 +69,7 @@ def consequences(state: State, place: Place) -> str:
 
 
 def roll_back(transition: Transition, place: Place, by: str) -> str:
-    """Gives up the step in hand, and what was trained after the place's step. A run that is paused stays so. Returns what has
-    happened, as a sentence."""
+    """Gives up the current step and all steps after the place's. A paused run stays paused. Returns the event's sentence."""
     state, plan = transition.state, transition.state.ledger.training.plan
     reason = f"{by} went back to step {place.point.step}"
     if isinstance(state.phase, Stepping) and plan is not None:

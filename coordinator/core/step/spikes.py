@@ -12,7 +12,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.spikes import Kind
 
 SPREADS = 6.0
-"""A loss that spikes is so many times the usual spread above the usual loss. The spread is a standard deviation, as the median
+"""A spike is this many times the usual spread above the usual loss. The spread is a standard deviation, as the median
 absolute deviation has it, so that a few outliers do not change it."""
 
 LEAST_SHARE = 0.05
@@ -22,10 +22,10 @@ TO_SIGMA = 1.4826
 """A standard deviation in median absolute deviations, of a normal distribution."""
 
 IN_A_ROW: dict[Kind, int] = {"training": 4, "held-out": 3}
-"""So many losses in a row are above the limit: a single one may be a strange batch."""
+"""The number of losses in a row that must be above the limit: a single one may be a strange batch."""
 
 LEAST: dict[Kind, int] = {"training": 28, "held-out": 8}
-"""So many losses before these say what is usual."""
+"""The least number of losses before these, from which the usual loss is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,10 @@ class Spike:
 
 
 def spike(losses: Sequence[float], in_a_row: int, least: int) -> Spike | None:
-    """Whether the last ``in_a_row`` of the losses are a spike against those before, of which there must be ``least``.
+    """Compares the last ``in_a_row`` losses with those before. Returns None if these are fewer than ``least``, or nothing spikes.
 
-    They are if each is above all before, and above the median by SPREADS and by LEAST_SHARE. The first condition alone bounds the
-    false alarms: values of any distribution that do not depend on each other meet it once in 635,376 (64 choose 4) of them, where
-    there are 64 losses and 4 in a row.
+    A spike is above all losses before, and above their median by SPREADS and by LEAST_SHARE. The first condition bounds the false
+    alarms. With 64 losses and 4 in a row, independent values of any distribution meet it once in 635,376 (64 choose 4).
     """
     before, last = losses[:-in_a_row], losses[-in_a_row:]
     if len(before) < least or min(last) <= max(before):

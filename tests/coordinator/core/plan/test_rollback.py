@@ -75,7 +75,7 @@ def test_of_a_snapshot_that_is_not_all_here_it_is_said_who_has_it() -> None:
     world.step()
     world.lose("a")
     assert roll_back(world, 2) == (
-        "the state after step 2 is on disks of which these nodes have a part and are not here: a. There are: 0 (the start)"
+        "part of the state after step 2 is on the disks of nodes that are not here: a. There are: 0 (the start)"
     )
 
 
