@@ -184,9 +184,8 @@ class PlanAdopted:
         known, first = ledger.copies.agreed.get(self.step), self.plan.stages[0].island
         going_on = {number: ledger.training.moments_began(number) for number in ledger.whole_islands}
         began = {stage.island: self.step for stage in self.plan.stages}
-        if going_on or ledger.copies.from_weights != self.step:  # else no moments are left of any
-            last = ledger.training.began.get(first, ledger.copies.from_weights)
-            began |= going_on or {first: known.began if known is not None else last}
+        last = ledger.training.began.get(first, ledger.copies.from_weights)
+        began |= going_on or {first: known.began if known is not None else last}
         return {number: step for number, step in began.items() if step}
 
     def narrate(self) -> str:
