@@ -63,9 +63,10 @@ def file_layout(spec: BucketSpec, dtype: torch.dtype) -> bytes:
     return layout_digest(whole[LENGTH_BYTES:], size) + layout_digest(weights[LENGTH_BYTES:], size // spec.tensors)
 
 
-def file_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
-    """The size of the bucket's file."""
-    return len(file_header(spec, dtype)) + bucket_bytes(spec, dtype)
+def file_bytes(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) -> int:
+    """The size of the bucket's file, or of one with the ``weights`` alone."""
+    size = bucket_bytes(spec, dtype)
+    return len(file_header(spec, dtype, weights=weights)) + (size // spec.tensors if weights else size)
 
 
 class Loading:
@@ -75,11 +76,12 @@ class Loading:
     the caller to see: until then the bucket must not be used.
     """
 
-    def __init__(self, bucket: Bucket, where: str) -> None:
-        """What `finish` raises begins with ``where``."""
+    def __init__(self, bucket: Bucket, where: str, *, weights: bool = False) -> None:
+        """What `finish` raises begins with ``where``. ``weights``: the file has the parameters alone, and the rest of the bucket
+        stays as it is."""
         self._bucket, self._where = bucket, where
-        self._header = file_header(bucket.spec, bucket.parameters.dtype)
-        self._size = file_bytes(bucket.spec, bucket.parameters.dtype)
+        self._header = file_header(bucket.spec, bucket.parameters.dtype, weights=weights)
+        self._size = file_bytes(bucket.spec, bucket.parameters.dtype, weights=weights)
         self._at = 0  # bytes that have come
         self._sound = True
 
@@ -118,10 +120,10 @@ def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype 
             write(folder, file.name, file.read_bytes())
 
 
-def read_bucket(folder: str, bucket: Bucket, manifest: bytes) -> None:
+def read_bucket(folder: str, bucket: Bucket, manifest: bytes, *, weights: bool = False) -> None:
     """Reads a bucket's state from the checkpoint at ``folder`` into ``bucket``, which keeps its device. After an error the bucket
     may have anything in it. ``manifest``: the BLAKE3 of the checkpoint's manifest, as the coordinator
-    has logged it.
+    has logged it. ``weights``: the checkpoint has the parameters alone.
 
     Raises:
         SnapshotDamaged: no whole checkpoint there, another one, or a damaged one.
@@ -131,8 +133,8 @@ def read_bucket(folder: str, bucket: Bucket, manifest: bytes) -> None:
     index = bucket.spec.index
     where = f"checkpoint {folder}, bucket {index}"
     entry = _manifest_entry(folder, index, manifest)
-    loading, digest, size = Loading(bucket, where), blake3(), 0
-    for piece in read_pieces(folder, entry["file"], file_bytes(bucket.spec, bucket.parameters.dtype)):
+    loading, digest, size = Loading(bucket, where, weights=weights), blake3(), 0
+    for piece in read_pieces(folder, entry["file"], file_bytes(bucket.spec, bucket.parameters.dtype, weights=weights)):
         digest.update(piece)
         size += len(piece)
         loading.take(piece)
