@@ -106,12 +106,12 @@ class Loading:
 
 
 def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype = torch.float32) -> None:
-    """Writes config.json and the tokenizer's files, with which transformers can load the weights.
+    """Writes config.json, generation_config.json and the tokenizer's files, with which transformers can load the weights.
 
     ``dtype`` is that of the weights. Raises as `write` does.
     """
     with tempfile.TemporaryDirectory(prefix="dtfm-model-") as local:
-        model.save_config(Path(local), dtype)
+        model.save_config(Path(local), dtype, data.tokenizer.special_ids if data.tokenizer is not None else {})
         if data.tokenizer is not None:
             data.tokenizer.save(Path(local))
         for file in sorted(Path(local).iterdir()):

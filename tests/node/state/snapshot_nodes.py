@@ -38,7 +38,7 @@ class SpecsOnly:
     def __init__(self, buckets: Sequence[BucketSpec]) -> None:
         self.buckets = tuple(buckets)
 
-    def save_config(self, folder: Path, dtype: torch.dtype) -> None:
+    def save_config(self, folder: Path, dtype: torch.dtype, special_ids: Mapping[str, int]) -> None:
         (folder / "config.json").write_text(f"{dtype}")
 
 
