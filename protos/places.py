@@ -70,7 +70,7 @@ def expanded(path: str) -> Path:
 
 def told_by(place: str, error: Exception) -> str:
     """What the storage at ``place`` has said, with what to look at."""
-    keys = isinstance(error, PermissionError) and not _is_local_url(place)
+    keys = isinstance(error, PermissionError) and not is_local_url(place)
     hint = " (with the keys that this process finds, as in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)" if keys else ""
     return f"{type(error).__name__}: {error}{hint}"
 
@@ -80,7 +80,7 @@ def _guarded_url(key: str, place: str) -> Iterator[tuple[str, str]]:
         check_url(place)
     except ValueError as problem:
         raise ValueError(f"{key} {problem}") from None
-    if _is_local_url(place):
+    if is_local_url(place):
         yield key, re.sub(r"\A(file|local):(//)?", "", place, flags=re.IGNORECASE)
     elif is_guarded_url(place):
         yield key, place
@@ -92,7 +92,8 @@ def is_guarded_url(place: str) -> bool:
     return scheme is not None and scheme[1].lower() in REMOTE - _FREE
 
 
-def _is_local_url(place: str) -> bool:
+def is_local_url(place: str) -> bool:
+    """Whether it is a path, or a URL of one, on the disk of whoever reads it."""
     scheme = _SCHEME.match(place)
     return scheme is None or scheme[1].lower() in LOCAL
 

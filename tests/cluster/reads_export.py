@@ -1,5 +1,6 @@
-"""`python reads_export.py FOLDER`: what the transformers that Python finds makes of an exported model, as JSON. Its standard input
-has a text and token ids; see `Read`. It uses nothing of dtfm."""
+"""`python reads_export.py FOLDER`: what the transformers that Python finds makes of an exported model, as JSON.
+
+Its standard input has a text and token ids; see `Read`. It uses nothing of dtfm."""
 
 from __future__ import annotations
 

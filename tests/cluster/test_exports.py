@@ -1,4 +1,4 @@
-"""Exports of real runs, read by transformers 4.57 and 5, and by llama.cpp's converter: what they compute with is what was trained.
+"""Exports of real runs, read by transformers 4.57 and 5, and by llama.cpp's converter: they compute with what was trained.
 
 The older transformers and the converter are installed beside the product, into folders of their own. All else they need, PyTorch
 for one, is what the tests run with."""
@@ -38,10 +38,11 @@ LLAMA3 = {
 }
 STOPS = {"eos_token_id": [3, 7], "do_sample": True, "temperature": 0.6, "top_p": 0.95}
 
+SCALING = ", ".join(f"{key} = {json.dumps(value)}" for key, value in LLAMA3.items())
 LLAMA = f"""
 [model]
 family = "llama"
-config = {{ {SIZES}, rope_theta = 500000.0, rope_scaling = {{ {", ".join(f"{k} = {json.dumps(v)}" for k, v in LLAMA3.items())} }} }}
+config = {{ {SIZES}, rope_theta = 500000.0, rope_scaling = {{ {SCALING} }} }}
 """
 GEMMA2 = f"""
 [model]

@@ -17,7 +17,8 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import bucket_file
 from tests.coordinator.script import World, fresh_state, training
 
-FILE = f"step-00000002/{bucket_file(0, 'ab' * 16)}"
+FOLDER = "step-00000002.run.partial"
+FILE = f"{FOLDER}/{bucket_file(0, 'ab' * 16)}"
 UPLOAD, ANOTHER = bytes(16), bytes([1]) * 16
 
 
@@ -30,7 +31,7 @@ def disk(tmp_path: Path) -> Disk:
     return Disk(tmp_path / "run")
 
 
-def files(disk: Disk, folder: str = "step-00000002") -> list[tuple[str, int]]:
+def files(disk: Disk, folder: str = FOLDER) -> list[tuple[str, int]]:
     return [(entry.path, entry.size_bytes) for entry in disk.look(folder)]
 
 
@@ -54,13 +55,13 @@ def test_a_file_of_which_something_is_missing_does_not_become_whole(disk: Disk) 
 
 def test_two_attempts_do_not_mix_and_the_later_one_takes_the_place_of_the_first(disk: Disk, tmp_path: Path) -> None:
     disk.put(put(data=b"one"), most_bytes=100)
-    later = f"step-00000002/{bucket_file(0, 'cd' * 16)}"
+    later = f"{FOLDER}/{bucket_file(0, 'cd' * 16)}"
     disk.put(put(later, data=b"another", upload=ANOTHER), most_bytes=100)
     with pytest.raises(OSError, match="No such file"):
         disk.put(put(offset=3, last=True), most_bytes=100)
     disk.put(put(later, offset=7, last=True, upload=ANOTHER), most_bytes=100)
     assert disk.get(later, 0, 100) == b"another"
-    assert len(list((tmp_path / "run").rglob("*.*"))) == 1
+    assert len(list((tmp_path / "run").rglob("bucket-*"))) == 1
 
 
 @pytest.mark.parametrize(
