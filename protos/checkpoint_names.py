@@ -7,6 +7,8 @@ import re
 from dtfm.protos.places import is_local_url
 
 MANIFEST = "manifest.json"
+BUFFERS = "buffers.safetensors"
+"""The model's tensors that are not trained, and that its state dict has."""
 NONCE_BYTES = 16
 
 _BUCKET = re.compile(r"bucket-([0-9]{5,9})(?:-[0-9a-f]{32})?\.safetensors")

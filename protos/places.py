@@ -34,15 +34,15 @@ def guarded_places(source: str, tokenizer: str, pretrained: str, checkpoint: str
     if source.startswith("hf:"):
         whole = source.removeprefix("hf:")
         name = whole.partition(":")[0]
-        if "/" not in name or _is_local_name(whole) or _is_local_name(name):
+        if "/" not in name or is_local_name(whole) or is_local_name(name):
             yield "data.source", whole
     elif source != "python-stdlib" and not source.startswith("module:"):
         yield "data.source", source
-    if tokenizer not in ("", "bytes") and _is_local_name(tokenizer):
+    if tokenizer not in ("", "bytes") and is_local_name(tokenizer):
         yield "data.tokenizer", tokenizer
     if "://" in pretrained or "::" in pretrained:
         yield from _guarded_url("model.pretrained", pretrained)
-    elif pretrained and _is_local_name(pretrained):
+    elif pretrained and is_local_name(pretrained):
         yield "model.pretrained", pretrained
     yield from _guarded_url("checkpoint.uri", checkpoint)
 
@@ -98,6 +98,6 @@ def is_local_url(place: str) -> bool:
     return scheme is None or scheme[1].lower() in LOCAL
 
 
-def _is_local_name(name: str) -> bool:
-    """Whether this may be no name on the hub: it looks like a path, or there is one."""
+def is_local_name(name: str) -> bool:
+    """Whether this may be no name on the hub: it looks like a path, or there is one on this machine."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or os.path.exists(name)

@@ -168,8 +168,8 @@ class PlanWanted:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """All ``files`` of a checkpoint, in order of bucket, are in the folder ``gathered``: check them, write the manifest there, then
-    rename the folder to ``folder``."""
+    """All ``files`` of a checkpoint, in order of bucket, are in the folder ``gathered``: check them, write the manifest there,
+    and rename the folder to ``folder``."""
 
     step: int
     folder: str

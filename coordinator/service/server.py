@@ -40,6 +40,7 @@ from dtfm.coordinator.service.unfinished import clear, publish
 from dtfm.coordinator.store.record import AnotherWriter, StoreError
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.follower import Follower
+from dtfm.coordinator.view.model_card import card_of
 from dtfm.coordinator.view.story import Story
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.candidates import origin_of, read_candidate
@@ -323,6 +324,7 @@ class Server:
                 described.layout_of,
                 ledger.copies.digests(command.step),
                 command.step - ledger.training.trained(command.step),
+                lambda digest: card_of(ledger, command.step, digest).text(),
             )
             await asyncio.to_thread(publish, command.gathered, command.folder, ledger.run_id)
         except CheckpointError as error:

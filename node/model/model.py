@@ -90,6 +90,12 @@ class Model(ABC):
         """Writes the description of the architecture that goes with exported weights into a local folder. ``special_ids``: of
         the run's tokenizer (see Tokenizer)."""
 
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """What the module's state dict has beside the parameters, by name: nobody trains it, and every node has the same."""
+        stored = self.module.state_dict()
+        return {name: buffer for name, buffer in self.module.named_buffers() if name in stored and not buffer.is_meta}
+
     def activation_shape(self, layer: int, micro_batch: int) -> tuple[int, ...]:
         """Shape of the layer's output for one micro-batch; its dtype is that of the stage."""
         return (micro_batch, *self.layers[layer].output)

@@ -19,6 +19,7 @@ from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, held_out_loss, losses_alone, run_file
 
 HOME = {
+    "README.md",
     "config.json",
     "manifest.json",
     "model.safetensors.index.json",

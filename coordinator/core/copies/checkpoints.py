@@ -22,7 +22,7 @@ from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Tran
 from dtfm.coordinator.core.validation.files import check_moments, check_uploaded
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.checkpoint_names import bucket_of, gathering_folder, step_folder
+from dtfm.protos.checkpoint_names import BUFFERS, bucket_of, gathering_folder, step_folder
 
 MOST_MODEL_FILE_BYTES = 64 << 20
 """A tokenizer's are the largest."""
@@ -44,7 +44,7 @@ MOST_ATTEMPTS = 5
 
 _MODEL_FILE = re.compile(
     r"(generation_)?config\.json|tokenizer[a-z_]*\.(json|model)|(special_tokens_map|added_tokens|vocab)\.json|"
-    r"vocab\.txt|merges\.txt|[a-z_]+\.model|chat_template\.jinja"
+    rf"vocab\.txt|merges\.txt|[a-z_]+\.model|chat_template\.jinja|{re.escape(BUFFERS)}"
 )
 """What a node may write beside the buckets: nothing that transformers would load in their place."""
 

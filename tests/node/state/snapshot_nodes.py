@@ -35,6 +35,8 @@ SPECS = (BucketSpec(0, (0,), (("first", (600, 500)),)), BucketSpec(1, (1,), (("s
 class SpecsOnly:
     """A model of which only the buckets are known."""
 
+    constants: Mapping[str, torch.Tensor] = {}
+
     def __init__(self, buckets: Sequence[BucketSpec]) -> None:
         self.buckets = tuple(buckets)
 
