@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from dtfm.node.model.load import load_model
@@ -35,7 +37,33 @@ ROTARY: dict[str, dict[str, Any]] = {
     "llama": {"rope_theta": 5e5, "rope_scaling": LLAMA3},
     "gemma3_text": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 2e4, "head_dim": 8},
 }
+DEEPSEEK = SMALL | {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": 8,
+}
 STOPS = {"eos_token_id": [5, 7], "do_sample": True, "temperature": 0.6, "top_p": 0.95}
+
+
+def spoil(folder: Path, chosen: Callable[[str], bool], value: torch.Tensor) -> None:
+    """Gives the first of the ``chosen`` tensors in the folder another value."""
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        if name := next(filter(chosen, tensors), None):
+            save_file(tensors | {name: value}, file, {"format": "pt"})
+            return
 
 
 def written(folder: Path, name: str = "config.json") -> dict[str, Any]:
@@ -96,3 +124,27 @@ def test_a_token_that_also_means_the_end_is_padding_for_generation_alone(tmp_pat
     assert written(tmp_path, "generation_config.json") == ids
     module: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     assert module.model.embed_tokens.padding_idx is None
+
+
+def test_constants_go_home_and_are_what_the_next_run_begins_with(tmp_path: Path) -> None:
+    """DeepSeek's routers have a buffer that its state dict has, and that no optimizer trains."""
+    module = save(tmp_path / "first", "deepseek_v3", **DEEPSEEK)
+    with torch.no_grad():
+        for number, buffer in enumerate(module.buffers()):
+            if buffer.shape == (4,):
+                buffer.copy_(torch.arange(4) + number)
+    module.save_pretrained(tmp_path / "first", max_shard_size="20KB")
+    model = load(tmp_path / "first")
+    constants = dict(model.constants)
+    assert [name for name in constants if "e_score_correction_bias" not in name] == []
+    assert len(constants) == 2
+    for name, value in constants.items():
+        assert torch.equal(value, module.state_dict()[name])
+        assert value.any()
+
+
+def test_constants_of_another_shape_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "first", "deepseek_v3", **DEEPSEEK)
+    spoil(tmp_path / "first", lambda name: "e_score_correction_bias" in name, torch.zeros(5))
+    with pytest.raises(ValueError, match=r"e_score_correction_bias has shape \[5\] there, but \[4\]"):
+        load(tmp_path / "first")
