@@ -20,6 +20,7 @@ from blake3 import blake3
 from dtfm.coordinator.command.client import ask, open_way, told
 from dtfm.coordinator.command.weights.check import BucketCheck, NotTheLogs as NotTheLogs
 from dtfm.coordinator.command.weights.formats import Format
+from dtfm.coordinator.command.weights.older_names import as_before, family_in
 from dtfm.coordinator.command.weights.shards import Part, write_shards
 from dtfm.coordinator.command.weights.stored import Stored, look_at, pieces
 from dtfm.coordinator.log.events import CheckpointFailed
@@ -107,7 +108,7 @@ def export_checkpoint(
             _copy_model_files(filesystem, path, partial)
             if wanted is not None:
                 _say_format(partial, wanted)
-            parts = _parts(filesystem, path, manifest.buckets, states, layout_of)
+            parts = _parts(filesystem, path, manifest.buckets, states, layout_of, family_in(partial))
             written = write_shards(parts, partial, wanted, SHARD_BYTES)
             (partial / CARD).write_text(_card(manifest, digest, ledger, wanted, written.files), encoding="utf-8")
             os.chmod(partial, 0o755)
@@ -182,13 +183,15 @@ def _parts(
     buckets: tuple[BucketFile, ...],
     states: tuple[str, ...],
     layout_of: Callable[[int], str],
+    family: str,
 ) -> list[Part]:
-    """What is to be exported of each file, by their headers."""
+    """What is to be exported of each file, by their headers. ``family``: the model's."""
     parts: list[Part] = []
     whose: dict[str, str] = {}  # by tensor, the file that has it
     for bucket in buckets:
         stored = _looked_at(filesystem, f"{path}/{bucket.file}", bucket, layout_of(bucket.index))
         state = states[bucket.index] if bucket.index < len(states) else ""
+        stored = replace(stored, tensors=as_before(stored.tensors, family))
         tensors = tuple(tensor for tensor in stored.tensors if not tensor.name.startswith(OPTIMIZER))
         for tensor in tensors:
             if tensor.name in whose:
@@ -200,6 +203,7 @@ def _parts(
         parts.append(Part(stored, tensors, BucketCheck(stored, bucket, state).add))
     if filesystem.exists(f"{path}/{BUFFERS}"):
         stored = look_at(filesystem, f"{path}/{BUFFERS}", filesystem.size(f"{path}/{BUFFERS}"))
+        stored = replace(stored, tensors=as_before(stored.tensors, family))
         tensors = tuple(tensor for tensor in stored.tensors if tensor.name not in whose)
         parts.append(Part(stored, tensors, lambda _: None, keeps_formats=True))
     return parts

@@ -51,6 +51,13 @@ config = {{ {SIZES}, head_dim = 8, query_pre_attn_scalar = 8 }}
 """
 
 
+MIXTRAL = f"""
+[model]
+family = "mixtral"
+config = {{ {SIZES}, num_local_experts = 4, num_experts_per_tok = 2 }}
+"""
+
+
 @pytest.fixture(scope="session")
 def transformers_4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("transformers-4"), *TRANSFORMERS_4)
@@ -94,7 +101,7 @@ def qwen2(folder: Path) -> str:
 
 def trained(folder: Path, family: str) -> tuple[Cluster, Path]:
     """A finished run, and its export."""
-    models = {"llama": LLAMA, "gemma2": GEMMA2, "gpt2": GPT2}
+    models = {"llama": LLAMA, "gemma2": GEMMA2, "gpt2": GPT2, "mixtral": MIXTRAL}
     text = run_file(
         model=models[family] if family in models else qwen2(folder / "first"), stages=[1, 1], steps=3, precision="fp32"
     )
@@ -113,6 +120,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "qwen2": {"theta": 1e6, "scaling": None, "eos": 7, "stops": [3, 7], "sampling": 0.95},
     "gemma2": {"theta": 1e4, "eos": None, "tokenizer": "PreTrainedTokenizerFast"},
     "gpt2": {"theta": None, "eos": None, "tokenizer": "PreTrainedTokenizerFast"},
+    "mixtral": {"theta": 1e6, "eos": None},
 }
 """By family, what transformers 4.57 has to read."""
 
@@ -121,6 +129,7 @@ GGUF: dict[str, dict[str, Any]] = {
     "qwen2": {"qwen2.rope.freq_base": 1e6},
     "gemma2": {"gemma2.attention.key_length": 8},
     "gpt2": {"gpt2.context_length": 64},
+    "mixtral": {"llama.expert_count": 4, "llama.rope.freq_base": 1e6},
 }
 """By family, what llama.cpp's converter has to find."""
 
@@ -150,7 +159,7 @@ def test_others_read_the_model_that_was_trained(
     for key in ("ids", "eos", "bos", "pad", "stops"):
         assert new[key] == old[key], key
     assert new["sampling"] == EXPECTED[family].get("sampling")
-    if family in ("gemma2", "gpt2"):
+    if family in ("gemma2", "gpt2", "mixtral"):
         assert new["ids"] == list(TEXT.encode())
 
     gguf = read("converts_export.py", home, converter)
