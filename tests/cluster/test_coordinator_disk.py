@@ -128,3 +128,37 @@ def test_a_coordinator_that_dies_while_it_gets_the_last_checkpoint_gets_it_once_
         cluster.start_coordinator()
         assert cluster.finish() == 0
     assert steps_in(tmp_path) == ["step-00000004"]
+
+
+@pytest.mark.soak
+def test_a_folder_with_the_name_of_a_checkpoint_is_whole_whenever_the_coordinator_ends(tmp_path: Path) -> None:
+    """While a run trains, a node sends 100 kB a second at least: the model takes seconds."""
+    text = run_file(
+        model=GPT2.replace("n_embd = 32", "n_embd = 128"),
+        stages=[1, 1],
+        steps=100_000,
+        checkpoint_every=5,
+        precision="fp32",
+        storage="coordinator:",
+    )
+
+    def half_of_one_is_there() -> set[str]:
+        while True:
+            cluster.wait_for("step_committed", after=len(cluster.events))
+            found = {each.parent.name for each in (tmp_path / "dtfm-runs/test").glob("step-*.partial/bucket-*")}
+            if found:
+                return found
+
+    with Cluster(tmp_path, text, nodes="ab", invited=True) as cluster:
+        first = half_of_one_is_there()
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(10)
+        assert first <= set(steps_in(tmp_path))
+        cluster.start_coordinator()
+        assert first.isdisjoint(half_of_one_is_there())
+        cluster.coordinator.send(signal.SIGINT)
+        cluster.coordinator.wait(20)
+        left = steps_in(tmp_path)
+        assert all((tmp_path / "dtfm-runs/test" / name / "manifest.json").exists() for name in left)
+        assert not [name for name in left if name.endswith(".partial")]

@@ -52,7 +52,13 @@ def test_all_families_are_tried() -> None:
     assert OF.keys() == _FAMILIES.keys()
 
 
-@pytest.mark.parametrize("family", sorted(OF))
+QUICK = {"ernie4_5_moe", "mixtral", "phimoe", "qwen3_moe"}
+"""One family for each entry of the table, and each kind of names."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=() if family in QUICK else pytest.mark.soak) for family in sorted(OF)]
+)
 def test_the_export_has_the_tensors_that_transformers_saves(family: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     known = AutoConfig.for_model(family).to_dict()
