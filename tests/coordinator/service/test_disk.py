@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
+from dtfm.coordinator.core.transition import StopAsked
 from dtfm.coordinator.service.disk import MOST_PIECE_BYTES, Disk, Forbidden
 from dtfm.coordinator.service.grpc_services import Files
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.checkpoint_names import bucket_file
+from dtfm.protos.checkpoint_names import bucket_file, gathering_folder
 from tests.coordinator.script import World, fresh_state, training
 
 FOLDER = "step-00000002.run.partial"
@@ -126,6 +128,12 @@ def test_who_is_to_send_a_bucket_may_write_its_file_and_nobody_else() -> None:
     assert most_bytes(state, "a", 1, bucket_file(0, "ab" * 16)) == 0, "no checkpoint of that step is under way"
 
 
+def test_nobody_writes_while_a_coordinator_that_stops_tidies_up() -> None:
+    world = checkpoint_under_way()
+    world.feed(StopAsked("Ctrl-C"))
+    assert most_bytes(world.state, "a", 2, bucket_file(0, "ab" * 16)) == 0
+
+
 class CallOfA:
     """A gate, and the context of a call, which is a's."""
 
@@ -135,6 +143,20 @@ class CallOfA:
     async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
         assert code is grpc.StatusCode.PERMISSION_DENIED
         raise Forbidden(sentence)
+
+
+async def test_a_file_comes_into_the_folder_of_its_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call: Any = CallOfA()
+    world, name = checkpoint_under_way(), bucket_file(0, "ab" * 16)
+    own = Files(lambda: world.state, call)
+    os.makedirs(place := world.state.run.own_folder.removeprefix("file://"))
+    for folder in ("step-00000002.another.partial", "step-00000002"):
+        with pytest.raises(Forbidden, match="may write 0 bytes"):
+            await own.Put(put(f"{folder}/{name}", b"x"), call)
+    folder = gathering_folder("", 2, world.state.ledger.run_id).removeprefix("/")
+    await own.Put(put(f"{folder}/{name}", b"x"), call)
+    assert os.listdir(place) == [folder]
 
 
 async def test_strangers_and_runs_with_other_storage_have_nothing_there() -> None:

@@ -11,6 +11,7 @@ from dtfm.coordinator.service.checkpoint_folder import CheckpointError, newest, 
 from dtfm.coordinator.service.unfinished import clear, publish
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import gathering_folder, gathering_of, step_folder
+from dtfm.protos.identity.access import Role
 from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 from tests.coordinator.serving import run_in, serving, train
 
@@ -111,6 +112,8 @@ async def test_what_a_killed_coordinator_has_left_goes_with_the_next_start(tmp_p
     gathered(place, 2, run_id)
     gathered(place, 2, "other")
     async with serving(tmp_path, run_in(tmp_path, train={"steps": 4})) as served:
+        await served.invite(Role.NODE)  # it is answered after the start
+        assert parts_of(place) == ["step-00000002.other.partial", *whole]
         assert await train(served, served.node("a"), served.node("b")) == 0
         assert served.ledger.training.step == 4
     assert parts_of(place) == ["step-00000002.other.partial", "step-00000003", "step-00000004"]

@@ -45,6 +45,13 @@ def test_of_two_equally_near_numbers_the_even_one_is_taken() -> None:
     assert np.frombuffer(made, np.uint16).tolist() == [0x3F80, 0x3F82, 0x3F81]
 
 
+def test_no_number_is_not_rounded_to_an_infinite_one() -> None:
+    payloads = np.array([0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32)
+    made, infinite = converted(payloads.tobytes(), "F32", "BF16")
+    assert torch.frombuffer(bytearray(made), dtype=torch.bfloat16).isnan().all()
+    assert infinite == 0
+
+
 def test_sixteen_bits_become_more_without_a_loss() -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     for source in ("F16", "BF16"):
