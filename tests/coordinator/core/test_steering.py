@@ -10,6 +10,7 @@ from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.checkpoint_names import gathering_folder
 from dtfm.protos.control_pb2 import SteerRequest
 from dtfm.protos.run_file.run_file import parse_run
 from tests.coordinator.doors import Door
@@ -314,7 +315,9 @@ def test_a_last_checkpoint_that_cannot_be_sent_goes_to_the_place_that_an_operato
     world.write_checkpoint(problem="the storage is full")
     assert isinstance(world.state.phase, Pausing)
     set_key(world, "checkpoint.uri", "file:///elsewhere")
-    assert world.last_to("a", "upload").folder == "file:///elsewhere/step-00000001"  # it is tried at once
+    assert world.last_to("a", "upload").folder == gathering_folder(
+        "file:///elsewhere", 1, world.state.ledger.run_id
+    )  # at once
     world.save()
     assert world.manifests[-1].folder == "file:///elsewhere/step-00000001"
     assert [event.folder for event in world.events(ev.CheckpointWritten)] == ["file:///elsewhere/step-00000001"]
@@ -332,7 +335,7 @@ def test_a_checkpoint_under_way_is_finished_where_it_began() -> None:
     assert world.events(ev.CheckpointWritten)[-1].folder == f"{before}/step-00000001"
     world.step()
     world.write_snapshot()
-    assert world.last_to("a", "upload").folder == "file:///elsewhere/step-00000002"
+    assert world.last_to("a", "upload").folder == gathering_folder("file:///elsewhere", 2, world.state.ledger.run_id)
 
 
 def test_with_a_shorter_lease_silence_counts_from_when_nodes_are_told_of_it() -> None:

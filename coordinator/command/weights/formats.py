@@ -1,0 +1,71 @@
+"""Numbers in other formats, rounded as PyTorch rounds them: to the nearest, and of two equally near ones to the even."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Format(StrEnum):
+    """What an export may be written in, as ``--dtype`` names it."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+    @property
+    def stored(self) -> str:
+        """Its name in a safetensors file."""
+        return {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[self.value]
+
+    @property
+    def torch(self) -> str:
+        """Its name in config.json."""
+        return {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[self.value]
+
+
+SIZES: Mapping[str, int] = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 1),
+}
+"""Bytes of a number, by its format's name in a safetensors file."""
+
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""The others are not converted."""
+
+_NAN = np.uint16(0x7FC0)
+"""In bfloat16. Rounding could turn a NaN into an infinity."""
+
+
+def converted(data: bytes | memoryview, source: str, target: str) -> tuple[bytes, int]:
+    """The numbers ``data`` of one of FLOATS in another of them. Also, how many became infinite."""
+    before = _read(data, source)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = before.astype(np.float32)  # PyTorch takes the same way from 64 to 16 bits
+        made: NDArray[Any]
+        if target == "BF16":
+            made = _to_bfloat16(single)
+            infinite = (made & 0x7FFF) == 0x7F80
+        else:
+            made = single.astype({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[target])
+            infinite = np.isinf(made)
+    return made.tobytes(), int(np.count_nonzero(infinite & np.isfinite(before)))
+
+
+def _read(data: bytes | memoryview, source: str) -> NDArray[Any]:
+    if source == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[source])
+
+
+def _to_bfloat16(single: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The upper half of each number's bits, rounded by the lower half."""
+    bits = single.view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    return np.where(np.isnan(single), _NAN, rounded.astype(np.uint16))
