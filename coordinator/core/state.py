@@ -77,7 +77,7 @@ class Session:
     while it is JOINED and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of);
     empty: not known, or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the
     same layers. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
-    disk when it had read the run; 0: not known. ``beat``: its last heartbeat, of which the page alone shows what it says."""
+    disk when it had read the run; 0: not known. ``beat``: its last heartbeat, for the page alone."""
 
     node: str
     stream: int

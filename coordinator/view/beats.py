@@ -1,4 +1,4 @@
-"""What members say of themselves in heartbeats, which no log has: how busy a GPU is, and what takes a node long."""
+"""Heartbeats of members, as the page shows them: how busy a GPU is, and why a node is not ready yet. No log has them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gpu(beat: wire.Heartbeat | None) -> dict[str, Any] | None:
 
 
 def doing(beats: Mapping[str, wire.Heartbeat]) -> dict[str, str]:
-    """By member, what takes it long, like "reading the data, 40 %"."""
+    """By member, the long task that it is at, like "reading the data, 40 %". Empty: no member is at one."""
     return {node: _words(beat) for node, beat in beats.items() if beat.doing}
 
 

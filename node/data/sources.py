@@ -23,7 +23,7 @@ LONGEST_LINE = 1 << 26
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
 
 READING = "reading the data"
-"""The part of a node's way to its first step in which sources are read (see long_part)."""
+"""The long part (see long_part) during which sources are read."""
 REPORT_LINES = 1000
 """The number of JSON lines after which it is said again how much is read."""
 
@@ -123,7 +123,7 @@ def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
 
 
 def _reporting(files: Sequence[Path]) -> Iterator[tuple[Path, Said]]:
-    """Each file with what takes its text while it is read, and says how much of all files that is."""
+    """Each file, with a function that reports the share of all files that has been read, given the open file."""
     whole, before = max(1, sum(file.stat().st_size for file in files)), 0
 
     def said(text: TextIO) -> None:

@@ -6,7 +6,7 @@ from dtfm.coordinator.core.refusal import check_number, require
 from dtfm.protos import control_pb2 as wire
 
 MOST_DOING = 120
-"""The number of characters of what takes a node long."""
+"""Characters of Heartbeat.doing."""
 COLDEST, HOTTEST = -100.0, 300.0
 """Degrees Celsius."""
 

@@ -1,4 +1,4 @@
-"""How the run fares, in a sentence and a colour: the first line of the page and of `watch`, from what the view knows."""
+"""How the run fares, in a sentence and a colour: the first line of the page and of `watch`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtfm.coordinator.view.so_far import SoFar, is_stalled
 LATE_STEPS = 3.0
 """A step is late once it has taken this number of times what the last ones took, and a lease."""
 STEP_SLOW = 1.3
-"""Steps are slow if they take this number of times what was planned."""
+"""Steps are slow if they take this number of times the planned seconds."""
 FEWEST_STEPS = 3
 """The number of steps of a plan before they are compared with it."""
 
@@ -40,8 +40,8 @@ class Condition:
 
 
 def conditions(so_far: SoFar, now: float, doing: Mapping[str, str] = MappingProxyType({})) -> list[Condition]:
-    """What there is to say of the run at that time, the most urgent first: at least one. ``doing``: by member, what takes it
-    long, as far as that is known."""
+    """What there is to say of the run at that time, the most urgent first: at least one. ``doing``: by member, the long task
+    that it is at, if any."""
     ledger = so_far.ledger
     if ledger.outcome is not None:
         word, mood = ("finished", Mood.GOOD) if ledger.outcome.completed else ("failed", Mood.BAD)
