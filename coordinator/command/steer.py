@@ -96,4 +96,4 @@ def tell(where: str, call: str, json_lines: bool, asked: Mapping[str, str], **fi
 
     reply: wire.Done = asyncio.run(ask(where, call, **fields))
     said = {**asked, "sentence": reply.sentence, "run": reply.run}
-    print(json.dumps(said) if json_lines else f"{reply.run}: {reply.sentence}.")
+    print(json.dumps(said) if json_lines else f"{reply.run}: {reply.sentence}." if reply.run else f"{reply.sentence}.")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from dtfm.coordinator.command.weights.formats import converted
+from dtfm.coordinator.command.weights.converting import converted
 
 TORCH = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EDGES = [0.0, -0.0, 1.0, 65504.0, 65519.99, 65520.0, 1e-8, 6e-8, 1e-45, 3.3895e38, 3.4e38, np.inf, -np.inf]
