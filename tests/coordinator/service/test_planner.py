@@ -20,6 +20,7 @@ from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY
 from dtfm.scheduler.model.plan import Stage, from_routes, joined
 from dtfm.scheduler.model.rounds import MEASURED, Rounds
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search.search import TimeUsed
 from tests.coordinator.serving import serving
 from tests.scheduler.clusters import even_workload, random_cluster
 from tests.scheduler.islands.test_layout import MEGABIT, cities
@@ -37,6 +38,17 @@ WANTED = PlanWanted(
     horizon=1800.0,
     seconds=0.1,
 )
+
+
+@pytest.fixture(autouse=True)
+def time_that_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner tries as many plans as on a machine of its own, however busy this one is."""
+
+    def time_used(seconds: float) -> TimeUsed:
+        began = time.process_time()
+        return lambda: (time.process_time() - began) / seconds
+
+    monkeypatch.setattr("dtfm.coordinator.service.planner._time_used", time_used)
 
 
 def test_a_plan_comes_with_a_bound() -> None:
@@ -112,7 +124,7 @@ def test_a_layout_is_no_slower_than_what_was_looked_at_and_its_reason_tells_its_
     assert isinstance(found, PlanChosen)
     assert plain.predicted_seconds is not None
     assert found.predicted_seconds is not None
-    assert found.predicted_seconds < 3 * plain.predicted_seconds  # both searches end by the clock
+    assert found.predicted_seconds < 3 * plain.predicted_seconds  # both searches end when their time is up
     assert not found.length or f" {len(found.plan.islands)} islands that exchange every" in found.reason
 
 
