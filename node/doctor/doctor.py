@@ -46,7 +46,7 @@ async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
     for name in EXTRA:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    found = [findings.on_packages(missing, versions)]
+    found = [findings.on_packages(missing, versions, "gpu" if has_nvidia_gpu() else "node")]
     if "torch" not in missing:
         found += await asyncio.to_thread(look_at_device, place.device)
     found += [await asyncio.to_thread(look_at_disk, place.snapshots), findings.on_open_files(raise_limit())]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from dtfm.installed import install_line
+from dtfm.installed import torch_line
 from dtfm.node.host.packages import EXTRA
 from dtfm.protos.candidates import way_to
 from dtfm.protos.connection import read_address
@@ -30,9 +30,10 @@ class Finding:
     fix: str = ""
 
 
-def on_packages(missing: Sequence[str], versions: Mapping[str, str]) -> Finding:
+def on_packages(missing: Sequence[str], versions: Mapping[str, str], extra: str = "node") -> Finding:
+    """``extra``: dtfm's extra for this machine, with or without a GPU."""
     if missing:
-        return Finding("packages", False, f"{', '.join(missing)} not installed", install_line("node"))
+        return Finding("packages", False, f"{', '.join(missing)} not installed", torch_line(extra))
     return Finding("packages", True, ", ".join(f"{name} {versions[name]}" for name in EXTRA if name in versions))
 
 
