@@ -42,11 +42,29 @@ class _Loan:
 
 
 class Memory:
-    """Keeps up to ``kept`` bytes of unused blocks, which ``fresh`` makes, uninitialised, 1-D. Thread-safe."""
+    """Keeps up to ``kept`` bytes of unused blocks, which ``fresh`` makes, uninitialised, 1-D. Thread-safe.
 
-    def __init__(self, kept: int = KEPT_BYTES, fresh: Callable[[int], NDArray[np.uint8]] = _from_the_system) -> None:
+    With ``remembered`` seconds it keeps more where more was in use at a time within about so long: what one step has used and
+    freed is there for the next. Used and unused blocks together never take more than the most that was in use, and ``kept``.
+    """
+
+    def __init__(
+        self,
+        kept: int = KEPT_BYTES,
+        fresh: Callable[[int], NDArray[np.uint8]] = _from_the_system,
+        remembered: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._most = kept
         self._fresh = fresh
+        self._remembered = remembered
+        self._clock = clock
+        self._made = 0  # bytes of all blocks, used and unused; whoever changes it has the lock
+        self._peaks = (
+            0,
+            0,
+        )  # the most bytes in use at a time, in this span of ``remembered`` seconds and in the one before
+        self._span_began = clock()
         self._free: list[NDArray[np.uint8]] = []  # least recently used first; whoever takes one out has the lock
         self._lock = threading.Lock()
 
@@ -62,14 +80,24 @@ class Memory:
             fitting = [n for n, block in enumerate(self._free) if size <= block.nbytes <= 2 * size]
             best = min(fitting, key=lambda n: self._free[n].nbytes, default=None)
             block = self._free.pop(best) if best is not None else None
+            self._made += size if block is None else 0
+            self._note_use()
             self._drop()
-        loan = _Loan(self, self._fresh(size) if block is None else block)
+        if block is None:
+            try:
+                block = self._fresh(size)
+            except BaseException:
+                with self._lock:
+                    self._made -= size
+                raise
+        loan = _Loan(self, block)
         return np.asarray(loan)[:size]
 
     def forget(self) -> None:
         """Frees all unused blocks."""
         with self._lock:
-            self._free.clear()
+            while self._free:
+                self._made -= self._free.pop().nbytes
 
     def _give_back(self, block: NDArray[np.uint8]) -> None:
         """Only adds the block while the lock is held: the garbage collector may call this anywhere, also within `take`."""
@@ -80,10 +108,21 @@ class Memory:
             finally:
                 self._lock.release()
 
+    def _note_use(self) -> None:
+        """Remembers how much is in use now, if that counts. The lock is held."""
+        if not self._remembered:
+            return
+        now, used = self._clock(), self._made - self.free_bytes
+        mine, before = self._peaks
+        if now - self._span_began >= self._remembered:
+            mine, before = used, mine if now - self._span_began < 2 * self._remembered else 0
+            self._span_began = now
+        self._peaks = max(mine, used), before
+
     def _drop(self) -> None:
         """Drops the longest unused blocks if there are too many. The lock is held."""
-        while self.free_bytes > self._most:
-            self._free.pop(0)
+        while self.free_bytes > self._most and self._made > max(self._peaks):
+            self._made -= self._free.pop(0).nbytes
 
 
 MEMORY = Memory()
