@@ -21,7 +21,7 @@ from dtfm.node.data.allowed import read_allowed
 from dtfm.node.data.problems import told_together
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.long_parts import long_part
-from dtfm.node.host.named_devices import devices_named, slots
+from dtfm.node.host.named_devices import devices_named, gpus_here, see_only, slots
 from dtfm.node.host.packages import require_extra
 from dtfm.node.host.trace import write_trace
 from dtfm.node.network.place_on_the_net import resolved
@@ -145,7 +145,8 @@ def join(
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
         with write_trace(traced, node) if traced else nullcontext():
-            joined = _join(settings, devices[number], threads, most_memory, supervised=len(devices) > 1)
+            gpus = max(gpus_here() or 0, sum(each.startswith("cuda") for each in devices))
+            joined = _join(settings, devices[number], threads, most_memory, gpus, len(devices) > 1)
             return asyncio.run(joined)
 
     with mistakes():
@@ -166,7 +167,10 @@ def join(
         raise typer.Exit(supervise(slots(devices), member) if len(devices) > 1 else member(0))
 
 
-async def _join(settings: Settings, device: str, threads: int, most_memory: int | None, *, supervised: bool) -> int:
+async def _join(
+    settings: Settings, device: str, threads: int, most_memory: int | None, gpus: int, supervised: bool
+) -> int:
+    alone = see_only(device)  # before CUDA is used
     with long_part("loading PyTorch"):
         torch = await asyncio.to_thread(import_module, "torch")
         await asyncio.to_thread(import_module, "dtfm.node.session")
@@ -174,9 +178,9 @@ async def _join(settings: Settings, device: str, threads: int, most_memory: int 
         torch.set_num_threads(threads)
     from dtfm.node.host.device import measure_device, open_device
 
-    opened = open_device(device)
+    opened = open_device(alone, device)
     with long_part("measuring the device"):
-        measured = await asyncio.to_thread(measure_device, opened)
+        measured = await asyncio.to_thread(measure_device, opened, gpus or None)
     measured.memory_bytes = min(measured.memory_bytes, most_memory or measured.memory_bytes)
     memory, speed = measured.memory_bytes / 2**30, measured.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
