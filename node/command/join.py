@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from contextlib import nullcontext
+from enum import StrEnum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +41,11 @@ _network = partial(typer.Option, rich_help_panel="How others reach this node")
 _machine = partial(typer.Option, rich_help_panel="What of this machine is used")
 _allowed = partial(typer.Option, rich_help_panel="What of this machine the run may name")
 _end = partial(typer.Option, rich_help_panel="When it ends")
+
+
+class Preemption(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
 
 
 def join(
@@ -90,6 +96,13 @@ def join(
             "(an hour, by default).",
         ),
     ] = 300.0,
+    preemption: Annotated[
+        Preemption,
+        _end(
+            help="auto: on a machine of AWS, Google Cloud or Azure (its firmware says so), ask the metadata service whether the "
+            "machine will be taken away, and then leave in order. off: ask nothing."
+        ),
+    ] = Preemption.AUTO,
     allow_module: Annotated[
         list[str] | None,
         _allowed(help="Let the run name code in this installed package.module (may be given several times)."),
@@ -141,6 +154,7 @@ def join(
             open_port=open_port and behind_nat,
             allowed_modules=tuple(allow_module or ()),
             allowed_data=read_allowed(allow_data or ()),
+            leave_on_preemption=preemption is Preemption.AUTO,
             snapshots=(snapshots or cache_folder() / "snapshots").absolute(),
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace

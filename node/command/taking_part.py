@@ -9,9 +9,11 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from dtfm.node.command.status_line import status_line
+from dtfm.node.host.preemption import notices
 from dtfm.node.network.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
 from dtfm.node.settings import Settings
 from dtfm.protos.connection import read_address
@@ -80,5 +82,12 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
         handler.addFilter(session.places)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, signal.Signals(number).name)
-    async with status_line(session.status_line):
+
+    def on_notice(notice: str) -> None:
+        if signalled is None:
+            log.warning("%s: handing over to the others, then leaving.", notice)
+            session.leave(notice)
+
+    watching = notices(on_notice) if settings.leave_on_preemption else nullcontext()
+    async with watching, status_line(session.status_line):
         return await session.run()
