@@ -106,6 +106,7 @@ bench: $(READY)  ## Some of the measurements in docs/measurements.md (a quarter 
 	$(BIN)/python -m tests.bench.scheduler
 
 gpu: $(READY)  ## On a machine with a GPU: test and measure all that needs one, into one file to send in (a quarter of an hour)
+	@line=$$($(BIN)/dtfm-node install-line) && sh -c "$$line"
 	$(BIN)/python -m tests.bench.gpu
 
 clean:  ## Remove .venv and caches
