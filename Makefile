@@ -46,9 +46,9 @@ demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this
 
 # Built in a folder of its own: setuptools would leave build/ and dtfm.egg-info here.
 PACKED := pyproject.toml README.md LICENSE constraints.txt dtfm coordinator kernels node protos scheduler
-wheel:  ## Build dist/dtfm-*.whl, which installs where no clone is
+wheel:  ## Build dist/dtfm-*.whl, which installs where no clone is, and put constraints.txt beside it
 	@into=$$(mktemp -d) && trap 'rm -rf $$into' EXIT && mkdir $$into/source && cp -R $(PACKED) $$into/source && \
-	$(PYTHON) -m venv $$into/venv && $$into/venv/bin/pip wheel -q --disable-pip-version-check --no-deps -w dist $$into/source && ls dist/dtfm-*.whl
+	$(PYTHON) -m venv $$into/venv && $$into/venv/bin/pip wheel -q --disable-pip-version-check --no-deps -w dist $$into/source && cp constraints.txt dist && ls dist/dtfm-*.whl
 
 # What `make templates` fills in: an image that you have pushed, and where pip finds dtfm on an instance that has no such image.
 IMAGE :=

@@ -43,8 +43,8 @@ def install_line(extra: str) -> str:
 def torch_line(extra: str, *, again: bool = False) -> str:
     """The shell line that installs dtfm with this extra, which needs PyTorch, in tested versions.
 
-    uv asks this machine's driver which build of PyTorch it runs. pip would take the newest CUDA's, gigabytes that an older driver
-    cannot use. ``again``: PyTorch is here already, in a build that does not fit.
+    uv asks this machine's driver which build of PyTorch it runs. pip would take the newest CUDA's, and an older driver cannot use
+    that. ``again``: PyTorch is here already, in a build that does not fit.
     """
     from importlib.util import find_spec
 
@@ -61,7 +61,7 @@ def torch_line(extra: str, *, again: bool = False) -> str:
 
 def _requirement(extra: str) -> str:
     """dtfm with this extra as installers take it, from a folder, a file, a repository or an index: where dtfm came from."""
-    from importlib.metadata import PackageNotFoundError, distribution  # only who is told what to install waits for it
+    from importlib.metadata import PackageNotFoundError, distribution  # imported only where somebody must install something
 
     try:
         source = json.loads(distribution("dtfm").read_text("direct_url.json") or "{}")  # PEP 610

@@ -44,8 +44,8 @@ class _Loan:
 class Memory:
     """Keeps up to ``kept`` bytes of unused blocks, which ``fresh`` makes, uninitialised, 1-D. Thread-safe.
 
-    With ``remembered`` seconds it keeps more where more was in use at a time within about so long: what one step has used and
-    freed is there for the next. Used and unused blocks together never take more than the most that was in use, and ``kept``.
+    With ``remembered``, the most bytes that were in use at one time in the last ``remembered`` seconds (or twice that) raise this
+    limit: the next step finds the blocks that one step has freed. All blocks together take no more than that, plus ``kept``.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class Memory:
             0,
         )  # the most bytes in use at a time, in this span of ``remembered`` seconds and in the one before
         self._span_began = clock()
-        self._free: list[NDArray[np.uint8]] = []  # least recently used first; whoever takes one out has the lock
+        self._free: list[
+            NDArray[np.uint8]
+        ] = []  # least recently used first; a thread that takes one out holds the lock
         self._lock = threading.Lock()
 
     @property
@@ -131,7 +133,7 @@ MEMORY = Memory()
 
 class _GivingBack:
     """Gives freed memory back to the system: what MEMORY keeps, and what malloc keeps between pieces in use, which grows from
-    step to step. It does so seldom, because the next use must have the pages zeroed again."""
+    step to step. That is seldom, because the next use must have the pages zeroed again."""
 
     def __init__(self) -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None

@@ -29,7 +29,7 @@ _ONLY_LOADED = 4
 KEPT_BYTES = 1 << 30
 """Bytes of unused pinned blocks that are kept: they take far longer to make than others. More are kept where steps use more."""
 USE_SECONDS = 900.0
-"""For so long at least the pool remembers how much was in use at a time. A step should take less."""
+"""The pool remembers at least this long how much was in use at one time. A step should take less."""
 
 
 def arriving(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -97,7 +97,7 @@ def _say_once(why: str) -> None:
 
 
 PINNED = Memory(KEPT_BYTES, page_locked, USE_SECONDS)
-"""This process's memory for what comes from GPUs. torch's would round up to powers of two, and keep all that it ever had."""
+"""This process's memory for tensors from GPUs. torch's allocator would round up to powers of two, and free nothing."""
 
 
 def _pinned(size: int) -> torch.Tensor:

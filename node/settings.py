@@ -12,8 +12,8 @@ from dtfm.protos.identity.private_files import cache_folder
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this node joins. Addresses are HOST:PORT; ``advertise`` are IP addresses, with or without a port, at which peers reach
-    it; ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
+    """How this node joins. Addresses are HOST:PORT; peers reach it at ``advertise``, IP addresses with or without a port;
+    ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
     through this node. With ``open_port`` it asks the home router to open its port.
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after

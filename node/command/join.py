@@ -85,7 +85,7 @@ def join(
     ] = "auto",
     memory: Annotated[
         str,
-        _machine(help="The most memory that work on this node may take, e.g. 6GiB. Default: what is free."),
+        _machine(help="The most memory that work on this node may take, e.g. 6GiB. Default: all free memory."),
     ] = "",
     threads: Annotated[int, _machine(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
     give_up_after: Annotated[
@@ -99,8 +99,8 @@ def join(
     preemption: Annotated[
         Preemption,
         _end(
-            help="auto: on a machine of AWS, Google Cloud or Azure (its firmware says so), ask the metadata service whether the "
-            "machine will be taken away, and then leave in order. off: ask nothing."
+            help="auto: on AWS, Google Cloud or Azure, as the firmware says, watch for a preemption notice, and leave in order "
+            "then. off: ask no cloud."
         ),
     ] = Preemption.AUTO,
     allow_module: Annotated[

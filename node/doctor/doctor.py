@@ -40,7 +40,7 @@ class Place:
 
 
 async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
-    """All findings, in the order in which to fix them. Without ``coordinator`` none is asked. No invitation is used up."""
+    """All findings, the first to fix first. Without ``coordinator`` none is asked. No invitation is used up."""
     missing = missing_packages()
     versions = {}
     for name in EXTRA:

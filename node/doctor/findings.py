@@ -60,7 +60,7 @@ def on_disk(folder: str, free: int, written: float | None, problem: str = "") ->
 
 
 def on_open_files(most: int) -> Finding:
-    """``most``: what a node's process may have open, once it has raised its limit as far as it is let."""
+    """``most``: the number of files that a node's process may have open, with its limit raised as far as possible."""
     if most >= ENOUGH_OPEN_FILES:
         return Finding("open files", True, f"at most {most}")
     fix = (

@@ -22,7 +22,7 @@ def wait_until_computed(device: torch.device) -> None:
 
 
 def brought(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``tensor``, which is in the host's memory, on ``device``; from pinned memory, or the host would wait for what is queued."""
+    """``tensor``, in the host's memory, on ``device``. It goes through pinned memory: otherwise the host would wait."""
     if device.type != "cuda":
         return tensor.to(device)
     flat = pinned(tensor.nbytes).view(tensor.dtype)

@@ -19,7 +19,7 @@ MEASURE_SECONDS = 0.1
 RESERVE_FRACTION, LEAST_RESERVE_BYTES = 0.03, 512 << 20
 """Of a GPU's free memory, for the workspaces of libraries and for what torch's allocator cannot use of the blocks that it has."""
 HOST_FRACTION = 0.75
-"""Of the host's free memory, for optimizer state and what is kept for safety; the rest is for data and other processes."""
+"""Of the host's free memory, for optimizer state and copies for safety; the rest is for data and other processes."""
 MOST_NAME = 80
 """Characters of a CPU's name."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
@@ -110,8 +110,8 @@ def why_slow_in_fp32(device: torch.device) -> str:
 def measure_device(device: torch.device, gpus: int | None = None) -> Device:
     """Name, memory in bytes and sustained FLOP/s of matrix products (bf16 on a GPU that has it, otherwise fp32).
 
-    Of a GPU's free memory a reserve is left out. The host's memory is divided among the machine's GPUs: ``gpus``, or those that
-    this process sees.
+    Of a GPU's free memory a reserve is left out. The host's memory is divided among the machine's GPUs: ``gpus``, by default
+    the number that this process sees.
     """
     if device.type == "cuda":
         free = free_memory(device)  # with the driver's context made, which takes some hundreds of MiB

@@ -28,7 +28,7 @@ SERVICE = "169.254.169.254", 80
 ANSWER_SECONDS = 2.0
 """Most seconds for an answer, from the connection to the last byte."""
 MOST_BYTES = 1 << 16
-"""Bytes of an answer, with its headers. A longer one is none."""
+"""Bytes of an answer, with its headers. A longer answer is not read."""
 LONGEST_PAUSE_SECONDS = 60.0
 """Between two questions while the service does not answer, as in a container that cannot reach it."""
 
@@ -42,7 +42,7 @@ class NoAnswer(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """``asks`` returns the notice as a sentence, empty while there is none; it raises OSError or ValueError.
+    """``asks`` returns the notice as a sentence, or an empty text; it raises OSError or ValueError.
 
     ``firmware``: by name of a file in FIRMWARE, what it contains on this cloud's machines; one such file is
     enough. ``every``: seconds between two questions.
@@ -115,7 +115,7 @@ def cloud_here(firmware: Path = FIRMWARE) -> Cloud | None:
 
 @asynccontextmanager
 async def notices(notice: Callable[[str], None], firmware: Path = FIRMWARE) -> AsyncIterator[None]:
-    """A context in which ``notice`` is called with the first preemption notice, if this machine is a cloud's that gives any."""
+    """Calls ``notice`` with the first preemption notice that comes in this context, on a machine of CLOUDS."""
     cloud = cloud_here(firmware)
     if cloud is None:
         yield

@@ -79,7 +79,7 @@ class Preparation:
             self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             model = None
-            if is_text(run.data):  # what is wrong with the model is told before much is read
+            if is_text(run.data):  # mistakes in the model are told before much is read
                 with long_part("loading the model"):
                     sample, tokenizer = text_sample(run.data)
                     model = load_model(run.model, sample, modules, tokenizer)

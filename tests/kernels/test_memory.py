@@ -1,4 +1,4 @@
-"""What nobody uses any more is used again, and nothing before."""
+"""Memory is used again once nothing uses it, and not before."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def server(cloud: str, folder: Path, address: tuple[str, int]) -> ThreadingHTTPS
 
 @contextmanager
 def serving(name: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """A context in which such a service runs in a thread. Yields its address."""
+    """Runs such a service in a thread. Yields its address."""
     with server(name, folder, ("127.0.0.1", 0)) as service:
         thread = threading.Thread(target=service.serve_forever, args=(0.01,))
         thread.start()
