@@ -62,7 +62,7 @@ templates:  ## The files for Vast, RunPod, SkyPilot and dstack with your image i
 
 # Many tests start processes that mostly wait for each other: two tests share the machine well. Those of tests/wan emulate links and
 # measure them, so nothing runs beside them, except where links have no speed of their own.
-ALONE := $(filter-out $(addprefix tests/wan/test_,internet.py nat.py shared_nothing.py),$(wildcard tests/wan/test_*.py))
+ALONE := $(filter-out $(addprefix tests/wan/test_,discovery.py internet.py nat.py shared_nothing.py),$(wildcard tests/wan/test_*.py))
 test: lint  ## Lint, then all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15 $(ALONE:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=15 $(ALONE)

@@ -10,6 +10,7 @@ from dtfm.coordinator.command.backup import backup, restore
 from dtfm.coordinator.command.check import check
 from dtfm.coordinator.command.demo import demo
 from dtfm.coordinator.command.export import export
+from dtfm.coordinator.command.health import health
 from dtfm.coordinator.command.invite import expel, forgive, invite, revoke
 from dtfm.coordinator.command.observe import events, members, watch
 from dtfm.coordinator.command.plan import plan, plan_now
@@ -38,6 +39,7 @@ for name, command in (
     ("members", members),
     ("events", events),
     ("check", check),
+    ("health", health),
     ("invite", invite),
     ("revoke", revoke),
     ("expel", expel),

@@ -2,14 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
-
 
 START_AGAIN = 3
 """Exit code of one of several nodes whose device has failed, for its supervisor. By itself a node ends with 1 then."""
+
+
+def endings() -> tuple[signal.Signals, ...]:
+    """The signals at which a program ends in order. SIGHUP comes when ssh or a terminal closes; nohup has it ignored, and so it
+    stays."""
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGTERM, signal.SIGINT, *hang_up)
+
+
+@contextmanager
+def heeding(end: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """A context, on a running event loop, in which ``end`` is called at each of the signals `endings`. SIGHUP calls it only if no
+    other signal came before: a shell passes on what the terminal has sent already."""
+    loop, heard = asyncio.get_running_loop(), False
+
+    def hear(number: signal.Signals) -> None:
+        nonlocal heard
+        if heard and number == signal.SIGHUP:
+            return
+        heard = True
+        end(number)
+
+    def hang_up(_number: int, _frame: object) -> None:
+        leave_terminal()  # before this thread writes its next line
+        loop.call_soon_threadsafe(hear, signal.SIGHUP)
+
+    heeded = endings()
+    for number in heeded:
+        if number == signal.SIGHUP:
+            signal.signal(number, hang_up)
+        else:
+            loop.add_signal_handler(number, hear, number)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            if number == signal.SIGHUP:
+                signal.signal(number, signal.SIG_DFL)
+            else:
+                loop.remove_signal_handler(number)
+
+
+def leave_terminal() -> None:
+    """After SIGHUP: sends what goes to the terminal nowhere, since each write to a terminal that is gone would fail."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        with suppress(OSError):  # it was closed before
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 @contextmanager

@@ -20,11 +20,13 @@ import grpc.aio
 import torch
 
 import dtfm
-from dtfm.node.data.allowed import EVERYTHING
+from dtfm.node.data.allowed import ALLOW, ALLOW_MODULE, EVERYTHING, Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
-from dtfm.node.host.long_parts import long_part
+from dtfm.node.host.long_parts import Repeated, long_part
+from dtfm.node.host.vitals import vitals_of
 from dtfm.node.network.addresses import candidates, host_of, reached_here
+from dtfm.node.network.discovery import Search, follow
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.node.network.links import measure_links, reach
 from dtfm.node.settings import Settings
@@ -44,9 +46,9 @@ from dtfm.node.transport.ways import Ways
 from dtfm.programs import START_AGAIN
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, coordinator_disk, services
 from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.identity.access import runs_it
+from dtfm.protos.identity.access import Access, runs_it
 from dtfm.protos.identity.credentials import Identity
-from dtfm.protos.identity.enrolment import NotAdmitted, refusal_in
+from dtfm.protos.identity.enrolment import NotAdmitted, Opened, refusal_in
 from dtfm.protos.identity.private_files import cache_folder
 from dtfm.protos.identity.proof import is_let_in
 from dtfm.scheduler.formats.plan import unpack_plan
@@ -57,6 +59,8 @@ Argument = TypeVar("Argument")
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 15.0
 """Between attempts to connect. A pause is a tenth of the time since the coordinator was heard last: a reserve that takes over
 after a lease does not wait long for its nodes."""
+SAY_AGAIN_SECONDS = 60.0
+"""After which it is said again that the coordinator does not answer."""
 TEMPORARY = ("BUSY", "FULL")
 """Refusals that nobody has to do anything about: a node that is started again later may be let in."""
 
@@ -81,8 +85,10 @@ class Session:
         self._opened = ""
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
-        self._own = False  # whether this user runs the coordinator
+        self._allowed: Allowed | None = None  # what the run may name here; None until the first connection
+        self._vitals = vitals_of(device)
         self._patience = settings.give_up_after  # seconds without a coordinator
+        self._search = Search(settings.coordinator)
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._sending_failed)
         report = _on_loop(loop, self._send)
@@ -91,12 +97,12 @@ class Session:
             node=settings.node,
             device=device,
             hardware=hardware,
-            allowed_modules=settings.allowed_modules,
             tokens=cache_folder() / "tokens",
             sender=self._sender,
             store=StateStore(Images(self._snapshots.disk.scratch)),
             snapshots=self._snapshots,
         )
+        self._preparing = equipment.preparing
         self._trainer = Trainer(equipment, loop, report, _on_loop(loop, self._fail))
         give_way = partial(self._sender.priority.give_way, Rank.STATE)
         holder = Holder(relay=settings.relay != wire.Hello.NO)
@@ -124,6 +130,7 @@ class Session:
             await asyncio.to_thread(self._snapshots.close)
             for task in self._tasks:
                 task.cancel()
+            await self._search.end()
             if self._opening is not None:
                 await asyncio.wait([self._opening])  # what it opens is closed below
             await self._sender.close()
@@ -139,6 +146,13 @@ class Session:
     def status_line(self) -> str:
         """How the run and this node's part in it fare, as one line; empty before anything is known."""
         return self._status.line(self._problem) if self._exit is None else self._status.last_line()
+
+    @property
+    def problem(self) -> str:
+        """Why this node has no part in the run; empty: the coordinator hears it, or it goes home."""
+        return (
+            "" if self._exit is not None or not self._problem else f"the coordinator does not answer: {self._problem}"
+        )
 
     @property
     def _lease(self) -> float:
@@ -157,7 +171,7 @@ class Session:
 
     async def _stay_connected(self) -> None:
         """Connects whenever there is no connection, with growing pauses, until the node is to exit or gives up."""
-        silent_since = time.monotonic()
+        silent_since, said = time.monotonic(), Repeated(SAY_AGAIN_SECONDS)
         while self._exit is None:
             if self._leaving.is_set():
                 self._exit = 0
@@ -167,7 +181,7 @@ class Session:
             if self._exit is not None or self._leaving.is_set():
                 continue
             if answered:
-                silent_since = time.monotonic()
+                silent_since, said = time.monotonic(), Repeated(SAY_AGAIN_SECONDS)
             silent = time.monotonic() - silent_since
             left = self._patience - silent
             if left <= 0:
@@ -183,30 +197,41 @@ class Session:
                 return
             pause = min(max(silent / 10, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             wait = min(pause * random.uniform(0.8, 1.2), max(left, 0.05))
-            log.warning(
-                "The coordinator at %s does not answer (%s); trying again in %.1f s, giving up in %.0f s",
-                *(self._settings.coordinator, problem, wait, left),
-            )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), wait)
+            if said.is_news(problem, time.monotonic()):
+                log.warning(
+                    "The coordinator at %s does not answer (%s); trying again at least each %.0f s, giving up in %.0f s",
+                    *(self._settings.coordinator, problem, LONGEST_PAUSE_SECONDS, left),
+                )
+            self._search.begin()
+            await self._pause(wait)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, unless this node is to leave or the coordinator is found elsewhere."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._leaving, self._search.found)]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
 
     async def _connect_once(self) -> tuple[str, bool]:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
         answered = False
         try:
             with long_part("connecting to the coordinator"):
-                opened = await self._settings.coordinator.open(self._lease)
+                opened = await self._open()
         except ConnectionError as error:
             return str(error), answered
         except NotAdmitted as refused:
             self._refused(refused.reason, refused.sentence)
             return str(refused), answered
+        await self._search.end()
         if self._opening is not None:
             with long_part("asking the home router for a port"):
                 self._opened = await self._opening
         coordinator_disk.LINE.lead_to(opened)
         self._key = opened.access.key
-        self._own = await asyncio.to_thread(runs_it, opened.access.pin)
+        self._allowed = await asyncio.to_thread(self._remember_allowed, opened.access)
         self._outgoing = asyncio.Queue()
         self._send(
             wire.NodeMessage(
@@ -258,6 +283,34 @@ class Session:
                 self._trainer.interrupt("the connection to the coordinator broke")
                 stream.cancel()
 
+    def _remember_allowed(self, access: Access) -> Allowed:
+        """Keeps with the membership what this machine's operator allows now. What the operator has not said is as before."""
+        data, modules = self._settings.allowed_data, self._settings.allowed_modules
+        now = replace(
+            access,
+            allowed_data=access.allowed_data if data is None else data,
+            allowed_modules=access.allowed_modules if modules is None else modules,
+        )
+        if now != access:
+            self._settings.coordinator.remember(now)
+        for option, said, kept in ((ALLOW, data, now.allowed_data), (ALLOW_MODULE, modules, now.allowed_modules)):
+            if self._allowed is None and said is None and kept:
+                log.info("As before, the run may use %s (%s changes that)", ", ".join(kept), option)
+        # Who runs the coordinator has named the paths, and may use them anyway.
+        places = EVERYTHING if runs_it(access.pin) else now.allowed_data
+        return Allowed(places, now.allowed_modules)
+
+    async def _open(self) -> Opened:
+        """Raises ConnectionError and NotAdmitted. Before it refuses another authority, it looks for the coordinator elsewhere."""
+        coordinator = self._settings.coordinator
+        try:
+            return await coordinator.open(self._lease)
+        except NotAdmitted as refused:
+            is_other = refused.reason == "WRONG_AUTHORITY" and self._identity is None
+            if not is_other or not await follow(coordinator):
+                raise
+        return await coordinator.open(self._lease)
+
     async def _handle(self, message: wire.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message")
         log.debug("from the coordinator: %s", kind)
@@ -273,9 +326,8 @@ class Session:
                 if self._settings.relay != wire.Hello.ONLY:
                     known = welcome.data_fingerprint
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
-                    # Who runs the coordinator has named the paths, and may use them anyway.
-                    allowed = EVERYTHING if self._own else self._settings.allowed_data
-                    self._trainer.prepare(welcome.run, self._ways.dialler, allowed, agreed)
+                    assert self._allowed is not None
+                    self._trainer.prepare(welcome.run, self._ways.dialler, self._allowed, agreed)
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(wire.NodeMessage(leaving=wire.Leaving(reason=self._leave_reason)))
             case "refusal":
@@ -346,7 +398,15 @@ class Session:
 
     async def _probe(self, probe: wire.Probe) -> None:
         with long_part(f"measuring links to {len(probe.peers)} nodes"):
-            report = await measure_links(self._settings.node, list(probe.peers), self._ways.dialler, self._lease)
+            does, peers = self._preparing.does, list(probe.peers)
+            does(wire.MEASURING_LINKS, 0, len(peers))
+            report = await measure_links(
+                self._settings.node,
+                peers,
+                self._ways.dialler,
+                self._lease,
+                lambda directions: does(wire.MEASURING_LINKS, directions // 2, len(peers)),
+            )
         self._send(wire.NodeMessage(links=report))
 
     async def _reach(self, wanted: wire.Reach) -> None:
@@ -355,7 +415,10 @@ class Session:
     async def _beat(self, every: float) -> None:
         for count in itertools.count(1):
             await asyncio.sleep(every)
-            self._send(wire.NodeMessage(heartbeat=wire.Heartbeat(count=count)))
+            now = self._vitals.now()
+            beat = self._preparing.heartbeat(count)
+            beat.MergeFrom(wire.Heartbeat(load=now.load, celsius=now.celsius))
+            self._send(wire.NodeMessage(heartbeat=beat))
 
     async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[wire.NodeMessage]:
         outgoing = self._outgoing

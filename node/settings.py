@@ -20,8 +20,8 @@ class Settings:
     which the node exits, until it is let in: then the run says how long.
 
     ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
-    import_allowed and check_places). With ``leave_on_preemption`` the node leaves when its cloud gives notice. ``snapshots`` is
-    the folder for its part in snapshots on disks.
+    import_allowed and check_places); None: what was allowed this run before. With ``leave_on_preemption`` the node leaves when
+    its cloud gives notice. ``snapshots`` is the folder for its part in snapshots on disks.
     """
 
     coordinator: Entry
@@ -32,7 +32,7 @@ class Settings:
     relay: Hello.Relay
     give_up_after: float
     open_port: bool = False
-    allowed_modules: tuple[str, ...] = ()
-    allowed_data: tuple[str, ...] = ()
+    allowed_modules: tuple[str, ...] | None = None
+    allowed_data: tuple[str, ...] | None = None
     leave_on_preemption: bool = False
     snapshots: Path = field(default_factory=lambda: (cache_folder() / "snapshots").absolute())

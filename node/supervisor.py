@@ -21,14 +21,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from dtfm.programs import START_AGAIN, ended_by_ctrl_c
+from dtfm.programs import START_AGAIN, ended_by_ctrl_c, endings, leave_terminal
 
 log = logging.getLogger(__name__)
 
 PRELOADED = ("dtfm.node.session", "dtfm.node.model.causal.language_model")
 """What a node imports before it enrols, and what only once it knows the run. Each takes seconds."""
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 _MEANING = {
     0: "the run is complete, or it left in order",
     1: "the run failed, or the coordinator is gone",
@@ -41,8 +40,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
-    """Runs ``member(number)`` for each label in a process of its own, and waits for all to end. SIGTERM and SIGINT are passed on.
-    Returns the largest of their exit codes; 1 stands for a signal that nobody passed on.
+    """Runs ``member(number)`` for each label in a process of its own, and waits for all to end. Signals that end a program
+    (see `endings`) are passed on. Returns the largest of their exit codes; 1 stands for a signal that nobody passed on.
 
     In the processes of members, raises what ``member`` does, or SystemExit with what it returns.
     """
@@ -52,11 +51,12 @@ def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
     gc.freeze()  # the members' garbage collectors do not write to these pages, so they stay shared
     running: dict[int, int] = {}  # numbers of members, by process
     began: dict[int, float] = {}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    passed_on = endings()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
     supervisor, leaving = os.getpid(), False
 
     def start(number: int) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
         if (pid := os.fork()) == 0:
             _become_member(labels[number], supervisor)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -66,12 +66,14 @@ def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
     def pass_on(signalled: int, _frame: object) -> None:
         nonlocal leaving
         leaving = True
+        if signalled == signal.SIGHUP:
+            leave_terminal()
         for pid in running:
             os.kill(pid, signalled)  # none of them was waited for, so the numbers are theirs still
 
     for number in range(len(labels)):
         start(number)
-    for signalled in _PASSED_ON:
+    for signalled in passed_on:
         signal.signal(signalled, pass_on)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     worst = 0
@@ -101,7 +103,7 @@ def _next_end(running: dict[int, int]) -> tuple[int, int]:
 
 
 def _become_member(label: str, supervisor: int) -> None:
-    for number in _PASSED_ON:
+    for number in endings():
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
     os.setsid()  # a terminal's Ctrl-C comes by the supervisor alone
     if sys.platform.startswith("linux"):

@@ -8,9 +8,9 @@ be a node is dialled: few addresses of each, of unicast, no ports that belong to
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from dtfm.protos.connection import read_address
 
@@ -27,6 +27,7 @@ _THIS_NETWORK = ip_network("0.0.0.0/8")
 """Addresses of a machine that does not know its own yet (RFC 1122, section 3.2.1.3)."""
 
 Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
 
 
 def plain(address: Address) -> Address:
@@ -86,11 +87,13 @@ def seen_at(peer: str) -> Address | None:
         return None
 
 
-def target_of(candidates: Iterable[str], *, loopback: bool) -> str:
+def target_of(candidates: Iterable[str], *, loopback: bool, near: Collection[Network] = ()) -> str:
     """The candidates as a target for gRPC, which tries the next one a quarter of a second after the last (RFC 8305), and keeps
-    the first that shows the right certificate. Candidates that no node may have are left out, and those on ``loopback``
-    if that is not allowed; empty if none is left."""
+    the first that shows the right certificate. Those in a network that is ``near`` come first, as a router might lead to the
+    others the long way round. Candidates that no node may have are left out, and those on ``loopback`` if that is not allowed;
+    empty if none is left."""
     known = [each for each in _allowed(candidates) if loopback or not each[0].is_loopback]
+    known.sort(key=lambda each: not any(each[0] in network for network in near))  # the sort is stable
     if not known:
         return ""
     if all(address.version == 4 for address, _ in known):

@@ -118,6 +118,8 @@ def read_address(text: str) -> tuple[str, int]:
     """Splits HOST:PORT into host and port, and removes the brackets of an IPv6 host. Raises ValueError, which shows only the
     beginning of a long text: it may be a damaged invitation."""
     shown = repr(text) if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]!r}..."
+    if "://" in text:
+        raise ValueError(f"{shown} is not an address but a URL: give HOST:PORT alone, like 192.168.1.20:7400")
     host, separator, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -29,6 +29,15 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BUSY: _ClassVar[RefusalReason]
     QUARANTINED: _ClassVar[RefusalReason]
 
+class Preparing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOTHING_TO_SAY: _ClassVar[Preparing]
+    LOADING_MODEL: _ClassVar[Preparing]
+    READING_DATA: _ClassVar[Preparing]
+    COMPILING: _ClassVar[Preparing]
+    TIMING_DEVICE: _ClassVar[Preparing]
+    MEASURING_LINKS: _ClassVar[Preparing]
+
 class StepProblem(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STEP_PROBLEM_UNSPECIFIED: _ClassVar[StepProblem]
@@ -54,6 +63,12 @@ ROLE: RefusalReason
 UNKNOWN_KEY: RefusalReason
 BUSY: RefusalReason
 QUARANTINED: RefusalReason
+NOTHING_TO_SAY: Preparing
+LOADING_MODEL: Preparing
+READING_DATA: Preparing
+COMPILING: Preparing
+TIMING_DEVICE: Preparing
+MEASURING_LINKS: Preparing
 STEP_PROBLEM_UNSPECIFIED: StepProblem
 NON_FINITE: StepProblem
 PEER_LOST: StepProblem
@@ -289,10 +304,20 @@ class Prepared(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("count",)
+    __slots__ = ("count", "preparing", "done", "of", "load", "celsius")
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    PREPARING_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CELSIUS_FIELD_NUMBER: _ClassVar[int]
     count: int
-    def __init__(self, count: _Optional[int] = ...) -> None: ...
+    preparing: Preparing
+    done: int
+    of: int
+    load: float
+    celsius: float
+    def __init__(self, count: _Optional[int] = ..., preparing: _Optional[_Union[Preparing, str]] = ..., done: _Optional[int] = ..., of: _Optional[int] = ..., load: _Optional[float] = ..., celsius: _Optional[float] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("peers",)
@@ -868,36 +893,50 @@ class PlanNowRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PlanNowReply(_message.Message):
-    __slots__ = ("changed", "generation", "reason")
+    __slots__ = ("changed", "generation", "reason", "run")
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     changed: bool
     generation: int
     reason: str
-    def __init__(self, changed: _Optional[bool] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    run: str
+    def __init__(self, changed: _Optional[bool] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("protocol_version", "invitation", "secret", "name", "public_key", "roles")
+    __slots__ = ("protocol_version", "invitation", "secret", "name", "public_key", "roles", "dry", "prepared")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
+    DRY_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     invitation: str
     secret: bytes
     name: str
     public_key: bytes
     roles: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., invitation: _Optional[str] = ..., secret: _Optional[bytes] = ..., name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ...) -> None: ...
+    dry: bool
+    prepared: Prepared
+    def __init__(self, protocol_version: _Optional[int] = ..., invitation: _Optional[str] = ..., secret: _Optional[bytes] = ..., name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ..., dry: _Optional[bool] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
-    __slots__ = ("role",)
+    __slots__ = ("role", "run", "training", "data_fingerprint", "unigram_entropy")
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     role: str
-    def __init__(self, role: _Optional[str] = ...) -> None: ...
+    run: str
+    training: _plan_pb2.Run
+    data_fingerprint: bytes
+    unigram_entropy: float
+    def __init__(self, role: _Optional[str] = ..., run: _Optional[str] = ..., training: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ...) -> None: ...
 
 class InviteRequest(_message.Message):
     __slots__ = ("name", "role", "seconds", "uses", "believed")
@@ -914,20 +953,22 @@ class InviteRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., seconds: _Optional[float] = ..., uses: _Optional[int] = ..., believed: _Optional[bool] = ...) -> None: ...
 
 class InviteReply(_message.Message):
-    __slots__ = ("id", "invitation", "expires", "line", "leads_to", "page")
+    __slots__ = ("id", "invitation", "expires", "line", "leads_to", "page", "run")
     ID_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     LEADS_TO_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     id: str
     invitation: str
     expires: float
     line: str
     leads_to: str
     page: str
-    def __init__(self, id: _Optional[str] = ..., invitation: _Optional[str] = ..., expires: _Optional[float] = ..., line: _Optional[str] = ..., leads_to: _Optional[str] = ..., page: _Optional[str] = ...) -> None: ...
+    run: str
+    def __init__(self, id: _Optional[str] = ..., invitation: _Optional[str] = ..., expires: _Optional[float] = ..., line: _Optional[str] = ..., leads_to: _Optional[str] = ..., page: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
 
 class RevokeRequest(_message.Message):
     __slots__ = ("what",)
@@ -936,12 +977,14 @@ class RevokeRequest(_message.Message):
     def __init__(self, what: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("sentence", "step")
+    __slots__ = ("sentence", "step", "run")
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     sentence: str
     step: int
-    def __init__(self, sentence: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+    run: str
+    def __init__(self, sentence: _Optional[str] = ..., step: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class ExpelRequest(_message.Message):
     __slots__ = ("node", "reason")

@@ -6,6 +6,11 @@ import json
 import logging
 
 
+def counted(number: int, noun: str, ending: str = "s") -> str:
+    """Like "1 step" and "1,200 steps". ``ending``: of the noun, for more than one."""
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
 def printable(text: str, instead: str = "�") -> str:
     """``text`` in one line, with ``instead`` of each character that cannot be printed."""
     return text if text.isprintable() else "".join(c if c.isprintable() else instead for c in text)

@@ -21,7 +21,7 @@ def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
     Every step must be committed once and in order, every sample counted once, and what was lost with an island trained again.
     Exit codes: 0 the log is in order, 1 it is not, 2 bad input.
     """
-    from dtfm.coordinator.log.wording import counted
+    from dtfm.protos.printable import counted
 
     result = asyncio.run(_checked(where, store))
     if json_lines:

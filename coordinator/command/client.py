@@ -7,11 +7,13 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
+from dtfm.coordinator.command.which_run import which_run
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.identity.access import Role
@@ -89,7 +91,9 @@ async def ask(where: str, call: str, *, roles: Sequence[Role] = DIRECTING, **fie
 
 async def open_way(where: str, roles: Sequence[Role] = DIRECTING) -> Opened:
     """The way to the coordinator, for who has one of the ``roles``. Raises ValueError."""
-    entry = Entry(where, roles, _drawn_name(), or_as_member=roles == LOOKING)
+    may_be_member = roles == LOOKING
+    known = None if where else await which_run(roles, Path.cwd(), or_as_member=may_be_member)
+    entry = Entry(where, roles, _drawn_name(), or_as_member=may_be_member, known=known)
     try:
         return await entry.open(DEFAULT_LEASE)
     except ConnectionError as error:

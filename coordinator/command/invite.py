@@ -49,10 +49,11 @@ def invite(
         if json_lines:
             fields = {"id": reply.id, "role": role.value, "expires": reply.expires, "uses": uses, "believed": believed}
             told = {"invitation": reply.invitation, "line": reply.line, "leads_to": reply.leads_to, "page": reply.page}
+            told |= {"run": reply.run}
             print(json.dumps({**fields, **told}))
             continue
         good = f"good for {uses} use{'s' if uses > 1 else ''} until {utc(reply.expires)}"
-        print(f"Invitation {reply.id} (role {role.value}), {good}:")
+        print(f"Invitation {reply.id} to run {reply.run!r} (role {role.value}), {good}:")
         print(f"    {reply.line}")
         if reply.page:
             print(f"  In a browser, as often as one likes: {reply.page}")

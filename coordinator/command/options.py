@@ -31,8 +31,8 @@ Where = Annotated[
     str,
     typer.Argument(
         metavar="INVITATION|ADDRESS",
-        help="An invitation, or a file with one; later HOST:PORT of the coordinator will do. Default: the coordinator that was "
-        "used or started last on this machine.",
+        help="An invitation, or a file with one; later HOST:PORT of the coordinator will do. Default: the run of "
+        "this folder, or else the one that is up; with several it asks.",
     ),
 ]
 StoreUrl = Annotated[

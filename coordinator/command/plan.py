@@ -47,7 +47,7 @@ def plan(
     price: Annotated[
         list[str] | None,
         typer.Option(
-            help='With --gpus: what a GPU costs per hour, in any currency, like "RTX 4090=0.35". Once for each kind of GPU.'
+            help='With --gpus: what a GPU costs per hour, like "RTX 4090=0.35" or "RTX 4090=0.35 EUR". Once for each kind of GPU.'
         ),
     ] = None,
     run: Annotated[
@@ -122,6 +122,8 @@ def plan_now(where: Where = "", json_lines: Json = False) -> None:
 
     reply: wire.PlanNowReply = asyncio.run(ask(where, "PlanNow"))
     if json_lines:
-        print(json.dumps({"changed": reply.changed, "generation": reply.generation, "reason": reply.reason}))
+        told = {"changed": reply.changed, "generation": reply.generation, "reason": reply.reason, "run": reply.run}
+        print(json.dumps(told))
     else:
-        print(f"{'A new plan' if reply.changed else 'No change'} (generation {reply.generation}): {reply.reason}")
+        found = "a new plan" if reply.changed else "no change"
+        print(f"{reply.run}: {found} (generation {reply.generation}): {reply.reason}")

@@ -97,6 +97,15 @@ def serve(
             "come back are told, until Ctrl-C.",
         ),
     ] = False,
+    announce: Annotated[
+        bool | None,
+        typer.Option(
+            "--announce/--no-announce",
+            help="Whether the local network is told of this run (multicast DNS), so that dtfm-node join finds it, and finds it "
+            "again at a new address. Nobody joins without an invitation. Default: where it listens beyond loopback.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,  # so that the environment has it as DTFM_JSON
     verbose: Verbose = False,
 ) -> None:
@@ -121,5 +130,7 @@ def serve(
         )
     page, stays = None if no_page else web, not exit_when_over
     files = authority, invitation_file
-    options = Serving(listen, page, read_page_url(page_url), metrics, advertise or [], *files, json, verbose, stays)
+    options = Serving(
+        listen, page, read_page_url(page_url), metrics, advertise or [], *files, announce, json, verbose, stays
+    )
     raise typer.Exit(serve_run(store, run_file, new, reserve, options))

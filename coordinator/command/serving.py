@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log.events import Listens, Revoked, RunFinished, RunResumed, RunStarted, RunStopped
 from dtfm.coordinator.service.addresses import EVERYWHERE, public_addresses
+from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
@@ -28,8 +30,10 @@ from dtfm.protos import DEFAULT_ADDRESS
 from dtfm.protos.connection import address_of, read_address
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
-from dtfm.protos.identity.private_files import read_private, write_private
+from dtfm.protos.identity.private_files import read_private, state_folder, write_private
 from dtfm.protos.run_file.run_file import RunFile, read_run_file
+
+log = logging.getLogger(__name__)
 
 MOST_AFTER = 100
 """The number of events that may follow a run's stop."""
@@ -40,7 +44,7 @@ class Serving:
     """How the operator wants a run to be served. ``listen`` and ``advertised``, if they are empty, are as the store remembers.
     ``web``: where the page is, see bind_page; None: nowhere. ``page_url``: see url_elsewhere. ``metrics``: where they are served
     beside the page; empty: nowhere. ``authority`` is the file with its key; None: the usual one. ``invitation`` is a file for the
-    first one; None: it is printed. ``stays``: see serve_until_over."""
+    first one; None: it is printed. ``announce``: see announcing. ``stays``: see serve_until_over."""
 
     listen: str
     web: str | None
@@ -49,6 +53,7 @@ class Serving:
     advertised: list[str]
     authority: Path | None
     invitation: Path | None
+    announce: bool | None
     json_lines: bool
     verbose: bool
     stays: bool
@@ -57,6 +62,7 @@ class Serving:
 def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, options: Serving) -> int:
     """Serves the run, and returns the exit code. ``new``: see start_over. ``reserve``: once no other coordinator does. Raises
     ValueError."""
+    state_folder()  # raises where this user has none
     if options.listen:
         read_address(options.listen)
     run = read_run_file(run_file) if run_file is not None or new else None
@@ -164,10 +170,18 @@ async def _serve(
             print(f"To see it: {server.page} (to direct it there: dtfm-coordinator invite --role operator)", flush=True)
     telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.log.on_event)
     by_link, secure = bool(elsewhere), elsewhere.startswith("https:")
-    app = make_app(server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure)
+
+    def why_not_well() -> str:
+        return "the log cannot be written" if server.log.is_failing else ""
+
+    app = make_app(
+        server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure, problem=why_not_well
+    )
     page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)
-    metrics_up = page_served(metrics, make_metrics_app(server.follower), from_anywhere=True)
-    async with telling, page_up, metrics_up:
+    metrics_up = page_served(metrics, make_metrics_app(server.follower, why_not_well), from_anywhere=True)
+    say = log.log if options.json_lines else _tell_plainly  # JSON lines on standard output are the run's events alone
+    announced = announcing(lambda: server.ledger, server.pin, (host, port), options.announce, say)
+    async with telling, announced, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
@@ -237,6 +251,10 @@ def _tell(server: Server, host: str, port: int, invitation: str, file: Path | No
     else:
         print("Nodes that were here come back by themselves. To let others in: dtfm-coordinator invite")
     sys.stdout.flush()
+
+
+def _tell_plainly(level: int, sentence: str) -> None:
+    print(sentence, file=sys.stderr if level > logging.INFO else sys.stdout, flush=True)
 
 
 def _here(host: str, port: int) -> str:

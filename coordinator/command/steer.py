@@ -70,4 +70,5 @@ def tell(where: str, call: str, json_lines: bool, asked: Mapping[str, str], **fi
     from dtfm.coordinator.command.client import ask
 
     reply: wire.Done = asyncio.run(ask(where, call, **fields))
-    print(json.dumps({**asked, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+    said = {**asked, "sentence": reply.sentence, "run": reply.run}
+    print(json.dumps(said) if json_lines else f"{reply.run}: {reply.sentence}.")

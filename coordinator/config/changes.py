@@ -22,6 +22,8 @@ WHILE_IT_RUNS = (
     "checkpoint.keep",
     "cluster.lease",
     "cluster.nodes",
+    "cluster.prices",
+    "cluster.currency",
     "trust.audit_rate",
     "trust.keys_per_address",
 )

@@ -91,7 +91,8 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
     if setback.problem == OVERDUE and not (before is not None and 0 < phase.step - before <= STEPS_BETWEEN):
         transition.state = replace(transition.state, overdue=phase.step)
     plan = ledger.training.in_force
-    message = abort(plan, phase.step, f"step {phase.step}: {setback.problem} on {setback.node}: {reason}")
+    what = reason if setback.problem == NODE_LEFT else f"{setback.problem} on {setback.node}: {reason}"
+    message = abort(plan, phase.step, f"step {phase.step}: {what}")
     transition.send(plan.nodes, message)
     return doubts
 

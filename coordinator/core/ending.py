@@ -23,7 +23,10 @@ def conclude(transition: Transition) -> None:
         put_down(transition, hold.by)
     else:
         what = "weights are in" if checkpoint.weights else "checkpoint is"
-        reason = f"all {step} steps are trained; the {what} {checkpoint.folder}"
+        # Nodes say this too, on machines that may have a folder of that name.
+        where = " on the coordinator's machine" if transition.state.run.keeps_checkpoints_itself else ""
+        trained = "the one step is trained" if step == 1 else f"all {step} steps are trained"
+        reason = f"{trained}; the {what} {checkpoint.folder}{where}"
         transition.emit(ev.RunFinished(step, reason))
         _say_goodbye(transition, wire.Finish(completed=True, reason=reason), 0)
 

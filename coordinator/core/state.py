@@ -76,8 +76,9 @@ class Session:
     has not answered. ``told``: the ways and holders that it was last told (reach/ways.py). ``prepared``: what it would train,
     while it is JOINED and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of);
     empty: not known, or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the
-    same layers. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
-    disk when it had read the run; 0: not known."""
+    same layers. ``prepares``: what it last said that it does before it is ready (wire.Preparing), and how many tenths of that are
+    done. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
+    disk when it had read the run; 0: not known. ``beat``: its last heartbeat; the page shows what the driver says."""
 
     node: str
     stream: int
@@ -96,7 +97,9 @@ class Session:
     origin: str = ""
     copies_from: Givers = ()
     links_changed: int = 0
+    prepares: tuple[int, int] = (0, -1)
     disk_bytes: int = 0
+    beat: wire.Heartbeat | None = None
 
     def without_peer(self, node: str) -> Session:
         if not (node in self.probing or node in self.reaching or node in self.to_measure):

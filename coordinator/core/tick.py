@@ -20,6 +20,7 @@ from dtfm.coordinator.core.state import Session, State
 from dtfm.coordinator.core.step import beginning, commits, evaluation, pause, telling, votes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
+from dtfm.coordinator.core.validation.beats import checked
 from dtfm.protos import control_pb2 as wire
 
 MOST_PASSES = 1000
@@ -187,8 +188,8 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
             leaving.wants_to_leave(transition, session, message.leaving)
         case "codecs_chosen":
             drift.codecs_chosen(transition, node, message.codecs_chosen)
-        case "heartbeat":
-            pass  # a sign of life, as every message is
+        case "heartbeat":  # a sign of life, as every message is
+            membership.beats(transition, session, checked(message.heartbeat))
         case _:
             transition.log(f"ignored a message of {node} that means nothing here: {kind}")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from dtfm.coordinator.log.wording import MOST_NAMED, Remark
+from dtfm.coordinator.log.wording import MOST_NAMED, Remark, seconds_in_words
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
@@ -59,7 +59,8 @@ class SnapshotWritten:
     def narrate(self) -> str:
         holders = [f"buckets {_numbers(ranges)} on {node}" for node, ranges in self.holders.items()]
         more = f"; on {len(holders) - MOST_NAMED} more nodes too" if len(holders) > MOST_NAMED else ""
-        return f"snapshot of step {self.step} on disks in {self.seconds:.1f} s: {'; '.join(holders[:MOST_NAMED])}{more}"
+        took = seconds_in_words(self.seconds)
+        return f"snapshot of step {self.step} on disks in {took}: {'; '.join(holders[:MOST_NAMED])}{more}"
 
 
 @dataclass(frozen=True, slots=True)

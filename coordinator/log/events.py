@@ -35,8 +35,10 @@ from dtfm.coordinator.log.members import (
     NodeJoined as NodeJoined,
     NodeLeaving as NodeLeaving,
     NodeLeft as NodeLeft,
+    NodePrepares as NodePrepares,
     NodeReady as NodeReady,
     NodeRefused as NodeRefused,
+    Preparing as Preparing,
 )
 from dtfm.coordinator.log.reach import (
     Link as Link,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.wording import Remark
+from dtfm.coordinator.log.wording import Remark, memory_in_words
 from dtfm.protos.identity.access import Role
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ class Member:
     incarnation: str
     ready: bool = False
     """Whether it can be planned with."""
+    preparing: str = ""
+    """What it does before it is ready, like "reads data (40 %)"; empty: it is ready, or has not said."""
     leaving: str = ""
     """Why it wants to leave; empty: it does not."""
     candidates: tuple[str, ...] = ()
@@ -53,6 +58,21 @@ def recounted(ledger: Ledger) -> Ledger:
         names += [name for name, holder in ledger.access.names.items() if holder.role == Role.NODE]
     leaving = tuple(sorted(name for name, member in ledger.members.items() if member.leaving))
     return replace(ledger, leaving=leaving, is_alone=len({ledger.key_of(name) or name for name in names}) <= 1)
+
+
+def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
+    """By node, the FLOP/s that its device should deliver in steps.
+
+    That is what steps have shown, if they have. Else it is what the device was timed at, times the share that the plan's devices
+    usually deliver of theirs: they may share their cores, say, or be below their peak. Of two shares in the middle the one nearer
+    to 1 counts, so that of two devices a slow one does not make the other slow.
+    """
+    plan, members = ledger.training.plan, ledger.members
+    at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]
+    shares = [member.in_training / member.device.flops if member.in_training else 1.0 for member in at_work]
+    middle = (statistics.median_low(shares), statistics.median_high(shares)) if shares else (1.0,)
+    usual = min(middle, key=lambda share: abs(math.log(share)))
+    return [members[node].in_training or members[node].device.flops * usual for node in nodes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +99,9 @@ class NodeJoined:
 
     def narrate(self) -> str:
         device = self.device
-        power = f"{device.memory_bytes / 2**30:.1f} GiB, {device.flops / 1e9:.0f} GFLOP/s"
+        if self.relay == "only":
+            return f"{self.node} joined from {self.address} as a relay; {self.reason}"
+        power = f"{memory_in_words(device.memory_bytes)}, {device.flops / 1e9:.0f} GFLOP/s"
         return f"{self.node} joined from {self.address}: {device.name} ({device.kind}, {power}); {self.reason}"
 
 
@@ -96,6 +118,36 @@ class NodeRefused(Remark):
         return f"{self.node or 'a node'} was refused: {self.refusal}: {self.reason}"
 
 
+Preparing = Literal["loads the model", "reads data", "compiles", "times its device", "measures links"]
+IN_PERCENT = ("reads data",)
+"""What is counted in parts that mean nothing to people."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePrepares:
+    """What a node says that it does before it is ready. ``done`` of ``of``: how far that is; 0 of 0: not known."""
+
+    node: str
+    doing: Preparing
+    done: int = 0
+    of: int = 0
+    event: Literal["node_prepares"] = "node_prepares"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        return ledger.with_member(self.node, replace(ledger.members[self.node], preparing=self.sentence))
+
+    def narrate(self) -> str:
+        return f"{self.node} {self.sentence}"
+
+    @property
+    def sentence(self) -> str:
+        """Like "reads data (40 %)" or "measures links (5 of 7)"."""
+        if not self.of:
+            return self.doing
+        far = f"{100 * self.done // self.of} %" if self.doing in IN_PERCENT else f"{self.done} of {self.of}"
+        return f"{self.doing} ({far})"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeReady:
     """The node has prepared the run and measured its links: it can be planned with."""
@@ -104,7 +156,7 @@ class NodeReady:
     event: Literal["node_ready"] = "node_ready"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return ledger.with_member(self.node, replace(ledger.members[self.node], ready=True))
+        return ledger.with_member(self.node, replace(ledger.members[self.node], ready=True, preparing=""))
 
     def narrate(self) -> str:
         return f"{self.node} is ready"

@@ -115,8 +115,8 @@ class RunDescribed:
         described, workload = self.described, self.described.workload
         size = sum(layer.parameter_bytes for layer in workload.layers)
         return (
-            f"the model has {len(workload.layers)} layers, {size / 2**20:.1f} MiB of parameters; the data has "
-            f"{described.training_samples} samples (to pin both in the run file: [trust] data = "
+            f"the model has {len(workload.layers)} layers (embedding and head among them), {size / 2**20:.1f} MiB of "
+            f"parameters; the data has {described.training_samples} samples (to pin both in the run file: [trust] data = "
             f'"{described.data_digest}", workload = "{described.workload_digest}")'
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from dtfm.coordinator.log.wording import MOST_NAMED, Remark
+from dtfm.coordinator.log.wording import MOST_NAMED, Remark, seconds_in_words
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
@@ -74,7 +74,7 @@ class StepCommitted:
 
     def narrate(self) -> str:
         if self.exchange:
-            return f"step {self.step}: the islands have exchanged what they learnt, in {self.seconds:.1f} s"
+            return f"step {self.step}: the islands have exchanged what they learnt, in {seconds_in_words(self.seconds)}"
         speed = self.tokens_per_second
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
@@ -117,6 +117,8 @@ class StepAborted:
         return replace(ledger, training=replace(ledger.training, counts_from=ledger.training.generation + 1))
 
     def narrate(self) -> str:
+        if self.problem == NODE_LEFT:
+            return f"step {self.step} was aborted, as a node left: {self.reason}"
         return f"step {self.step} was aborted: {self.problem} on {self.node}: {self.reason}"
 
 

@@ -39,9 +39,11 @@ class Remark:
         return ledger
 
 
-def counted(number: int, noun: str) -> str:
-    """Like "1 step" and "1,200 steps"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def memory_in_words(size: float) -> str:
+    """Like "23.6 GiB", and where that would be nothing "12 MiB" or "0.2 MiB"."""
+    if size >= 2**30 / 10:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**20:.1f} MiB"
 
 
 def utc(at: float) -> str:
@@ -72,6 +74,13 @@ def seconds_in_words(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.3g} s"
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
+
+
+def money_in_words(value: float, currency: str = "") -> str:
+    """Like "1,234.50 EUR", "$0.35", or "0.35" without a currency."""
+    if len(currency) == 1 and not currency.isalnum():
+        return f"{currency}{value:,.2f}"
+    return f"{value:,.2f} {currency}".rstrip()
 
 
 def describe_codecs(tensors: Mapping[str, str]) -> str:

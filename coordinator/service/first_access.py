@@ -21,14 +21,15 @@ def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> li
     """Makes the user who runs this process an operator: so this user's commands and nodes on this machine need no invitation. The
     key is remembered in the user's state folder. Returns the event of it, unless the ledger has it already. Raises
     ValueError."""
+    run = str(ledger.run.get("name", ""))
     for access in kept([Role.OPERATOR], pin):
         holder = ledger.access.names.get(access.name)
         if holder is not None and holder.key == _written(access.key):
-            keep(replace(access, addresses=addresses, own=True))  # it is the newest now
+            keep(replace(access, addresses=addresses, own=True, run=run))  # it is the newest now
             return []
     key = make_key()
     name = f"operator-{os.urandom(4).hex()}"
-    keep(Access(addresses, pin, name, Role.OPERATOR, key, enrolled=True, own=True))
+    keep(Access(addresses, pin, name, Role.OPERATOR, key, enrolled=True, own=True, run=run))
     return [Enrolled(name, Role.OPERATOR.value, _written(key), "")]
 
 

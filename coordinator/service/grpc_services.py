@@ -58,7 +58,7 @@ class Joins:
     async def Enrol(self, request: wire.EnrolRequest, context: Context) -> Granted:
         await self._gate.check_enrolment(context, request)
         try:
-            reply = await self._server.ask(request)
+            reply = _named(await self._server.ask(request), self._server.state)
             self._gate.let_in(context, base64.b64encode(request.public_key).decode())
             return reply
         except Refused as refused:
@@ -143,12 +143,18 @@ class Observers:
     async def _ask(self, request: Request, context: Context) -> Granted:
         caller = await self._gate.admit(context, type(request).__name__.removesuffix("Request"))
         try:
-            return await self._server.ask(request, caller)
+            return _named(await self._server.ask(request, caller), self._server.state)
         except Refused as refused:  # what is asked, not who asks
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         raise AssertionError("abort returns never")
 
     PlanNow = Invite = Revoke = Expel = Forgive = Steer = _ask
+
+
+def _named(reply: Granted, state: State) -> Granted:
+    """The reply with the run's name, so that people see which of their runs has answered."""
+    reply.run = state.run.name
+    return reply
 
 
 class OtherMethods(grpc.GenericRpcHandler):

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -79,7 +79,7 @@ class Server:
         self._inputs = Inputs()
         self._streams = Streams(self._inputs, state.lease, lambda name: self.ledger.party(name))
         self.log = LogWriter(store)
-        self.follower = Follower(store, story)
+        self.follower = Follower(store, story, self._beats)
         self.log.on_event(self.follower.wake)
         # A thread each: none waits for a storage that hangs, or for another.
         self._planning, self._manifests, self._tidying = (
@@ -98,6 +98,10 @@ class Server:
     @property
     def ledger(self) -> Ledger:
         return self.state.ledger
+
+    def _beats(self) -> Mapping[str, wire.Heartbeat]:
+        """By member, what its last heartbeat said; for any thread."""
+        return {node: each.beat for node, each in self.state.members.sessions.items() if each.beat is not None}
 
     async def bind(self, host: str, port: int) -> int:
         """Takes the port (0: one that the system chooses), and returns it. Nobody is answered before ``start``. Raises

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import shutil
@@ -27,11 +26,16 @@ from dtfm.coordinator.store.record import AnotherWriter
 from dtfm.coordinator.store.store import Store, free_name
 from dtfm.coordinator.view.story import Story
 from dtfm.coordinator.view.story_snapshot import story_of
+from dtfm.programs import heeding
 from dtfm.protos.checkpoint_names import MANIFEST
 from dtfm.protos.places import COORDINATOR
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 
-REASONS = {signal.SIGINT: "it was interrupted (Ctrl-C)", signal.SIGTERM: "it was terminated (SIGTERM)"}
+REASONS = {
+    signal.SIGINT: "it was interrupted (Ctrl-C)",
+    signal.SIGTERM: "it was terminated (SIGTERM)",
+    signal.SIGHUP: "its terminal was closed (SIGHUP)",
+}
 """By signal, why the coordinator stops."""
 
 
@@ -97,27 +101,24 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays:
     """Runs a server that listens until its run is over or a signal comes; returns the exit code. A second signal ends the
     process at once: the log is whole at every moment. ``events`` go into the log first. ``stays``: a run that is complete
     is served until a signal comes."""
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    asked = False
 
-    def on_signal(reason: str) -> None:
-        if asked.is_set():
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal asked
+        if asked:
             os._exit(130)
-        asked.set()
-        server.ask_to_stop(reason)
+        asked = True
+        server.ask_to_stop(REASONS[number])
 
-    for number, reason in REASONS.items():
-        loop.add_signal_handler(number, on_signal, reason)
     try:
-        return await server.run(events, stays=stays)
+        with heeding(on_signal):
+            return await server.run(events, stays=stays)
     except Deaf as died:
         print(f"dtfm-coordinator: {died}; a new process goes on with the run (the same command)", file=sys.stderr)
         return 1
     except AnotherWriter as replaced:
         print(f"dtfm-coordinator: {replaced}", file=sys.stderr)
         return 1
-    finally:
-        for number in REASONS:
-            loop.remove_signal_handler(number)
 
 
 def _free(folder: Path) -> int:

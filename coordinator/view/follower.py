@@ -8,16 +8,19 @@ import gzip
 import logging
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dtfm.coordinator.store.record import Record, Snapshot, StoreError
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view import story_snapshot
+from dtfm.coordinator.view.condition import Fitness, fitness
 from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.page import page_text
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.story import Story
+from dtfm.protos import control_pb2 as wire
 
 log = logging.getLogger(__name__)
 SHORTEST_PAUSE = 0.25
@@ -36,14 +39,17 @@ FINISH_SECONDS = 1.0
 class Follower:
     """The story as far as it has been read, of which it takes snapshots. Its own thread alone touches it."""
 
-    def __init__(self, store: Store, story: Story) -> None:
+    def __init__(self, store: Store, story: Story, beats: Callable[[], Mapping[str, wire.Heartbeat]] = dict) -> None:
+        """``beats`` returns each member's last heartbeat, which no log has."""
         self._store = store
         self._story = story
+        self._beats = beats
         self._kept = 0  # the event of the last snapshot
         self._thread = ThreadPoolExecutor(1, "follower")
         self._written, self._read = asyncio.Event(), asyncio.Event()
         self._made: tuple[int, float, bytes] | None = None
         self._figures = 0.0, b""  # when they were made
+        self._follows = True  # until a bug ends that
         self.last = story.now.sequence
         self.ended = asyncio.Event()
         """No more is read: whoever waits for news need not."""
@@ -65,6 +71,7 @@ class Follower:
                     await self._written.wait()
                     await asyncio.sleep(SHORTEST_PAUSE)
         except Exception:
+            self._follows = False
             log.exception("a bug in dtfm: the page is up to date no more; the run goes on")
 
     async def news(self, seconds: float) -> int:
@@ -80,6 +87,13 @@ class Follower:
     async def metrics(self) -> bytes:
         """As Prometheus reads them."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._metrics)
+
+    async def fitness(self, problem: str = "") -> Fitness:
+        """Whether the run gets on. ``problem``: why the coordinator itself is not well."""
+        problem = problem or ("" if self._follows else "a bug in dtfm: the log is read no more")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: fitness(self._story.now, time.time(), problem)
+        )
 
     async def told(self) -> Snapshot:
         """A snapshot of the story so far for whoever looks on."""
@@ -148,7 +162,11 @@ class Follower:
             then = story.at(at, self._store.read, self._earlier)
             return _compressed(page_text(then, story.history, self._store.last, then.last))
         if self._made is None or self._made[0] != last or now - self._made[1] > FRESH_SECONDS:
-            self._made = (last, now, _compressed(page_text(story.now, story.history, self._store.last, now)))
+            self._made = (
+                last,
+                now,
+                _compressed(page_text(story.now, story.history, self._store.last, now, self._beats())),
+            )
         return self._made[2]
 
 

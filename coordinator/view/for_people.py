@@ -1,6 +1,8 @@
-"""Which events a person must know of. Scripts, `events`, and `serve --verbose` get all of them."""
+"""Which events a person must know of, and how serious each is. Scripts, `events`, and `serve --verbose` get all of them."""
 
 from __future__ import annotations
+
+import enum
 
 from dtfm.coordinator.log import events as ev
 from dtfm.protos.identity.access import Role
@@ -10,6 +12,7 @@ EVERY_STEPS = 10
 
 _DETAILS = (
     # The way to readiness: who joined, and the plan that comes of it, are told.
+    ev.NodePrepares,
     ev.NodeReady,
     ev.WaysChosen,
     ev.DeviceTimed,
@@ -25,6 +28,51 @@ _DETAILS = (
     ev.GradientsClipped,
     ev.Suspected,
 )
+
+
+class Severity(enum.IntEnum):
+    """The larger, the sooner a person should look."""
+
+    INFO = 0
+    WARNING = 1
+    """The run goes on, with something less."""
+    PROBLEM = 2
+    """Somebody did wrong, or the run is at its end."""
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+_WARNINGS = (
+    ev.Waiting,
+    ev.NodeLeaving,
+    ev.NodeRefused,
+    ev.StepAborted,
+    ev.DeviceDrifted,
+    ev.CheckpointFailed,
+    ev.DiskShort,
+    ev.PlanFailed,
+    ev.GradientsClipped,
+    ev.DescriptionDropped,
+    ev.RunPaused,
+    ev.Suspected,
+)
+IN_ORDER = ("in order", "goodbye", "its stream was replaced")
+"""How the reasons begin of nodes that left when they were done, or came back."""
+_PROBLEMS = (ev.NodeQuarantined, ev.RolledBack, ev.RunFailed, ev.DigestMismatch)
+
+
+def severity(event: ev.Event) -> Severity:
+    """How serious the event is. A node that left in order is no warning."""
+    match event:
+        case ev.NodeLeft(reason=reason):
+            return Severity.INFO if reason.startswith(IN_ORDER) else Severity.WARNING
+        case ev.LinksMeasured(links=links):
+            return Severity.WARNING if any(link.problem for link in links) else Severity.INFO
+        case _:
+            problem, warning = isinstance(event, _PROBLEMS), isinstance(event, _WARNINGS)
+            return Severity.PROBLEM if problem else Severity.WARNING if warning else Severity.INFO
 
 
 def is_for_people(event: ev.Event) -> bool:

@@ -9,6 +9,8 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.members import Member
 from dtfm.coordinator.store.record import Record
+from dtfm.coordinator.view.curves import Reading, reading
+from dtfm.coordinator.view.so_far import SoFar
 
 MOST_POINTS = 600
 """The number of points of a curve. Once there are more, each two become one."""
@@ -18,8 +20,8 @@ MOST_SPANS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Some steps in a row, or evaluations. ``sequence``, ``step`` and ``time`` are the last one's; ``loss`` is the mean of
-    ``count``. ``tokens`` in ``seconds``: of the steps that ran without interruption."""
+    """Some steps in a row, or evaluations. ``sequence``, ``step``, ``time`` and ``cost`` are the last one's; ``loss``, ``norm``
+    and ``rate`` are means over ``count``. The others count steps that ran without interruption."""
 
     sequence: int
     step: int
@@ -27,17 +29,72 @@ class Point:
     loss: float
     tokens: int = 0
     seconds: float = 0.0
+    """Of the ``tokens``."""
     count: int = 1
+    norm: float = 0.0
+    """Of the gradients."""
+    rate: float = 0.0
+    """The learning rate."""
+    predicted: float = 0.0
+    """The seconds that the planner expected of steps that took ``measured`` seconds."""
+    measured: float = 0.0
+    busy: float = 0.0
+    """The sum, over ``timed`` steps, of the mean share of the step that nodes computed."""
+    timed: int = 0
+    cost: float | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
         return self.tokens / self.seconds if self.seconds > 0 else None
 
+    @property
+    def predicted_over_measured(self) -> float | None:
+        return self.predicted / self.measured if self.measured > 0 else None
+
+    @property
+    def busy_share(self) -> float | None:
+        return self.busy / self.timed if self.timed else None
+
     def and_then(self, later: Point) -> Point:
         count = self.count + later.count
-        loss = (self.loss * self.count + later.loss * later.count) / count
-        tokens, seconds = self.tokens + later.tokens, self.seconds + later.seconds
-        return replace(later, loss=loss, tokens=tokens, seconds=seconds, count=count)
+
+        def mean(one: float, other: float) -> float:
+            return (one * self.count + other * later.count) / count
+
+        return replace(
+            later,
+            loss=mean(self.loss, later.loss),
+            norm=mean(self.norm, later.norm),
+            rate=mean(self.rate, later.rate),
+            tokens=self.tokens + later.tokens,
+            seconds=self.seconds + later.seconds,
+            predicted=self.predicted + later.predicted,
+            measured=self.measured + later.measured,
+            busy=self.busy + later.busy,
+            timed=self.timed + later.timed,
+            count=count,
+        )
+
+
+def point_of(sequence: int, read: Reading) -> Point:
+    """The point of one step."""
+    seconds = read.seconds or 0.0
+    ratio = read.predicted_over_measured
+    return Point(
+        sequence,
+        read.step,
+        read.time,
+        read.loss or 0.0,
+        read.tokens if seconds else 0,
+        seconds,
+        norm=read.gradient_norm or 0.0,
+        rate=read.learning_rate or 0.0,
+        predicted=0.0 if ratio is None else ratio * seconds,
+        measured=0.0 if ratio is None else seconds,
+        busy=read.busy or 0.0,
+        timed=int(read.busy is not None),
+        cost=read.cost,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +163,12 @@ class History:
     _began: bool = False
     """Whether the plan in force has begun."""
 
-    def add(self, record: Record, ledger: Ledger) -> None:
-        """``ledger`` is the fold up to the record."""
-        event, sequence, time = record.event, record.sequence, record.time
+    def add(self, record: Record, so_far: SoFar) -> None:
+        """``so_far`` has the record already."""
+        event, sequence, time, ledger = record.event, record.sequence, record.time, so_far.ledger
         match event:
-            case ev.StepCommitted():
-                whole = event.tokens_per_second is not None
-                seconds = event.seconds if whole else 0.0
-                self.losses.add(Point(sequence, event.step, time, event.loss, event.tokens * whole, seconds))
+            case ev.StepCommitted() if (read := reading(so_far, record)) is not None:
+                self.losses.add(point_of(sequence, read))
             case ev.Evaluated():
                 self.held_out.add(Point(sequence, event.step, time, event.loss))
             case ev.PlanAdopted():

@@ -10,13 +10,20 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from dtfm.coordinator.log.events import Waiting
+from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.wording import describe_codecs
+from dtfm.coordinator.view.beats import NO_BEATS, gpu
+from dtfm.coordinator.view.condition import conditions
+from dtfm.coordinator.view.for_people import severity
 from dtfm.coordinator.view.history import History, Span
+from dtfm.coordinator.view.idle import idle_nodes
 from dtfm.coordinator.view.members import member_document, quarantine_document
+from dtfm.coordinator.view.pace import planned_seconds
 from dtfm.coordinator.view.published import for_anybody
 from dtfm.coordinator.view.so_far import SoFar
+from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
 Document = dict[str, Any]
@@ -27,11 +34,16 @@ MOST_NODES = 200
 MOST_IN_MAP = 48
 """The number of nodes on each side of the map of links."""
 MOST_FLOWS = 400
+CURVES = ("step", "time", "loss", "tokens_per_second", "norm", "rate", "predicted_over_measured", "busy_share", "cost")
+"""The columns of ``losses``."""
 
 
-def page_text(so_far: SoFar, history: History, last: int, now: float) -> str:
+def page_text(
+    so_far: SoFar, history: History, last: int, now: float, beats: Mapping[str, wire.Heartbeat] = NO_BEATS
+) -> str:
     """The JSON of the page as of the last event that ``so_far`` has, though ``history`` may have later ones. ``last``: the number
-    of the log's newest event, which may not be read yet; ``now``: the time that it is, or was."""
+    of the log's newest event, which may not be read yet; ``now``: the time that it is, or was. ``beats``: by member, the last
+    heartbeat, if the page is that of now."""
     at, ledger = so_far.sequence, so_far.ledger
     spans = history.spans_until(at)
     document = {
@@ -40,23 +52,24 @@ def page_text(so_far: SoFar, history: History, last: int, now: float) -> str:
         "time": now,
         "began": so_far.began,
         "head": head(so_far, now),
-        "losses": [[each.step, each.time, each.loss, each.tokens_per_second] for each in history.losses.until(at)],
+        "losses": [[getattr(each, name) for name in CURVES] for each in history.losses.until(at)],
         "held_out": [[each.step, each.time, each.loss] for each in history.held_out.until(at)],
         "plan": plan_document(so_far),
-        "nodes": list(_nodes(ledger, spans)),
+        "nodes": list(_nodes(so_far, spans, beats)),
         "left_out": max(0, len(ledger.members) - MOST_NODES),
         "contributions": contributions(so_far),
         "links": link_map(ledger),
         "spans": _lanes(spans),
         "plans": [asdict(each) for each in history.plans if each.sequence <= at],
-        "events": [[each.sequence, each.time, each.event.narrate()] for each in so_far.recent],
+        "events": list(_events(so_far)),
     }
     return json.dumps(_shown(document), allow_nan=False, separators=(",", ":"))
 
 
 def head(so_far: SoFar, now: float) -> Document:
-    """The run in a line. ``said``: why it is in this ``state``. ``frequencies``: the held-out loss of a model that knows token
-    frequencies alone."""
+    """The run in figures. ``conditions``: how it fares, the most urgent first; the first is the page's verdict. ``said``: why it
+    is in this ``state``. ``frequencies``: the held-out loss of a model that knows token frequencies alone. ``ends``: when it will
+    be over; ``whole_cost``: what it will have cost then."""
     ledger = so_far.ledger
     training, told, said = ledger.training, ledger.evaluated, ""
     if ledger.outcome is not None:
@@ -64,12 +77,12 @@ def head(so_far: SoFar, now: float) -> Document:
     elif ledger.hold is not None:
         said = ledger.hold.narrate()
     elif training.plan is None:
-        reasons = [each.event.reason for each in so_far.recent if isinstance(each.event, Waiting)]
-        said = reasons[-1] if reasons else ""
+        said = so_far.said
     return {
         "name": str(ledger.run.get("name", "")),
         "state": so_far.state,
         "said": said,
+        "conditions": [asdict(each) for each in conditions(so_far, now)],
         "step": training.step,
         "steps": so_far.run_steps,
         "loss": training.last.loss if training.last is not None else None,
@@ -80,21 +93,30 @@ def head(so_far: SoFar, now: float) -> Document:
         "left": so_far.left(now),
         "node_hours": so_far.lent_until(now) / 3600,
         "members": len(ledger.members),
-        "cost": so_far.cost,
+        "ends": so_far.ends(now),
+        "over": so_far.over if ledger.outcome is not None else None,
+        "has_prices": so_far.has_prices,
+        "cost": so_far.cost_until(now),
+        "whole_cost": so_far.whole_cost(now),
         "hourly_price": so_far.hourly_price,
+        "unpriced": so_far.unpriced,
+        "currency": so_far.currency,
     }
 
 
 def plan_document(so_far: SoFar) -> Document | None:
-    """The plan in force, each stage in a column of its island, and the seconds of a step: as the planner expects, as no plan can
-    beat, and as the last steps took. ``lost``: the nodes that flows still name, and who computes in their place. None: there is
-    no plan."""
-    ledger, plan = so_far.ledger, so_far.ledger.training.plan
+    """The plan in force, or of a run that is over the last one.
+
+    Each stage is in a column of its island. The seconds of a step are as the planner expects, as no plan can beat, and as the
+    last steps took. ``lost``: the nodes that flows still name, and who computes in their place. None: there is no plan.
+    """
+    ledger = so_far.ledger
+    plan = ledger.training.plan or (so_far.plan if ledger.outcome is not None else None)
     if plan is None:
         return None
     return {
         "generation": plan.generation,
-        "reason": so_far.reason,
+        "in_force": ledger.training.plan is not None and ledger.outcome is None,
         "stages": [
             {
                 "name": plan.name_of(number),
@@ -132,25 +154,48 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
             }
 
 
-def _nodes(ledger: Ledger, spans: list[Span]) -> Iterator[Document]:
-    """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last timed step."""
+def _nodes(so_far: SoFar, spans: list[Span], beats: Mapping[str, wire.Heartbeat]) -> Iterator[Document]:
+    """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last timed step. ``planned``: the
+    seconds that the node should have computed in it. ``flops``: the speed that plans count on. ``slow``: how many times what was
+    planned the node takes, if that is too much. ``idle``: why the plan does without it. ``gpu``: what its driver says now."""
+    ledger = so_far.ledger
     reached = _reached(ledger)
     does = {span.node: {"doing": span.doing, "place": span.place} for span in spans if not span.last}
     timed, plan = ledger.training.timed, ledger.training.plan
     loads = {n: load for s in (plan.stages if plan else ()) for n, load in zip(s.replicas, s.loads, strict=True)}
-    for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
-        to = ledger.training.codecs.get(node, {})
+    of_stage = {n: sum(s.loads) for s in (plan.stages if plan else ()) for n in s.replicas}
+    planned = planned_seconds(ledger, plan, so_far.speeds) if plan else {}
+    shown = list(islice(sorted(ledger.members.items()), MOST_NODES))
+    idles = idle_nodes(ledger, [name for name, _ in shown])
+    for (node, member), flops in zip(shown, planned_flops(ledger, [name for name, _ in shown]), strict=True):
+        to, slow, idle = ledger.training.codecs.get(node, {}), so_far.slow.get(node), idles.get(node)
         yield member_document(ledger, node) | {
             **does.get(node, {"doing": "", "place": ""}),
             "load": loads.get(node, 0),
+            "of_stage": of_stage.get(node, 0),
+            "flops": flops,
             "busy": timed.compute_seconds.get(node) if timed is not None else None,
             "waited": timed.wait_seconds.get(node) if timed is not None else None,
+            "planned": planned.get(node),
+            "slow": slow.times if slow is not None and slow.is_certain else None,
+            "idle": None if idle is None else asdict(idle),
+            "gpu": gpu(beats.get(node)),
             "reached": reached.get(node, ""),
             "sends": "; ".join(f"to {other} {describe_codecs(to[other])}" for other in sorted(to)[:10] if to[other]),
             "leaving": member.leaving,
         }
     for why in list(ledger.trust.quarantined.values())[-MOST_NODES:]:
         yield quarantine_document(ledger, why) | {"doing": "quarantined"}
+
+
+def _events(so_far: SoFar) -> Iterator[Document]:
+    """The last ones, and the last that are more than information. A plan's reason stands beside the plan, not here again."""
+    both = {record.sequence: record for record in (*so_far.serious, *so_far.recent)}
+    for sequence, record in sorted(both.items()):
+        event = record.event
+        said = f"plan {event.generation} from step {event.step + 1:,} on" if isinstance(event, ev.PlanAdopted) else ""
+        kind = "plan" if said else severity(event).word
+        yield {"sequence": sequence, "time": record.time, "said": said or event.narrate(), "kind": kind}
 
 
 def contributions(so_far: SoFar) -> list[Document]:
@@ -163,6 +208,7 @@ def contributions(so_far: SoFar) -> list[Document]:
             "steps": ledger.trust.worked.get(node, 0),
             "share": given.micro_batches / max(whole, 1),
             "present": node in ledger.members,
+            "device": so_far.devices.get(node, ""),
             **asdict(given),
         }
         for node, given in most

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.trust import MOST_KNOWN
 from dtfm.coordinator.store.record import Record
-from dtfm.coordinator.view.for_people import is_for_people
+from dtfm.coordinator.view.for_people import Severity, is_for_people, severity
+from dtfm.coordinator.view.pace import Slow, planned_seconds, slow_after, times_planned
+from dtfm.coordinator.view.trend import HeldOut, Trend
+from dtfm.scheduler.model.plan import Plan
 
 RECENT_STEPS = 20
 """Number of steps that tokens/s is averaged over."""
@@ -51,8 +55,36 @@ class SoFar:
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=40))
     recent: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
     """The last events of which a person must know, the steps aside."""
+    serious: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
+    """The last ones of these that are more than information."""
     reason: str = ""
     """Why the last plan was adopted."""
+    plan: Plan | None = None
+    """The last plan, also once it is in force no more."""
+    adopted: float = 0.0
+    """When it was adopted, after step ``adopted_after``."""
+    adopted_after: int = 0
+    begun: bool = False
+    """Whether it has begun."""
+    speeds: dict[str, float] = field(default_factory=dict)
+    """By node of that plan, the FLOP/s that its device was to deliver when the plan was made."""
+    slow: dict[str, Slow] = field(default_factory=dict)
+    """The nodes that take longer than planned."""
+    trend: Trend = field(default_factory=Trend)
+    """Of the training loss, since training last went back."""
+    held_out: HeldOut = field(default_factory=HeldOut)
+    timed: set[str] = field(default_factory=set)
+    """The members that have read the run and timed their devices."""
+    said: str = ""
+    """What the coordinator last said that it waits for, since the last plan."""
+    held_since: float = 0.0
+    """When the last pause was asked for."""
+    unsaved: str = ""
+    """Why the last checkpoint failed; empty: it did not."""
+    stopped: str = ""
+    """Why the last coordinator has ended; empty: one is there, as far as the log says."""
+    devices: dict[str, str] = field(default_factory=dict)
+    """By node that has ever joined, its device's name."""
     given: dict[str, Given] = field(default_factory=dict)
     """By node, for those that took part in a committed step."""
     events: dict[str, int] = field(default_factory=dict)
@@ -61,8 +93,10 @@ class SoFar:
     """How often each node was let in."""
     lent: float = 0.0
     """See ``lent_until``: until ``last``."""
-    cost: float = 0.0
-    """Of the same time, by the run file's prices."""
+    lent_by: dict[str, float] = field(default_factory=dict)
+    """The same by the device's name."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """The number of present members by the device's name."""
     began: float = 0.0
     """When the run began; 0: it has not."""
     committed: float = 0.0
@@ -81,25 +115,74 @@ class SoFar:
         if not isinstance(event, ev.RunResumed):  # nobody trained while there was no coordinator
             seconds = max(0.0, record.time - self.last)
             self.lent += len(before.members) * seconds
-            self.cost += self.hourly_price * seconds / 3600
+            for name, count in self.kinds.items():
+                name = name if name in self.lent_by or len(self.lent_by) < MOST_KNOWN else ""
+                self.lent_by[name] = self.lent_by.get(name, 0.0) + count * seconds
         self.ledger = event.apply(before)
+        if self.ledger.members is not before.members:
+            self.kinds = dict(Counter(member.device.name for member in self.ledger.members.values()))
         self.last, self.sequence, self.began = record.time, record.sequence, self.began or record.time
         self.events[event.event] = self.events.get(event.event, 0) + 1
         if isinstance(event, ev.NodeJoined) and (event.node in self.joins or len(self.joins) < MOST_KNOWN):
             self.joins[event.node] = self.joins.get(event.node, 0) + 1
+        if isinstance(event, ev.NodeJoined) and (event.node in self.devices or len(self.devices) < MOST_KNOWN):
+            self.devices[event.node] = event.device.name
         if isinstance(event, MOVES_ON):
             self.awaited = record.time
         if isinstance(event, ev.RunFinished | ev.RunFailed):
             self.over = record.time
-        if isinstance(event, ev.PlanAdopted):
-            self.reason = event.reason
         if isinstance(event, ev.StepCommitted):
             self.steps.append(event)
             self.losses.append(event.loss)
             self.committed = record.time
             self.given |= () if event.exchange else self._given_by(event)
+            self._compare(event, record.time)
         elif is_for_people(event):
             self.recent.append(record)
+            if severity(event) > Severity.INFO:
+                self.serious.append(record)
+        self._note(event, record.time, before)
+
+    def _note(self, event: ev.Event, time: float, before: Ledger) -> None:
+        """Keeps what the ledger does not. ``before``: the ledger before the event."""
+        match event:
+            case ev.PlanAdopted():
+                nodes = [node for node in event.plan.nodes if node in before.members]
+                self.speeds = dict(zip(nodes, planned_flops(before, nodes), strict=True))
+                self.plan, self.reason, self.adopted, self.adopted_after = event.plan, event.reason, time, event.step
+                self.begun, self.slow, self.said = False, {}, ""
+            case ev.PlanStarted():
+                self.begun = True
+            case ev.Waiting():
+                self.said = event.reason
+            case ev.Evaluated():
+                self.held_out = self.held_out.after(event.step, event.loss)
+            case ev.RolledBack():
+                self.trend, self.held_out = Trend(), HeldOut()
+            case ev.DeviceTimed():
+                self.timed.add(event.node)
+            case ev.NodeJoined() | ev.NodeLeft():
+                self.timed.discard(event.node)
+            case ev.RunPaused():
+                self.held_since = time
+            case ev.CheckpointFailed():
+                self.unsaved = event.reason
+            case ev.CheckpointWritten():
+                self.unsaved = ""
+            case ev.RunStarted() | ev.RunResumed():
+                self.stopped, self.said = "", ""
+                self.timed.clear()
+            case ev.RunStopped() | ev.CoordinatorStopped():
+                self.stopped = event.reason
+
+    def _compare(self, step: ev.StepCommitted, time: float) -> None:
+        """Compares the step with the steps before it, and with the plan."""
+        if step.exchange:
+            return
+        self.trend = self.trend.after(step.step, step.loss)
+        if step.compute_seconds and not step.resumed and self.plan is not None:
+            times = times_planned(planned_seconds(self.ledger, self.plan, self.speeds), step)
+            self.slow = slow_after(self.slow, times, time)
 
     def _given_by(self, step: ev.StepCommitted) -> Iterator[tuple[str, Given]]:
         plan, timed = self.ledger.training.plan, self.ledger.training.timed or step
@@ -146,11 +229,49 @@ class SoFar:
         return self.lent + (len(self.ledger.members) * (now - self.last) if self.ledger.outcome is None else 0.0)
 
     @property
+    def has_prices(self) -> bool:
+        return bool(self.ledger.run.get("cluster", {}).get("prices"))
+
+    @property
     def hourly_price(self) -> float:
-        """Of all members' devices; 0 where the run file has no prices."""
+        """Of all members' devices; 0 where the run has no prices."""
+        return sum(count * (self._price(name) or 0.0) for name, count in self.kinds.items())
+
+    @property
+    def unpriced(self) -> int:
+        """The number of members whose device has no price, though others have one."""
+        return sum(count for name, count in self.kinds.items() if self._price(name) is None) if self.has_prices else 0
+
+    @property
+    def cost(self) -> float:
+        """Of all devices until ``last``, by the prices that the run has now."""
+        return sum((self._price(name) or 0.0) * seconds / 3600 for name, seconds in self.lent_by.items())
+
+    def _price(self, device: str) -> float | None:
+        """Of an hour."""
         prices = self.ledger.run.get("cluster", {}).get("prices", {})
-        names = [member.device.name.casefold() for member in self.ledger.members.values()] if prices else []
-        return sum(next((price for part, price in prices.items() if part.casefold() in name), 0.0) for name in names)
+        name = device.casefold() if prices else ""
+        return next((float(price) for part, price in prices.items() if part.casefold() in name), None)
+
+    @property
+    def currency(self) -> str:
+        """Of the prices; empty: the run file names none."""
+        return str(self.ledger.run.get("cluster", {}).get("currency", ""))
+
+    def whole_cost(self, now: float) -> float | None:
+        """What the run will have cost at its end, if prices and members stay; None: its end is not known."""
+        left = self.left(now)
+        return None if left is None else self.cost_until(now) + self.hourly_price * left / 3600
+
+    def cost_until(self, now: float) -> float:
+        """What all members have cost until ``now``."""
+        over = self.ledger.outcome is not None or bool(self.stopped)
+        return self.cost + (0.0 if over else self.hourly_price * max(0.0, now - self.last) / 3600)
+
+    def ends(self, now: float) -> float | None:
+        """When the run ends by the speed of the last steps; None: not known, as nothing trains."""
+        left = self.left(now)
+        return None if left is None or self.state != "training" else now + left
 
     def left(self, now: float) -> float | None:
         """The seconds that are left by the speed of the last steps; None: the run is over, or no speed is known."""

@@ -19,7 +19,7 @@ class Story:
 
     def add(self, record: Record) -> None:
         self.now.add(record)
-        self.history.add(record, self.now.ledger)
+        self.history.add(record, self.now)
 
     def at(
         self,

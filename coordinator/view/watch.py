@@ -17,9 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.standing import earned
-from dtfm.coordinator.log.wording import describe_routes, describe_seconds, seconds_in_words
+from dtfm.coordinator.log.wording import describe_routes, describe_seconds, money_in_words, seconds_in_words
 from dtfm.coordinator.store.record import Record
+from dtfm.coordinator.view.condition import Condition, Mood, conditions
+from dtfm.coordinator.view.idle import idle_nodes
 from dtfm.coordinator.view.members import status
 from dtfm.coordinator.view.so_far import SoFar
 
@@ -27,6 +30,11 @@ LEAST_EVENT_ROWS = 3
 MOST_NODES = 10
 MOST_LINKS = 4
 MOST_QUARANTINED = 4
+MOST_IDLE = 2
+"""The number of idle nodes of which the view says why."""
+MOST_SPARKS = 36
+"""The number of losses in the line of sparks, which has room for the held-out loss."""
+_MOODS = {Mood.GOOD: "bold green", Mood.WAIT: "bold yellow", Mood.CARE: "bold yellow", Mood.BAD: "bold red"}
 _STYLES = ["cyan", "magenta", "green", "yellow", "blue", "red"]
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -42,6 +50,7 @@ def render(so_far: SoFar, console: Console, now: float | None = None) -> Rendera
     upper = Group(
         _head(so_far, so_far.last if now is None else now),
         _nodes(ledger),
+        *_idle(ledger),
         _grid(ledger, expected),
         _links(ledger),
     )
@@ -57,6 +66,7 @@ def live_view(so_far: SoFar, console: Console) -> Live:
 def _head(so_far: SoFar, now: float) -> RenderableType:
     ledger = so_far.ledger
     steps, rate = so_far.run_steps, so_far.tokens_per_second
+    verdict, *others = conditions(so_far, now)
     line = Text.assemble(
         (str(ledger.run.get("name", "no run yet")), "bold"),
         f"  step {ledger.training.step:,} of {steps:,}",
@@ -65,25 +75,42 @@ def _head(so_far: SoFar, now: float) -> RenderableType:
     )
     bar = Table.grid(expand=True)  # a bar alone does not end its line
     bar.add_row(ProgressBar(total=max(steps, 1), completed=ledger.training.step))
-    body: list[RenderableType] = [line, bar, Text(f"plan {ledger.training.generation}  {_times(so_far, now)}")]
-    if (told := ledger.evaluated) is not None:
-        body.append(Text(f"held out {told.loss:.4f} (frequencies {told.unigram_entropy:.4f})"))
-    if len(so_far.losses) > 1:
-        body.append(Text("loss " + sparkline(so_far.losses), style="dim"))
-    if ledger.hold is not None:
-        body.append(Text(ledger.hold.narrate(), style="bold yellow"))
-    if ledger.outcome is not None:
-        style = "bold green" if ledger.outcome.completed else "bold red"
-        body.append(
-            Text(("finished: " if ledger.outcome.completed else "failed: ") + ledger.outcome.reason, style=style)
-        )
+    times = Text(f"plan {ledger.training.generation}  {_times(so_far, now)}")
+    body: list[RenderableType] = [_told(verdict, now), *(_told(each, now) for each in others), line, bar, times]
+    if so_far.has_prices:
+        body.append(Text(_cost(so_far, now)))
+    told, losses = ledger.evaluated, [*so_far.losses][-MOST_SPARKS:]
+    held_out = f"held out {told.loss:.4f} (frequencies {told.unigram_entropy:.4f})" if told is not None else ""
+    if held_out or len(losses) > 1:
+        spark = f"loss {sparkline(losses)}  " if len(losses) > 1 else ""
+        body.append(Text.assemble((spark, "dim"), held_out))
     return Group(*body)
 
 
 def _times(so_far: SoFar, now: float) -> str:
     """How long the run has gone on and, by the speed of its last steps, will go on."""
-    left = so_far.left(now)
-    return f"{_clock(so_far.elapsed(now))} elapsed" + (f", {_clock(left)} left" if left is not None else "")
+    left, ends = so_far.left(now), so_far.ends(now)
+    told = f"{_clock(so_far.elapsed(now))} elapsed" + (f", {_clock(left)} left" if left is not None else "")
+    return told + (f", ends {time.strftime('%a %d %b, %H:%M', time.localtime(ends))}" if ends is not None else "")
+
+
+def _cost(so_far: SoFar, now: float) -> str:
+    whole, currency = so_far.whole_cost(now), so_far.currency
+    told = f"{money_in_words(so_far.cost_until(now), currency)} so far"
+    if so_far.ledger.outcome is None:
+        told += f", {money_in_words(so_far.hourly_price, currency)} an hour"
+    told += f", about {money_in_words(whole, currency)} in all" if whole is not None else ""
+    return told + (f" ({so_far.unpriced} without a price)" if so_far.unpriced else "")
+
+
+def _told(condition: Condition, now: float) -> Text:
+    """The sentence in its colour, with since when; the day, where that is another one."""
+    since = ""
+    if condition.since is not None:
+        at, today = time.localtime(condition.since), time.localtime(now)
+        same = at[:3] == today[:3]
+        since = f", since {time.strftime('%H:%M' if same else '%a %d %b, %H:%M', at)}"
+    return Text(f"● {condition.text}{since}", style=_MOODS[condition.mood])
 
 
 def _clock(seconds: float) -> str:
@@ -102,7 +129,8 @@ def _nodes(ledger: Ledger) -> RenderableType:
     for name in ("node", "does", "GFLOP/s", "GiB", "busy"):
         table.add_column(name, justify="left" if name in ("node", "does") else "right", overflow="fold")
     plan = ledger.training.plan
-    for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
+    shown = list(islice(sorted(ledger.members.items()), MOST_NODES))
+    for (node, member), flops in zip(shown, planned_flops(ledger, [name for name, _ in shown]), strict=True):
         stage = plan.stage_of(node) if plan else None
         does = plan.name_of(stage) if plan is not None and stage is not None else status(ledger, node)
         if (its := earned(ledger, node)).is_earned:
@@ -110,7 +138,7 @@ def _nodes(ledger: Ledger) -> RenderableType:
         table.add_row(
             Text(node, style=_style(stage)),
             does,
-            f"{member.device.flops / 1e9:,.0f}",
+            f"{flops / 1e9:,.0f}",
             f"{member.device.memory_bytes / 2**30:.1f}",
             _busy(ledger, node),
         )
@@ -119,6 +147,13 @@ def _nodes(ledger: Ledger) -> RenderableType:
     for why in list(ledger.trust.quarantined.values())[-MOST_QUARANTINED:]:
         table.add_row(Text(why.node, style="red"), Text(f"quarantined: {why.charge}", style="red"), "", "", "")
     return table
+
+
+def _idle(ledger: Ledger) -> list[RenderableType]:
+    """Why the plan does without nodes."""
+    idle = idle_nodes(ledger, sorted(ledger.members)[:MOST_NODES])
+    told: list[RenderableType] = [Text(f"{n} is idle: {each.sentence}", style="dim") for n, each in idle.items()]
+    return told[:MOST_IDLE]
 
 
 def _busy(ledger: Ledger, node: str) -> str:

@@ -1,17 +1,18 @@
-"""What the page's port answers: its files, the run as JSON, news as server-sent events, metrics, and what operators ask."""
+"""What the page's port answers: its files, the run as JSON, news as server-sent events, metrics, health, what operators ask."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
@@ -19,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.store.store import StoreError
 from dtfm.coordinator.view.follower import Follower
+from dtfm.coordinator.view.published import for_anybody
 from dtfm.coordinator.web.directing import Ask, directing
 from dtfm.coordinator.web.door import STILL, Door
 
@@ -44,9 +46,16 @@ SLOW_SECONDS = 10.0
 
 
 def make_app(
-    follower: Follower, ledger: Callable[[], Ledger], ask: Ask, *, by_link: bool = False, secure: bool = False
+    follower: Follower,
+    ledger: Callable[[], Ledger],
+    ask: Ask,
+    *,
+    by_link: bool = False,
+    secure: bool = False,
+    problem: Callable[[], str] = lambda: "",
 ) -> Starlette:
-    """``by_link``: for who has a link alone, else for whoever is on this machine (see Door)."""
+    """``by_link``: for who has a link alone, else for whoever is on this machine (see Door). ``problem``: why the coordinator is
+    not well; empty: it is."""
 
     async def state(request: Request) -> Response:
         text = request.query_params.get("at", "")
@@ -62,12 +71,26 @@ def make_app(
     routes = [Route("/state", state), _metrics(follower), Route("/news", Viewers(follower)), directing(ask)]
     here = [] if by_link else [Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]
     door = Middleware(Door, ledger, not by_link, secure)
-    return Starlette(routes=[*routes, Mount("/", static)], middleware=[*here, door])
+    behind = Starlette(routes=[*routes, Mount("/", static)], middleware=[door])
+    return Starlette(routes=[_health(follower, problem, says_why=not by_link), Mount("/", behind)], middleware=here)
 
 
-def make_metrics_app(follower: Follower) -> Starlette:
-    """Answers /metrics alone, whatever name the caller has for this machine."""
-    return Starlette(routes=[_metrics(follower)])
+def make_metrics_app(follower: Follower, problem: Callable[[], str] = lambda: "") -> Starlette:
+    """Answers /metrics and /healthz alone, whatever name the caller has for this machine."""
+    return Starlette(routes=[_metrics(follower), _health(follower, problem, says_why=True)])
+
+
+def _health(follower: Follower, problem: Callable[[], str], *, says_why: bool) -> Route:
+    """For supervisors: 200 while the run gets on or waits, else 503, with JSON. Whoever has no link gets no reason: it names
+    nodes."""
+
+    async def health(_request: Request) -> Response:
+        found = await follower.fitness(problem())
+        told = asdict(found) if says_why else {"healthy": found.healthy, "state": found.state}
+        shown = {key: for_anybody(value) if isinstance(value, str) else value for key, value in told.items()}
+        return JSONResponse(shown, 200 if found.healthy else 503)
+
+    return Route("/healthz", health)
 
 
 def _metrics(follower: Follower) -> Route:

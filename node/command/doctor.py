@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
-from dtfm.node.command.options import mistakes
+from dtfm.node.command.options import log_to_stderr, mistakes
+from dtfm.node.data.allowed import read_allowed
+from dtfm.node.host.identity import take_name
 from dtfm.node.network.place_on_the_net import NoWayThere, place_on_the_net, resolved, usual_listen
 from dtfm.protos.connection import read_address
-from dtfm.protos.identity.access import Role
+from dtfm.protos.identity.access import Role, kept
 from dtfm.protos.identity.enrolment import Entry
 from dtfm.protos.identity.private_files import cache_folder
 
@@ -24,7 +26,7 @@ def doctor(
         typer.Argument(
             metavar="INVITATION|ADDRESS",
             envvar="DTFM_INVITATION",
-            help="The coordinator; it is not asked if left out. No invitation is used up.",
+            help="The coordinator. Default: the one that join would use, if there is one. No invitation is used up.",
             show_envvar=True,
         ),
     ] = "",
@@ -32,16 +34,23 @@ def doctor(
     advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which peers would reach it.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     snapshots: Annotated[Path | None, typer.Option(help="The folder for parts of the run's state.")] = None,
+    allow_data: Annotated[list[str] | None, typer.Option(help="As for join, which remembers it.")] = None,
+    allow_module: Annotated[list[str] | None, typer.Option(help="As for join, which remembers it.")] = None,
+    id: Annotated[str, typer.Option(help="The name under which the node would join.")] = "",
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for scripts.")] = False,
 ) -> None:
-    """Says what would stop this machine from joining a run, or slow it down, and how to fix it.
+    """Joins a run without joining it: says what would stop this machine, or slow it down, and how to fix it.
+
+    It asks the coordinator whether this machine would be let in, reads the run's data and model as `join` does, and has the
+    coordinator compare them. Nobody is enrolled, and the text that it reads need not be read again by `join`.
 
     Exit codes: 0 nothing needs fixing, 1 something does, 2 bad input.
     """
     from dtfm.node.doctor.doctor import Place, examine
 
     with mistakes():
-        entry = Entry(coordinator, [Role.NODE], "doctor") if coordinator else None
+        is_known = bool(coordinator) or any(access.enrolled for access in kept([Role.NODE, Role.OPERATOR]))
+        entry = Entry(coordinator, [Role.NODE], id or _name()) if is_known else None
         try:
             facing, behind_nat = place_on_the_net(entry) if entry is not None else ("", False)
         except NoWayThere:
@@ -56,7 +65,9 @@ def doctor(
             facing=facing,
             behind_nat=behind_nat,
         )
-        found = asyncio.run(examine(entry, place))
+        log_to_stderr(False, False)
+        allowed = read_allowed(allow_data) if allow_data else None
+        found = asyncio.run(examine(entry, place, allowed, tuple(allow_module) if allow_module else None))
     for finding in found:
         if json_lines:
             print(json.dumps(asdict(finding)))
@@ -67,3 +78,11 @@ def doctor(
         if fixes and not json_lines:
             print(f"\n{title}", *(f"  {number}. {fix}" for number, fix in enumerate(fixes, start=1)), sep="\n")
     raise typer.Exit(1 if any(finding.good is False for finding in found) else 0)
+
+
+def _name() -> str:
+    """Under which the node would join. Where none can be kept, one of the findings says so."""
+    try:
+        return take_name()
+    except ValueError:
+        return "doctor"

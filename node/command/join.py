@@ -105,14 +105,18 @@ def join(
     ] = Preemption.AUTO,
     allow_module: Annotated[
         list[str] | None,
-        _allowed(help="Let the run name code in this installed package.module (may be given several times)."),
+        _allowed(
+            help="Let the run name code in this installed package.module (may be given several times; remembered "
+            "for this run)."
+        ),
     ] = None,
     allow_data: Annotated[
         list[str] | None,
         _allowed(
             help="Let the run name this local file or folder, or what matches, like '/data/*.txt', or a place that takes this "
             "machine's keys, like 's3://bucket/run', for its data, tokenizer, pretrained weights or checkpoints (may be given "
-            "several times). Not needed for names on the hub, nor by the user who runs the coordinator."
+            "several times). Remembered for this run until it is given again. Not needed for names on the hub, nor by the user "
+            "who runs the coordinator."
         ),
     ] = None,
     trace: Annotated[
@@ -152,8 +156,8 @@ def join(
             relay=Hello.ALSO if relay else Hello.NO,
             give_up_after=give_up_after,
             open_port=open_port and behind_nat,
-            allowed_modules=tuple(allow_module or ()),
-            allowed_data=read_allowed(allow_data or ()),
+            allowed_modules=tuple(allow_module) if allow_module else None,
+            allowed_data=read_allowed(allow_data) if allow_data else None,
             leave_on_preemption=preemption is Preemption.AUTO,
             snapshots=(snapshots or cache_folder() / "snapshots").absolute(),
         )

@@ -19,7 +19,8 @@ InvitationArgument = Annotated[
         metavar="INVITATION|ADDRESS",
         envvar="DTFM_INVITATION",
         help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
-        "nothing, for the coordinator that was used or started last on this machine.",
+        "nothing, for the coordinator that was used or started last on this machine. Without any, the runs on the "
+        "local network are listed, and it is asked for.",
         show_envvar=True,
     ),
 ]

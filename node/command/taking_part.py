@@ -12,10 +12,14 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from dtfm.node.command.runs_here import list_runs, tell_which
 from dtfm.node.command.status_line import status_line
 from dtfm.node.host.preemption import notices
-from dtfm.node.network.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
+from dtfm.node.host.pulse import pulse
+from dtfm.node.network.discovery import follow
+from dtfm.node.network.place_on_the_net import NoWayThere, nth_port, place_on_the_net, resolved, usual_listen
 from dtfm.node.settings import Settings
+from dtfm.programs import heeding
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.identity.access import Role, kept
@@ -35,18 +39,24 @@ MOST_TRIES = 3
 
 def invitation_needed(command: str) -> str:
     """Returns what an Entry takes where the user has named no coordinator: empty for the one that was used last, or an invitation
-    that the user types now. ``command`` is what the user typed. Raises ValueError if one is needed and none is given."""
+    that the user types now. Before that, it lists the runs on the local network. ``command`` is what the user typed. Raises
+    ValueError if an invitation is needed and none is given."""
     if any(access.enrolled for access in kept([Role.NODE, Role.OPERATOR])):
         return ""
+    runs = list_runs()
     for _ in range(MOST_TRIES if sys.stdin.isatty() else 0):
         try:
-            return str(read_invitation(getpass.getpass("The invitation (not shown): ", sys.stderr)))
+            invitation = read_invitation(getpass.getpass("The invitation (not shown): ", sys.stderr))
         except ValueError as mistake:
             print(mistake, file=sys.stderr, flush=True)
         except EOFError:
             break
+        else:
+            tell_which(invitation, runs)
+            return str(invitation)
+    here = "" if runs else "no run announces itself on this network, and "
     raise ValueError(
-        f"an invitation is needed; ask whoever runs the coordinator for one (dtfm-coordinator invite), then:\n"
+        f"{here}an invitation is needed; ask whoever runs the coordinator for one (dtfm-coordinator invite), then:\n"
         f"    {command} dtfm1...."
     )
 
@@ -56,7 +66,12 @@ def place_of(
 ) -> tuple[str, tuple[str, ...], str, bool]:
     """Where a node is to listen, where it is advertised, its address that faces the coordinator, and whether it is behind NAT.
     ``number``: which it is of several nodes that are started together. Raises ValueError."""
-    facing, behind_nat = place_on_the_net(coordinator)
+    try:
+        facing, behind_nat = place_on_the_net(coordinator)
+    except NoWayThere:
+        if not asyncio.run(follow(coordinator)):
+            raise
+        facing, behind_nat = place_on_the_net(coordinator)
     listens = nth_port(listen, number) if listen else usual_listen(facing, number)
     read_address(listens)
     return listens, tuple(nth_port(resolved(each), number) for each in advertise or ()), facing, behind_nat
@@ -68,8 +83,9 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
     session = Session(settings, device, hardware)
     signalled: float | None = None
 
-    def on_signal(name: str) -> None:
+    def on_signal(number: signal.Signals) -> None:
         nonlocal signalled
+        name = number.name
         if signalled is not None:
             if supervised and time.monotonic() - signalled < SAME_SIGNAL_SECONDS:
                 return
@@ -80,8 +96,6 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
 
     for handler in logging.root.handlers:
         handler.addFilter(session.places)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, signal.Signals(number).name)
 
     def on_notice(notice: str) -> None:
         if signalled is None:
@@ -89,5 +103,10 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
             session.leave(notice)
 
     watching = notices(on_notice) if settings.leave_on_preemption else nullcontext()
-    async with watching, status_line(session.status_line):
-        return await session.run()
+    with heeding(on_signal):
+        async with (
+            watching,
+            status_line(session.status_line),
+            pulse(settings.node, lambda: session.problem, session.status_line),
+        ):
+            return await session.run()

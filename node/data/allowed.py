@@ -7,6 +7,7 @@ import glob
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,18 @@ from dtfm.protos.places import expanded, guarded_places, is_guarded_url
 from dtfm.protos.plan_pb2 import Run
 
 ALLOW = "--allow-data"
+ALLOW_MODULE = "--allow-module"
 EVERYTHING = ("/", "*:")
 _MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a run may name on this machine. ``places``: its files, and URLs that are reached with its keys (see read_allowed).
+    ``modules``: its code, as import paths (see import_allowed)."""
+
+    places: Sequence[str] = ()
+    modules: Sequence[str] = ()
 
 
 def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
@@ -48,11 +59,11 @@ def check_checkpoint(folder: str, allowed: Sequence[str]) -> None:
 
 
 def _check(key: str, path: str, allowed: Sequence[str]) -> None:
-    pattern = key == "data.source" and _MAGIC.search(path) is not None
     try:
         start = expanded(path)
     except ValueError as problem:
         raise ValueError(f"{key} {problem}") from None
+    pattern = key == "data.source" and _MAGIC.search(path) is not None and not start.exists()
     named = path if is_guarded_url(path) else _resolved(path) if pattern else os.path.realpath(start)
     if ".." in Path(named).parts or not _is_allowed(named, allowed):
         raise ValueError(
@@ -61,8 +72,17 @@ def _check(key: str, path: str, allowed: Sequence[str]) -> None:
         )
     if not pattern:
         return
-    for file in glob.iglob(str(start), recursive=True):
+    for file in glob.iglob(glob_of(start), recursive=True):
         check_match(key, file, allowed)
+
+
+def glob_of(path: Path) -> str:
+    """What `glob` takes for ``path``, which may be a pattern. Folders and files that exist are taken as they are, though their
+    names have brackets."""
+    start = 0
+    while start < len(path.parts) and Path(*path.parts[: start + 1]).exists():
+        start += 1
+    return str(Path(glob.escape(str(Path(*path.parts[:start]))), *path.parts[start:]))
 
 
 def check_match(key: str, file: str, allowed: Sequence[str]) -> None:

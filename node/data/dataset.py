@@ -23,7 +23,7 @@ from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.cache import is_usable, shared
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
 from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
-from dtfm.node.data.sources import MESSAGES, conversations, documents, state_of
+from dtfm.node.data.sources import MESSAGES, Reading, conversations, documents, state_of
 from dtfm.node.data.tokenizer import Piece, Tokenizer, load_tokenizer
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
@@ -223,6 +223,7 @@ def load_data(
     cache: Path | None = None,
     agreed: Agreed | None = None,
     allowed: Sequence[str] = EVERYTHING,
+    reading: Reading = lambda done, of: None,
 ) -> Data:
     """Loads what the run trains on.
 
@@ -230,7 +231,7 @@ def load_data(
     read_allowed). Text is tokenized once, into a file, so
     that it need not fit into memory: in the folder ``cache``, where the nodes of a machine share it; else into an unnamed
     temporary one. If the run's members have ``agreed`` on the data, and one of them has published its tokens, nothing is read
-    before samples are needed, and then these are fetched.
+    before samples are needed, and then these are fetched. ``reading``: see `documents`.
 
     Raises:
         ValueError: the source or the tokenizer cannot be read, or there is too little data; the message names the key.
@@ -253,7 +254,7 @@ def load_data(
         if published is not None:
             tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)
             return TokenWindows(published, tokens_later, tokenizer, agreed, sample=sample, talks=_talks(data))
-    tokens = _read(data, tokenizer, cache, allowed)
+    tokens = _read(data, tokenizer, cache, allowed, reading)
     index = _indexed(data, tokenizer, tokens)
     if index.windows - len(index.left_out) < 2:
         raise ValueError(
@@ -278,11 +279,17 @@ def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, 
     return tuple(found)
 
 
-def _read(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path | None, allowed: Sequence[str]) -> NDArray[Any]:
+def _read(
+    data: plan_pb2.Run.Data,
+    tokenizer: Tokenizer,
+    cache: Path | None,
+    allowed: Sequence[str],
+    reading: Reading = lambda done, of: None,
+) -> NDArray[Any]:
     """All tokens of the source."""
 
     def make(file: BinaryIO) -> blake3:
-        digest = _write(_pieces(data, tokenizer, allowed), tokenizer, file, talks=_talks(data))
+        digest = _write(_pieces(data, tokenizer, allowed, reading), tokenizer, file, talks=_talks(data))
         if state_of(data.source, allowed) != before:
             raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
         return digest
@@ -324,13 +331,15 @@ def _talks(data: plan_pb2.Run.Data) -> bool:
     return str(data.text_field) == MESSAGES
 
 
-def _pieces(data: plan_pb2.Run.Data, tokenizer: Tokenizer, allowed: Sequence[str]) -> Iterator[Iterable[Piece]]:
+def _pieces(
+    data: plan_pb2.Run.Data, tokenizer: Tokenizer, allowed: Sequence[str], reading: Reading
+) -> Iterator[Iterable[Piece]]:
     """The documents of the source, in pieces that are learnt or not."""
     if not _talks(data):
-        for document in documents(data.source, data.text_field, allowed):
+        for document in documents(data.source, data.text_field, allowed, reading):
             yield ((piece, True) for piece in document)
         return
-    for messages, where in conversations(data.source, allowed):
+    for messages, where in conversations(data.source, allowed, reading):
         try:
             yield tokenizer.render(messages)
         except ValueError as problem:

@@ -6,31 +6,39 @@ import glob
 import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TextIO
 
 from dtfm.installed import install_line
-from dtfm.node.data.allowed import EVERYTHING, check_match
+from dtfm.node.data.allowed import EVERYTHING, check_match, glob_of
 from dtfm.node.data.problems import in_one_line
 
 # Characters per piece, which a tokenizer gets at once.
 PIECE = 1 << 16
 # Longest JSON line, in characters.
 LONGEST_LINE = 1 << 26
+# JSON lines after which it is told how far the reading is.
+LINES_BETWEEN = 256
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
 
 Document = Iterable[str]
 Conversation = tuple[list[dict[str, str]], str]
 """The messages, and where they are, for errors."""
 
+Reading = Callable[[int, int], None]
+"""Is told, now and then, how many bytes were read, and of how many."""
+
 MESSAGES = "messages"
 """As a run's text_field: the field holds a conversation."""
 
 
-def conversations(source: str, allowed: Sequence[str] = EVERYTHING) -> Iterator[Conversation]:
-    """The conversations of a glob of .jsonl files, or of a data set on the hub. ``allowed``: see `documents`.
+def conversations(
+    source: str, allowed: Sequence[str] = EVERYTHING, reading: Reading = lambda done, of: None
+) -> Iterator[Conversation]:
+    """The conversations of a glob of .jsonl files, or of a data set on the hub. ``allowed``, ``reading``: see `documents`.
 
     Raises:
         ValueError: as `documents`, or a record is no conversation.
@@ -42,15 +50,22 @@ def conversations(source: str, allowed: Sequence[str] = EVERYTHING) -> Iterator[
             f"data.source: {wrong} cannot hold conversations; give .jsonl files, or leave out data.text_field"
         )
     else:
-        found = chain.from_iterable(map(_json_lines, _matching(source, allowed)))
+        files = _matching(source, allowed)
+        found = chain.from_iterable(map(_json_lines, files, _told_of_each(files, reading)))
     return ((_messages_of(record, where), where) for record, where in found)
 
 
-def documents(source: str, text_field: str, allowed: Sequence[str] = EVERYTHING) -> Iterator[Document]:
+def documents(
+    source: str,
+    text_field: str,
+    allowed: Sequence[str] = EVERYTHING,
+    reading: Reading = lambda done, of: None,
+) -> Iterator[Document]:
     """The documents of "python-stdlib", of a glob of .txt and .jsonl files, or of "hf:NAME" or "hf:NAME:CONFIG".
 
     ``text_field`` is the field that holds the text, for JSON lines and hub data sets. ``allowed``: which files may be read (see
-    read_allowed), as those that match may be others by now than when the run was looked at.
+    read_allowed), as those that match may be others by now than when the run was looked at. ``reading`` is told how far it is,
+    where that can be known: of files.
 
     Raises:
         ValueError: at once or while reading: no such files, one that is not allowed, not text, no such field, and so on.
@@ -59,9 +74,10 @@ def documents(source: str, text_field: str, allowed: Sequence[str] = EVERYTHING)
         return standard_library()
     if source.startswith("hf:"):
         return _texts(_hub(source.removeprefix("hf:")), text_field)
+    files = _matching(source, allowed)
     return chain.from_iterable(
-        _text_file(file) if file.suffix == ".txt" else _texts(_json_lines(file), text_field)
-        for file in _matching(source, allowed)
+        _text_file(file, told) if file.suffix == ".txt" else _texts(_json_lines(file, told), text_field)
+        for file, told in zip(files, _told_of_each(files, reading), strict=True)
     )
 
 
@@ -101,7 +117,7 @@ def _library_files() -> list[tuple[str, Path]]:
 
 
 def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
-    names = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    names = sorted(glob.glob(glob_of(Path(pattern).expanduser()), recursive=True))
     for name in names:
         check_match("data.source", name, allowed)
     files = [path for path in map(Path, names) if path.is_file()]
@@ -115,20 +131,32 @@ def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
     return files
 
 
-def _text_file(file: Path) -> Iterator[Document]:
-    with file.open(encoding="utf-8", newline="") as text:
-        yield _decoded(_pieces(text), file)
+def _told_of_each(files: Sequence[Path], reading: Reading) -> list[Callable[[TextIO], None]]:
+    """For each file what is to be called, now and then, with the open file."""
+    sizes = [file.stat().st_size for file in files]
+
+    def tell(text: TextIO, before: int) -> None:
+        reading(before + text.buffer.tell(), sum(sizes))
+
+    return [partial(tell, before=before) for before in accumulate([0, *sizes[:-1]])]
+
+
+def _text_file(file: Path, told: Callable[[TextIO], None]) -> Iterator[Document]:
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        yield _decoded(_pieces(text, told), file)
 
 
 def _texts(records: Iterable[tuple[Any, str]], text_field: str) -> Iterator[Document]:
     return (_cut(_text_of(record, text_field, where)) for record, where in records)
 
 
-def _json_lines(file: Path) -> Iterator[tuple[Any, str]]:
+def _json_lines(file: Path, told: Callable[[TextIO], None]) -> Iterator[tuple[Any, str]]:
     """The records, and where each is."""
-    with file.open(encoding="utf-8") as text:
+    with file.open(encoding="utf-8-sig") as text:
         for number, line in enumerate(_decoded(iter(lambda: text.readline(LONGEST_LINE), ""), file), start=1):
             where = f"data.source: {file}, line {number}"
+            if number % LINES_BETWEEN == 0:
+                told(text)
             if len(line) == LONGEST_LINE:
                 raise ValueError(f"{where} is longer than {LONGEST_LINE} characters; split it")
             if not line.strip():
@@ -196,9 +224,10 @@ def _messages_of(record: Any, where: str) -> list[dict[str, str]]:
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-def _pieces(text: TextIO) -> Iterator[str]:
+def _pieces(text: TextIO, told: Callable[[TextIO], None] = lambda text: None) -> Iterator[str]:
     """Pieces that end at a line end if one is near, so that tokens are not cut."""
     while piece := text.read(PIECE):
+        told(text)
         yield piece + text.readline(PIECE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ from dtfm.node.network.addresses import candidates, host_of
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.protos.connection import read_address
 from dtfm.protos.identity.enrolment import Entry, NotAdmitted
+from dtfm.protos.identity.private_files import NAME_A_FOLDER, state_folder
 from dtfm.protos.open_files import raise_limit
 
 ANSWER_SECONDS = 5.0
@@ -39,19 +41,30 @@ class Place:
     behind_nat: bool = False
 
 
-async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
-    """All findings, the first to fix first. Without ``coordinator`` none is asked. No invitation is used up."""
+async def examine(
+    coordinator: Entry | None,
+    place: Place,
+    places: tuple[str, ...] | None = None,
+    modules: tuple[str, ...] | None = None,
+) -> list[Finding]:
+    """All findings, the first to fix first. Without ``coordinator`` none is asked. No invitation is used up.
+    ``places``, ``modules``: see dry_join.Wish."""
     missing = missing_packages()
     versions = {}
     for name in EXTRA:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    found = [findings.on_packages(missing, versions, "gpu" if has_nvidia_gpu() else "node")]
+    extra = "gpu" if has_nvidia_gpu() else "node"
+    found = [await asyncio.to_thread(look_at_state_folder), findings.on_packages(missing, versions, extra)]
     if "torch" not in missing:
         found += await asyncio.to_thread(look_at_device, place.device)
     found += [await asyncio.to_thread(look_at_disk, place.snapshots), findings.on_open_files(raise_limit())]
     if coordinator is not None:
         found.append(await look_at_coordinator(coordinator))
+        if found[-1].good and not missing:
+            from dtfm.node.doctor.dry_join import Wish, dry_join
+
+            found += await dry_join(coordinator, Wish(place.device, places, modules))
     return [*found, *await look_at_port(place), *look_at_tcp()]
 
 
@@ -73,6 +86,17 @@ def look_at_device(name: str) -> list[Finding]:
         "matrix products"
     )
     return [*found, findings.on_device(device.kind, sentence)]
+
+
+def look_at_state_folder() -> Finding:
+    """Whether this user's key and names can be kept."""
+    folder = state_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return Finding("state", False, f"{folder} cannot be written: {error.strerror}", NAME_A_FOLDER)
+    return Finding("state", True, f"this node's key and name are kept in {folder}")
 
 
 def look_at_disk(folder: Path) -> Finding:

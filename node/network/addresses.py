@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 import ifaddr
 
-from dtfm.protos.candidates import MOST_CANDIDATES, Address, read_candidate, way_to
+from dtfm.protos.candidates import MOST_CANDIDATES, Address, Network, read_candidate, way_to
 from dtfm.protos.connection import address_of, read_address, with_port
 
 IDENTITY_PORTS = 70000
@@ -29,15 +29,28 @@ that leads there."""
 class Interface:
     name: str
     address: str
+    prefix: int = 128
+    """The number of leading bits that all addresses of its network share."""
 
 
 def interfaces() -> list[Interface]:
     """Those of this machine, with IPv4 and IPv6 addresses."""
     return [
-        Interface(str(adapter.name), ip.ip if isinstance(ip.ip, str) else ip.ip[0])
+        Interface(str(adapter.name), ip.ip if isinstance(ip.ip, str) else ip.ip[0], ip.network_prefix)
         for adapter in ifaddr.get_adapters()
         for ip in adapter.ips
     ]
+
+
+def near(found: Sequence[Interface]) -> tuple[Network, ...]:
+    """The private networks of these interfaces. Networks of this machine's own containers are left out."""
+    networks = []
+    for interface in found:
+        address = ip_address(interface.address.partition("%")[0])
+        if way_to(address) == "lan" and not interface.name.startswith(_OF_CONTAINERS):
+            prefix = min(interface.prefix, address.max_prefixlen)
+            networks.append(ip_network(f"{address}/{prefix}", strict=False))
+    return tuple(dict.fromkeys(networks))
 
 
 def identity_ports(environment: Mapping[str, str]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from dtfm.protos.candidates import seen_at, target_of, way_to
+from dtfm.protos.candidates import Network, seen_at, target_of, way_to
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.identity.credentials import CERTIFIED_SUFFIX, Identity, certified_name, to_peer
@@ -23,17 +23,19 @@ candidates needs many all the time."""
 class Dialler:
     """Opens channels as ``identity``, which is replaced when its certificate is renewed. ``indirect`` are the nodes that are
     reached over lent connections, for which gRPC dials their ``door`` (node/transport/doors.py). ``loopback``: whether peers may
-    be on this machine."""
+    be on this machine. ``near``: the private networks that this machine is in."""
 
     identity: Identity
     door: Callable[[str], str] = lambda node: f"{certified_name(node)}:443"
     indirect: Collection[str] = ()
     loopback: bool = True
+    near: Collection[Network] = ()
     budget: TokenBucket = field(default_factory=lambda: TokenBucket(MOST_PER_SECOND, MOST_AT_ONCE))
 
     def target(self, peer: Peer) -> str:
         """Where ``open`` is to go. It stays the same while the peer is reached in the same way."""
-        if peer.node not in self.indirect and (direct := target_of(peer.candidates, loopback=self.loopback)):
+        direct = target_of(peer.candidates, loopback=self.loopback, near=self.near)
+        if direct and peer.node not in self.indirect:
             return direct
         return f"{certified_name(peer.node)}:443"
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 import grpc
@@ -44,7 +44,13 @@ HELD_UP = 2
 Sizes = AsyncGenerator[int, None]
 
 
-async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, lease: float) -> LinkReport:
+async def measure_links(
+    node: str,
+    peers: Sequence[Peer],
+    dialler: Dialler,
+    lease: float,
+    measured: Callable[[int], None] = lambda links: None,
+) -> LinkReport:
     """Measures the links node -> peer and peer -> node of each peer.
 
     Latency is one way, in seconds: half the shortest round trip. Bandwidth is in bytes per second (see bandwidth_probe.py). A
@@ -55,8 +61,9 @@ async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, leas
     node's line; never both with the same peer, where answers would wait behind the probe. Then several go at a time, with peers
     on other machines if there are any, to see what this machine's line carries. If those that go up share a line, the answers to
     what came down have waited behind them: so probes come down again, with nothing going up. The remaining time is divided among
-    the peers, with more for far ones.
+    the peers, with more for far ones. ``measured`` is told how many directions were measured alone.
     """
+    done = count(1)
     probed = [_Probed(node, peer, dialler, lease) for peer in peers]
     try:
         await asyncio.gather(*(each.ping() for each in probed))
@@ -70,6 +77,7 @@ async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, leas
                     if not each.problem:
                         seconds = (until - time.perf_counter()) * each.window / needed
                         await direction(each).measure(max(min(lease / 2, seconds), LEAST_WINDOWS * each.window))
+                measured(next(done))
                 needed -= each.window
 
         half = len(reached) // 2

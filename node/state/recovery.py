@@ -136,7 +136,7 @@ def acquire_stage(
         elif index in parts:
             from_disks[index] = bucket, parts[index]
         elif assignment.snapshot.folder:
-            check_checkpoint(assignment.snapshot.folder, loaded.allowed)
+            check_checkpoint(assignment.snapshot.folder, loaded.allowed.places)
             read_bucket(assignment.snapshot.folder, bucket, assignment.snapshot.manifest)
             check_agreed([bucket], assignment.snapshot)
         elif assignment.step == 0:

@@ -66,7 +66,7 @@ class Uploads:
         try:
             for part in upload.parts:
                 self._check_wanted(upload)
-                check_checkpoint(upload.folder, loaded.allowed)
+                check_checkpoint(upload.folder, loaded.allowed.places)
                 if (place := upload.folder.rpartition("/")[0]) != loaded.run.checkpoint.uri.rstrip("/"):
                     check_place(place, loaded.run.id, self._disk.node)  # an operator has named another since
                 if part.bucket == 0:

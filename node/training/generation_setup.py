@@ -15,6 +15,7 @@ from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.contribution_bound import ContributionBound
 from dtfm.node.training.generation import Generation, Inherited
+from dtfm.node.training.preparing import Preparing
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.sender import Sender
@@ -24,18 +25,18 @@ from dtfm.protos.control_pb2 import Assignment, Device
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What a node trains with, whatever the run. ``hardware`` is what `measure_device` returns; ``allowed_modules`` are the
-    import paths that the operator lets a run name, ``tokens`` the folder in which this machine's nodes share what they read."""
+    """What a node trains with, whatever the run. ``hardware`` is what `measure_device` returns; ``tokens`` is
+    the folder in which this machine's nodes share what they read."""
 
     node: str
     device: torch.device
     hardware: Device
-    allowed_modules: tuple[str, ...]
     tokens: Path
     sender: Sender
     store: StateStore
     snapshots: Snapshots
     kept: Kept = field(default_factory=Kept)
+    preparing: Preparing = field(default_factory=Preparing)
 
 
 def set_up(

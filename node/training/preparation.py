@@ -6,17 +6,18 @@ import asyncio
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from dtfm.compiled_code import compile_apart
 from dtfm.kernels.with_cupy import prepare
-from dtfm.node.data.allowed import check_places
-from dtfm.node.data.dataset import Agreed, is_text, load_data, text_sample
+from dtfm.node.data.allowed import Allowed, check_places
+from dtfm.node.data.dataset import Agreed, Data, is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16, why_slow_in_fp32
@@ -25,15 +26,19 @@ from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.layer_costs import layer_costs, layer_flops
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.model.model import Model
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.control_pb2 import Prepared
+from dtfm.protos.control_pb2 import Prepared, Preparing as Doing
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
+
+Does = Callable[[Doing, int, int], None]
+"""See Preparing.does."""
 
 OF_HOST = "dtfm.kernels.adamw"
 """The module that imports all kernels of the CPU."""
@@ -54,19 +59,16 @@ class Preparation:
         self._loop = loop
         self._compiling: Future[None] | None = None
 
-    def load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
-        """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name of
-        this machine's files (see check_places). Returns whether it is another run than before.
+    def load(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> bool:
+        """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name
+        here. Returns whether it is another run than before.
 
         Raises:
             ValueError: a user's mistake in the run, what is not allowed, or a device that cannot take part in it.
             Closed: called off.
         """
-        device, modules = self._equipment.device, self._equipment.allowed_modules
-        checks = [partial(check_places, run, allowed)]
-        if compute_dtype(run) is torch.bfloat16:
-            checks.append(partial(check_bf16, device))
-        told_together(checks)
+        device = self._equipment.device
+        check_run(run, device, allowed)
         if compute_dtype(run) is torch.float32 and self.loaded is None and (slow := why_slow_in_fp32(device)):
             log.warning("%s", slow)
         check_place(run.checkpoint.uri, run.id, self._equipment.node)  # it writes there: only now that all is allowed
@@ -77,15 +79,11 @@ class Preparation:
             self.loaded = replace(self.loaded, run=run, allowed=allowed)
         else:
             self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
-            log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
-            model = None
-            if is_text(run.data):  # mistakes in the model are told before much is read
-                with long_part("loading the model"):
-                    sample, tokenizer = text_sample(run.data)
-                    model = load_model(run.model, sample, modules, tokenizer)
-            with long_part("reading the data"):
-                data = load_data(run, modules, self._equipment.tokens, agreed, allowed)
-            model = model or load_model(run.model, data.sample, modules)
+            its = run.model.pretrained or run.model.module or run.model.family
+            log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, its)
+            does = self._equipment.preparing.does
+            model, data = read_run(run, allowed, self._equipment.tokens, agreed, does)
+            does(Doing.COMPILING)
             try:  # nothing is left to compile then that a plan may need; the device is timed after that, undisturbed
                 with long_part("compiling the kernels, which are kept for the next start"):
                     self._compiling.result()
@@ -96,6 +94,7 @@ class Preparation:
         model.set_momentum(run.train.outer_momentum > 0)
         if timed_with != run.train.compile:
             model.compiles = run.train.compile and can_compile(device)
+            self._equipment.preparing.does(Doing.COMPILING if model.compiles else Doing.TIMING_DEVICE)
             with long_part("compiling the layers and timing the device" if model.compiles else "timing the device"):
                 self.flops = layer_flops(model, run, device, self._equipment.hardware)
         return is_new
@@ -103,27 +102,56 @@ class Preparation:
     def message(self) -> Prepared:
         """What the coordinator is told of the loaded run, which this node can now take part in."""
         assert self.loaded is not None
-        model, data = self.loaded.model, self.loaded.data
-        return Prepared(
-            layers=layer_costs(model, self.loaded.run),
-            data_fingerprint=data.fingerprint,
-            weights_fingerprint=model.weights_fingerprint(self.loaded.run.seed),
-            data_read=data.was_read,
-            training_samples=data.training_count,
-            evaluation_samples=data.evaluation_count,
-            unigram_entropy=data.unigram_entropy,
-            tokens_per_sample=data.tokens_per_sample,
-            buckets=len(model.buckets),
-            layouts=b"".join(file_layout(spec, run_dtype(self.loaded.run)) for spec in model.buckets),
-            on_disk=self._equipment.snapshots.open(self.loaded),
-            disk_bytes=self._equipment.snapshots.free_bytes,
-            flops=self.flops or 0.0,
-        )
+        said = description(self.loaded.run, self.loaded.model, self.loaded.data)
+        said.on_disk.extend(self._equipment.snapshots.open(self.loaded))
+        said.disk_bytes = self._equipment.snapshots.free_bytes
+        said.flops = self.flops or 0.0
+        return said
 
     def cancel(self) -> None:
         """Calls off what `load` waits for."""
         if self._compiling is not None:
             self._compiling.cancel()
+
+
+def check_run(run: Run, device: torch.device, allowed: Allowed) -> None:
+    """Raises ValueError, with a line for each, for what this machine's operator does not allow, or its device cannot do."""
+    checks = [partial(check_places, run, allowed.places)]
+    if compute_dtype(run) is torch.bfloat16:
+        checks.append(partial(check_bf16, device))
+    told_together(checks)
+
+
+def read_run(run: Run, allowed: Allowed, tokens: Path, agreed: Agreed | None, does: Does) -> tuple[Model, Data]:
+    """The run's model and its data, on which its members may have ``agreed``. ``tokens``: the folder in which this machine's
+    nodes share what they read. ``does`` is told what is done, and how far that is. Raises ValueError for a user's mistake."""
+    model = None
+    if is_text(run.data):  # what is wrong with the model is told before much is read
+        does(Doing.LOADING_MODEL, 0, 0)
+        with long_part("loading the model"):
+            sample, tokenizer = text_sample(run.data)
+            model = load_model(run.model, sample, allowed.modules, tokenizer)
+    does(Doing.READING_DATA, 0, 0)
+    with long_part("reading the data"):
+        reading = partial(does, Doing.READING_DATA)
+        data = load_data(run, allowed.modules, tokens, agreed, allowed.places, reading)
+    return model or load_model(run.model, data.sample, allowed.modules), data
+
+
+def description(run: Run, model: Model, data: Data) -> Prepared:
+    """What the coordinator is told of what a node has read. The device, and what is on the disk, are not in it."""
+    return Prepared(
+        layers=layer_costs(model, run),
+        data_fingerprint=data.fingerprint,
+        weights_fingerprint=model.weights_fingerprint(run.seed),
+        data_read=data.was_read,
+        training_samples=data.training_count,
+        evaluation_samples=data.evaluation_count,
+        unigram_entropy=data.unigram_entropy,
+        tokens_per_sample=data.tokens_per_sample,
+        buckets=len(model.buckets),
+        layouts=b"".join(file_layout(spec, run_dtype(run)) for spec in model.buckets),
+    )
 
 
 async def compile_kernels(device: torch.device) -> None:

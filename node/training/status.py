@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from dtfm.protos.control_pb2 import Commit, RunStatus, Standby, Welcome
+from dtfm.protos.printable import counted
 from dtfm.scheduler.model.plan import Plan
 
 RECENT_STEPS = 20
@@ -89,4 +90,5 @@ class Status:
 
     @property
     def _done(self) -> str:
-        return f"{self._worked:,} steps done ({self._micro_batches:,} micro-batches since it started)"
+        micro_batches = counted(self._micro_batches, "micro-batch", "es")
+        return f"{counted(self._worked, 'step')} done ({micro_batches} since it started)"

@@ -7,13 +7,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from dtfm.kernels.codec import Codec
+from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.holding import Holding
 from dtfm.node.data.problems import sentence_of
@@ -92,9 +93,9 @@ class Trainer:
 
     # Called on the event loop
 
-    def prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None = None) -> None:
+    def prepare(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None = None) -> None:
         """Loads the run's data, on which its members may have ``agreed``, and its model, and reports Prepared. ``allowed``: what
-        of this machine's files the run may use (see check_places)."""
+        the run may name here."""
         self._wanted = run
         self._commands.put(lambda: self._prepare(run, dialler, allowed, agreed))
 
@@ -228,7 +229,7 @@ class Trainer:
     def _loaded(self) -> LoadedRun | None:
         return self._preparation.loaded
 
-    def _prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> None:
+    def _prepare(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> None:
         try:
             if self._load(run, dialler, allowed, agreed):
                 self._store.replace(HeldState())
@@ -240,7 +241,7 @@ class Trainer:
             # Also where a step is in hand: the coordinator waits for this node to be prepared.
             self._fail(error)
 
-    def _load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
+    def _load(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> bool:
         """As Preparation.load. Trouble that may pass, as of the hub, is waited for."""
         for pause in PAUSES:
             try:

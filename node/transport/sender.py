@@ -177,9 +177,12 @@ class Sender:
                     lane = self._lanes[node, rank] = _Lane(node, rank, self.priority)
                     self._writers[node, rank] = asyncio.create_task(self._write(node, lane))
         ready = {node: asyncio.create_task(channel.channel_ready()) for node, channel in self._channels.items()}
-        if ready:
-            _, pending = await asyncio.wait(ready.values(), timeout=timeout)
-            for task in pending:
+        pending = set(ready.values())
+        try:
+            if ready:
+                _, pending = await asyncio.wait(pending, timeout=timeout)
+        finally:  # else those that are not awaited any more would complain of channels that close
+            for task in ready.values():
                 task.cancel()
         for node, task in ready.items():
             if task in pending:

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 import grpc.aio
 
+from dtfm.node.network.addresses import interfaces, near
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.transport.doors import Doors
 from dtfm.node.transport.lent_connections import Holder, Lender, NotLent, borrow
@@ -45,6 +46,7 @@ class Ways:
         """Opens channels to peers as this one from now on."""
         self._lease = lease
         self.dialler.identity = identity
+        self.dialler.near = near(interfaces())  # this machine may have moved
 
     def follow(self, message: WaysMessage) -> None:
         """What the coordinator says about who reaches whom."""

@@ -22,6 +22,10 @@ MOST_NAMES_OF_A_KEY = 32
 """The number of names that one key may have in a run. A node's further ones use up no invitation."""
 
 
+MOST_RUN_CHARACTERS = 64
+"""Of a run's name."""
+
+
 class Role(enum.StrEnum):
     """What somebody may do: see service/gate.py of the coordinator."""
 
@@ -34,7 +38,8 @@ class Role(enum.StrEnum):
 class Access:
     """``addresses`` and ``pin`` are the coordinator's (see Invitation). ``enrolled``: the coordinator knows the ``key`` (PEM) as
     this name's; the key is on disk before, so that it is not lost together with the answer. ``own``: this user runs the
-    coordinator."""
+    coordinator. ``run``: the run's name; empty: not known. ``allowed_data`` and ``allowed_modules``: what of this machine its
+    operator lets this run name."""
 
     addresses: tuple[str, ...]
     pin: bytes
@@ -43,6 +48,9 @@ class Access:
     key: bytes = field(repr=False)
     enrolled: bool = False
     own: bool = False
+    run: str = ""
+    allowed_data: tuple[str, ...] = ()
+    allowed_modules: tuple[str, ...] = ()
 
 
 def keep(access: Access) -> None:
@@ -55,6 +63,9 @@ def keep(access: Access) -> None:
         "key": access.key.decode(),
         "enrolled": access.enrolled,
         "own": access.own,
+        "run": access.run,
+        "allowed_data": access.allowed_data,
+        "allowed_modules": access.allowed_modules,
     }
     write_private(_file(access), json.dumps(fields, indent=1).encode())
 
@@ -132,6 +143,9 @@ def _read(path: Path) -> Access:
             key,
             enrolled=fields["enrolled"] is True,
             own=fields.get("own") is True,
+            run=str(fields.get("run", ""))[:MOST_RUN_CHARACTERS],
+            allowed_data=tuple(map(str, fields.get("allowed_data", ()))),
+            allowed_modules=tuple(map(str, fields.get("allowed_modules", ()))),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise ValueError(f"{path} is damaged ({problem}); remove it, and join again with an invitation") from None

@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 from dtfm.file_lock import locked
 from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
 from dtfm.protos.connection import open_channel, read_address
-from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
-from dtfm.protos.identity.access import Access, Role, enrolment_lock, keep, kept, other_key
+from dtfm.protos.control_pb2 import EnrolReply, EnrolRequest, InviteRequest, Prepared, RefusalReason
+from dtfm.protos.identity.access import MOST_RUN_CHARACTERS, Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.identity.credentials import (
     fetch_authority,
     in_time,
@@ -75,15 +75,24 @@ class Opened:
 class Entry:
     """The way to a coordinator. ``open`` may be called any number of times."""
 
-    def __init__(self, where: str, roles: Sequence[Role], name: str, *, or_as_member: bool = False) -> None:
+    def __init__(
+        self,
+        where: str,
+        roles: Sequence[Role],
+        name: str,
+        *,
+        or_as_member: bool = False,
+        known: Access | None = None,
+    ) -> None:
         """``where``: an invitation, a file with one, HOST:PORT, or empty for what was used last. ``roles``: one of them is
         needed. ``name``: under which to be enrolled. ``or_as_member``: where this user has none of these roles, the key of a
-        node of this user's will do. Raises ValueError."""
+        node of this user's will do. ``known``: who to be, and where, if ``where`` is empty. Raises ValueError."""
         self._place = _read_place(where)
         self._roles = tuple(roles)
         self._or_as = (Role.NODE,) * or_as_member
         self._name = name
-        self._used: Access | None = None  # by the last `open`
+        self._used = known  # by the last `open`
+        self._moved_to = ""  # HOST:PORT
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
@@ -97,12 +106,31 @@ class Entry:
         """Where the coordinator may be (HOST:PORT), and its authority's pin if that is known before. Raises ValueError if what is
         remembered cannot be read."""
         if isinstance(self._place, Invitation):
-            return self._place.addresses, self._place.pin
+            before = self._used or self._known(self._place.pin)  # it may have moved since the invitation was made
+            return self._all(*self._place.addresses, *(before.addresses if before else ())), self._place.pin
         # Once this process has been let in, nobody else at the address can lead it elsewhere.
         last = self._used or (None if self._place else self._newest())
         if last is not None:
-            return tuple(dict.fromkeys([*filter(None, [self._place]), *last.addresses])), last.pin
+            return self._all(self._place, *last.addresses), last.pin
         return (self._place or DEFAULT_ADDRESS,), None
+
+    def _all(self, *addresses: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(filter(None, [self._moved_to, *addresses])))
+
+    def has_moved(self, address: str) -> None:
+        """From now on the coordinator, whose pin is known, is looked for at this HOST:PORT, too. The address is remembered once
+        it has let this user in there."""
+        self._moved_to = address
+
+    def _remembered(self, opened: Opened) -> Opened:
+        """Keeps the address where the coordinator answered."""
+        before = opened.access.addresses
+        if opened.address in before:
+            return opened
+        access = replace(opened.access, addresses=(opened.address, *before)[:MOST_ADDRESSES])
+        keep(access)
+        self._used = access
+        return replace(opened, access=access)
 
     async def answering(self, timeout: float) -> tuple[str, bytes, bytes]:
         """Returns HOST:PORT of the coordinator that answers, its authority's certificate (PEM), and the pin of that. Raises
@@ -120,6 +148,9 @@ class Entry:
 
     async def open(self, timeout: float) -> Opened:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
+        return self._remembered(await self._open(timeout))
+
+    async def _open(self, timeout: float) -> Opened:
         address, authority, pin = await self.answering(timeout)
         if isinstance(self._place, Invitation):
             return await self._by_invitation(self._place, address, authority, timeout)
@@ -137,6 +168,28 @@ class Entry:
             self._used = await self._enrol(Opened(address, authority, fresh), None, timeout)
             return Opened(address, authority, self._used)
         raise self._needed(address)
+
+    async def look(self, timeout: float, prepared: Prepared | None = None) -> EnrolReply:
+        """What `open` would come to for a node, and what is trained there; with ``prepared`` also whether that is what the others
+        have. Nobody is enrolled, and no invitation is used up. Raises ConnectionError and NotAdmitted as `open` does."""
+        address, authority, pin = await self.answering(timeout)
+        invitation = self._place if isinstance(self._place, Invitation) else None
+        before = kept(self._roles, pin, self._name) or _enrolled([*self._roles, Role.OPERATOR], pin)
+        if not before and invitation is None:
+            raise self._needed(address)
+        access = before[0] if before else Access((address,), pin, self._name, self._roles[0], make_key())
+        roles = (*self._roles, Role.OPERATOR)  # who runs the coordinator lets own nodes in
+        request = _enrol_request(access, invitation, roles)
+        request.dry = True
+        if prepared is not None:
+            request.prepared.CopyFrom(prepared)
+        reply: EnrolReply = await _call(Opened(address, authority, access), "Coordinator", "Enrol", request, timeout)
+        return reply
+
+    def remember(self, access: Access) -> None:
+        """Keeps what was changed in the ``access`` that `open` has returned. Raises ValueError."""
+        self._used = access
+        keep(access)
 
     def _needed(self, address: str) -> NotAdmitted:
         return NotAdmitted(
@@ -175,14 +228,7 @@ class Entry:
                     f"would be lost; take another name, like dtfm-node join --id NAME",
                 )
             keep(opened.access)
-        request = EnrolRequest(
-            protocol_version=PROTOCOL_VERSION,
-            invitation=invitation.id if invitation is not None else "",
-            secret=invitation.secret if invitation is not None else b"",
-            name=opened.access.name,
-            public_key=public_key(opened.access.key),
-            roles=[role.value for role in self._roles],
-        )
+        request = _enrol_request(opened.access, invitation, self._roles)
         reply = await _call(opened, "Coordinator", "Enrol", request, timeout)
         try:
             role = Role(reply.role)
@@ -191,7 +237,8 @@ class Entry:
                 "ROLE", f"the coordinator gives a role that this dtfm does not know: {reply.role[:20]!r}"
             ) from None
         addresses = opened.access.addresses if invitation is None else invitation.addresses
-        access = replace(opened.access, addresses=addresses, role=role, enrolled=True)
+        run = reply.run[:MOST_RUN_CHARACTERS]
+        access = replace(opened.access, addresses=addresses, role=role, enrolled=True, run=run)
         keep(access)
         return access
 
@@ -210,6 +257,17 @@ class Entry:
     def _newest(self) -> Access | None:
         others = self._or_as or (Role.OPERATOR,) * (Role.NODE in self._roles)
         return next(iter(_enrolled([*self._roles, *others])), None)
+
+
+def _enrol_request(access: Access, invitation: Invitation | None, roles: Sequence[Role]) -> EnrolRequest:
+    return EnrolRequest(
+        protocol_version=PROTOCOL_VERSION,
+        invitation=invitation.id if invitation is not None else "",
+        secret=invitation.secret if invitation is not None else b"",
+        name=access.name,
+        public_key=public_key(access.key),
+        roles=[role.value for role in roles],
+    )
 
 
 def _read_place(where: str) -> Invitation | str:

@@ -11,14 +11,25 @@ from pathlib import Path
 MOST_BYTES = 1 << 16
 
 
+NAME_A_FOLDER = "name a folder that this user may write: XDG_STATE_HOME=DIR, or HOME=DIR"
+"""What to do where the state folder cannot be used."""
+
+
 def state_folder() -> Path:
-    """Where this user's programs keep what must outlive them (XDG base directory specification)."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dtfm"
+    """Where this user's programs keep what must outlive them (XDG base directory specification). Raises ValueError."""
+    return _folder("XDG_STATE_HOME", ".local/state")
 
 
 def cache_folder() -> Path:
-    """Where they keep what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtfm"
+    """Where they keep what can be made again. Raises ValueError."""
+    return _folder("XDG_CACHE_HOME", ".cache")
+
+
+def _folder(variable: str, usual: str) -> Path:
+    try:
+        return Path(os.environ.get(variable) or Path.home() / usual) / "dtfm"
+    except RuntimeError:  # as in a container that runs under a bare number
+        raise ValueError(f"user {os.getuid()} has no name and no home folder here; {NAME_A_FOLDER}") from None
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -38,7 +49,7 @@ def write_private(path: Path, content: bytes) -> None:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; make its folder writable") from None
+        raise ValueError(f"cannot write {path}: {error.strerror}; {NAME_A_FOLDER}") from None
 
 
 def _flush_folder(folder: Path) -> None:

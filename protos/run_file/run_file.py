@@ -163,7 +163,7 @@ def read_table(path: Path) -> dict[str, Any]:
     if len(raw) > MAX_FILE_BYTES:
         raise RunFileError(f"{path} has {len(raw)} bytes; a run file has at most {MAX_FILE_BYTES}")
     try:
-        return tomllib.loads(raw.decode())
+        return tomllib.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise RunFileError(f"{path} is not UTF-8 text (line {line}); save it as UTF-8") from None

@@ -390,7 +390,10 @@ class Cluster(Table):
         default={},
         max_length=100,
         description='What a device costs an hour, by a part of its name, like {"RTX 4090" = 0.35}. The page shows what the run '
-        "has cost.",
+        "has cost, and will have.",
+    )
+    currency: Annotated[str, Field(max_length=8)] = Field(
+        default="", description='What `prices` are in, like "EUR" or "$". Empty: the page names no currency.'
     )
 
     @field_validator("stages", mode="plain")

@@ -249,3 +249,23 @@ def answer(address: str, path: str, cookie: str = "") -> tuple[int, Message]:
         connection.request("GET", path, headers={"Cookie": cookie})
         answered = connection.getresponse()
         return answered.status, answered.headers
+
+
+def test_what_was_allowed_once_is_remembered_with_the_membership(tmp_path: Path) -> None:
+    """So `dtfm-node join` alone comes back, as after a reboot. What is allowed later takes the place of that."""
+    with Cluster(tmp_path, run_file(model=GPT2, stages=[1], steps=5000)) as cluster:
+        alone = {"DTFM_INVITATION": "", "DTFM_ALLOW_DATA": ""}
+        home = machine(cluster, "a", invite(cluster))
+        line = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1", "--device", "cpu"]
+        first = Process([*line, "--give-up-after", "20"], tmp_path, environment=home)
+        cluster.wait_for("step_committed")
+        first.close()
+        before = len(cluster.events)
+        again = Process(line, tmp_path, environment={**home, **alone})
+        cluster.wait_for("step_committed", after=before)
+        assert f"As before, the run may use {tmp_path} (--allow-data changes that)" in again.errors
+        again.close()
+        for said in ({"DTFM_ALLOW_DATA": "/nowhere"}, {}):
+            refused = Process(line, tmp_path, environment={**home, **alone, **said})
+            assert refused.wait(60) == 2
+            assert f"--allow-data '{tmp_path / 'corpus.txt'}'" in refused.errors

@@ -45,6 +45,8 @@ EVERY_EVENT: list[ev.Event] = [
     ev.NodeJoined("a", "first contact", "10.0.0.1:7000", DEVICE, "0.1"),
     ev.NodeJoined("g", "first contact", "10.0.0.1:7001", GPU, "0.1"),
     ev.NodeRefused("a", "FULL", "why"),
+    ev.NodePrepares("a", "compiles"),
+    ev.NodePrepares("a", "reads data", 400, 1000),
     ev.NodeReady("a"),
     ev.NodeLeaving("a", "why"),
     ev.StandbyPromoted("a", "1f", (0, 2), 1),

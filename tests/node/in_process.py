@@ -15,6 +15,7 @@ import torch
 
 from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.kernels.codec import Codec, Encoded
+from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
@@ -88,7 +89,7 @@ class InProcess:
         memory: int = 1 << 30,
         devices: Sequence[torch.device] = (CPU,),
     ) -> None:
-        self._loaded = LoadedRun(run, model, data, dialler("in process"), ("/",))
+        self._loaded = LoadedRun(run, model, data, dialler("in process"), Allowed(["/"]))
         self._speed_of_links = bandwidth
         self._hardware = Device(kind=devices[0].type, memory_bytes=memory, host_memory_bytes=memory, flops=flops)
         self._receivers: dict[str, Receiver] = {}

@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from types import TracebackType
 from typing import Any
@@ -144,10 +144,17 @@ class Internet:
         self._inside(name, "nft", "-f", "-", text=_FIREWALL)
         return address
 
-    def forward(self, router: str, port: int, host: str) -> None:
-        """From now on TCP ``port`` of the router's public address leads to the same port of ``host``, behind it."""
+    def forward(self, router: str, port: int, host: str, *, hairpin: bool = False) -> None:
+        """From now on TCP ``port`` of the router's public address leads to the same port of ``host``, behind it. ``hairpin``:
+        also from behind the router, over the router."""
         rule = f'add rule ip nat prerouting iifname "eth0" tcp dport {port} dnat to {self.address(host)}:{port}'
         self._inside(router, "nft", *rule.split())
+        if hairpin:
+            public, home = self.address(router), f"{LAN}.0/24"
+            inside = f"ip daddr {public} tcp dport {port} dnat to {self.address(host)}:{port}"
+            back = f'oifname "br0" ip saddr {home} ip daddr {home} masquerade'
+            self._inside(router, "nft", *f'add rule ip nat prerouting iifname "br0" {inside}'.split())
+            self._inside(router, "nft", *f"add rule ip nat postrouting {back}".split())
 
     def limit(self, host: str, megabits: float) -> None:
         """From now on the host sends at most so many Mbit/s."""
@@ -175,6 +182,17 @@ class Internet:
         # A socket of IPv6 that speaks IPv4 has an address that ends with it.
         ends = (line[2].partition(":")[0][-8:] for line in lines if line[3] == "01")
         return {str(IPv4Address(int.from_bytes(bytes.fromhex(end), sys.byteorder))) for end in ends}
+
+    def move(self, name: str, address: str) -> None:
+        """Gives a host behind a router another address in its home, as DHCP does. Its connections break."""
+        place = self._places[name]
+        assert place.home
+        self._ip(name, "address flush dev eth0 scope global")
+        self._ip(name, f"address add {address}/24 dev eth0")
+        self._ip(name, f"route add default via {LAN}.1")
+        self._places[name] = replace(place, address=address)
+        for other in [each for each, its in self._places.items() if its.home == place.home]:
+            self._ip(other, "neigh flush dev eth0")  # as a machine that gets an address makes itself known
 
     def unplug(self, name: str) -> None:
         """Cuts the host off: from now on nothing reaches it, and it hears nothing of that."""

@@ -31,6 +31,7 @@ class Case:
     ways: dict[tuple[str, str], str]
     relays: Sequence[str] = ()
     forwarded: Sequence[str] = ()
+    hairpin: bool = False
     asking: Sequence[str] = ()
     ipv6_only: bool = False
 
@@ -42,6 +43,9 @@ CASES = {
     "the first behind NAT": Case({"a": "home", "b": ""}, {("a", "b"): "public", ("b", "a"): "dial-back"}),
     "behind different NATs": Case(
         {"a": "home", "b": "elsewhere"}, {("a", "b"): "relay r", ("b", "a"): "relay r"}, relays=["r"]
+    ),
+    "behind one NAT with mapped ports": Case(
+        {"a": "home", "b": "home"}, {("a", "b"): "lan", ("b", "a"): "lan"}, forwarded=["a", "b"], hairpin=True
     ),
     "behind one NAT and outside": Case(
         {"a": "home", "b": "home", "c": ""},
@@ -57,7 +61,7 @@ CASES = {
     ),
     "IPv6 alone": Case({"a": "", "b": ""}, {("a", "b"): "public", ("b", "a"): "public"}, ipv6_only=True),
 }
-IN_EVERY_RUN = ("behind different NATs",)
+IN_EVERY_RUN = ("behind different NATs", "behind one NAT with mapped ports")
 
 
 @contextmanager
@@ -74,7 +78,7 @@ def running(case: Case, folder: Path, **run: object) -> Iterator[tuple[Internet,
             net.host(name, behind=home, ipv6_only=case.ipv6_only)
             options[name] = [] if name in case.asking else ["--no-open-port"]
             if name in case.forwarded:
-                net.forward(home, PORT + 1 + number, name)
+                net.forward(home, PORT + 1 + number, name, hairpin=case.hairpin)
                 options[name] += ["--listen", f"0.0.0.0:{PORT + 1 + number}"]
                 options[name] += ["--advertise", net.address(home)]
         toml = run_file(stages=[1] * len(case.homes), steps=STEPS, **run)  # type: ignore[arg-type]

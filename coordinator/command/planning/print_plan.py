@@ -17,6 +17,7 @@ import typer
 
 from dtfm.coordinator.command.background import announced, in_background, search_shown
 from dtfm.coordinator.command.planning.bill import SOME_STEPS, bill, parse_prices
+from dtfm.coordinator.command.planning.idle_use import IdleUse, idle_uses
 from dtfm.coordinator.command.planning.rented import (
     parse_gpus,
     parse_links,
@@ -44,6 +45,9 @@ from dtfm.scheduler.warm_up import warm_up
 
 Parsed = TypeVar("Parsed")
 
+IDLE_SECONDS, IDLE_TRY_SECONDS = 10.0, 1.0
+"""The longest time for looking what would put idle nodes to use, and for one try. A shorter --deadline counts instead."""
+
 BYTES = 256
 """Tokens of the tokenizer "bytes"."""
 
@@ -70,9 +74,8 @@ def print_plan(
     work, tokens, precision = _workload(workload, run, asked)
     cluster = _cluster(network, gpus, links, host_memory, precision)
     length = asked.train.rounds if asked is not None and asked.train.rounds != "auto" else 0
-    prices = (
-        parse_prices(price or [], [gpu for machine in parse_gpus(gpus) for gpu in machine]) if gpus is not None else []
-    )
+    rented = [gpu for machine in parse_gpus(gpus) for gpu in machine] if gpus is not None else []
+    prices, currency = parse_prices(price or [], rented)
     with announced("Compiling the scheduler, once"):  # a machine's first search waits for that, up to a minute
         in_background(warm_up)
     stop, began = Event(), time.monotonic()
@@ -117,7 +120,13 @@ def print_plan(
         steps = asked.train.steps if asked is not None else SOME_STEPS
         predicted = decision.predicted
         each = mean_seconds(length, predicted.iteration_seconds, predicted.exchange_seconds)
-        costs = bill(steps, each, prices, idle)
+        costs = bill(steps, each, prices, idle, currency)
+    pinned = asked.cluster.pinned if stages is None and asked is not None else stages
+    uses = list[IdleUse]()
+    if idle and not length and not isinstance(pinned, tuple) and not stop.is_set():
+        with announced("Looking what would put idle GPUs to use"):
+            look_for = partial(_idle_uses, cluster, work, decision, pinned, deadline, seed, threads, stop.is_set)
+            uses = in_background(look_for, stop)
     problem = Problem(cluster, work.with_rounds() if length else work)
     if json_lines:
         more = plan_documents(problem, decision, tokens, length)
@@ -127,10 +136,14 @@ def print_plan(
             more |= {"bill": asdict(costs)}
         if looked:
             more |= {"advice": advised and asdict(advised)}
+        if uses:
+            more |= {"idle_uses": [asdict(use) for use in uses]}
         print(json.dumps(decision_document(decision, elapsed) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
         print(describe_holdings(problem, decision, tokens, length))
+        for use in uses:
+            print(use)
         if looked:
             print(advised or NO_ROUNDS_PAY)
         if gpus is not None:
@@ -142,6 +155,37 @@ def print_plan(
             print(costs)
         if (times := gap(decision)) is not None:
             print(describe_gap(decision.lower_bound_seconds, times))
+
+
+def _idle_uses(
+    cluster: Cluster,
+    work: Workload,
+    decision: Decision,
+    stages: int | None,
+    deadline: float | None,
+    seed: int,
+    threads: int | None,
+    stopped: Callable[[], bool],
+) -> list[IdleUse]:
+    """See idle_uses: each try with the options of the plan."""
+    began, most = time.monotonic(), min(IDLE_SECONDS, math.inf if deadline is None else deadline)
+
+    def over() -> bool:
+        return stopped() or time.monotonic() - began > most
+
+    def search(cluster: Cluster, work: Workload) -> Decision:
+        at, limit = time.monotonic(), min(IDLE_TRY_SECONDS, most)
+        return schedule(
+            cluster,
+            work,
+            stages=stages,
+            seed=seed,
+            threads=threads or os.cpu_count() or 1,
+            time_used=lambda: (time.monotonic() - at) / max(limit, 1e-9),
+            stopped=over,
+        )
+
+    return idle_uses(cluster, work, decision, search, over)
 
 
 def _speeds(gpus: str, precision: str) -> str:

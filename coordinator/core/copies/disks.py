@@ -33,8 +33,8 @@ def tidy(transition: Transition) -> None:
     for session in [s for s in sessions.values() if s.on_disk.keys() - keep.steps]:
         kept = {step: buckets for step, buckets in session.on_disk.items() if step in keep.steps}
         transition.set_session(replace(session, on_disk=kept))
-    joined = [s.node for s in sessions.values() if s.admission is not Admission.JOINED]
-    transition.send(joined, wire.CoordinatorMessage(keep_snapshots=keep))
+    have_read = [s.node for s in sessions.values() if s.admission not in (Admission.JOINED, Admission.RELAY)]
+    transition.send(have_read, wire.CoordinatorMessage(keep_snapshots=keep))
 
 
 def look_for_room(transition: Transition, before: Plan | None) -> None:

@@ -8,8 +8,10 @@ import re
 from collections.abc import Collection, Sequence
 
 from dtfm.coordinator.core.refusal import Refused, name_some, require, shorten
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
+from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder, Invited
 from dtfm.coordinator.log.ledger import Ledger
@@ -45,11 +47,28 @@ def invite(
 
 
 def enrol(transition: Transition, request: wire.EnrolRequest, at: float) -> wire.EnrolReply:
-    """Binds the key to the name. Raises Refused."""
+    """Binds the key to the name; a dry request binds nothing. Raises Refused."""
     holder = check_enrolment(transition.state.ledger, request, at)
+    if request.dry:
+        return _what_would_come(transition.state, request, holder)
     if transition.state.ledger.access.names.get(request.name) != holder:
         transition.emit(ev.Enrolled(request.name, holder.role, holder.key, holder.invitation, holder.believed))
     return wire.EnrolReply(role=holder.role)
+
+
+def _what_would_come(state: State, request: wire.EnrolRequest, holder: Holder) -> wire.EnrolReply:
+    """For who looks before joining: what is trained. Raises Refused as for what it would prepare."""
+    ledger = state.ledger
+    if request.HasField("prepared"):
+        described = check_prepared(request.prepared, state.run)
+        check_pins(described, state.run.trust)
+        if ledger.described is not None:
+            check_agrees(described, ledger.described)
+    reply = wire.EnrolReply(role=holder.role, training=state.message)
+    if ledger.described is not None and ledger.data_confirmed:
+        reply.data_fingerprint = bytes.fromhex(ledger.described.data_fingerprint)
+        reply.unigram_entropy = ledger.described.unigram_entropy
+    return reply
 
 
 def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Holder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 
@@ -23,6 +24,16 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import origin_of
 from dtfm.protos.identity.credentials import CERTIFICATE_LIFETIME
+
+PREPARING: Mapping[int, ev.Preparing] = {
+    wire.LOADING_MODEL: "loads the model",
+    wire.READING_DATA: "reads data",
+    wire.COMPILING: "compiles",
+    wire.TIMING_DEVICE: "times its device",
+    wire.MEASURING_LINKS: "measures links",
+}
+MOST_COUNTED = 10_000
+"""Of what a node counts while it prepares."""
 
 
 def greeted(transition: Transition, stream: int, message: wire.NodeMessage, caller: str, seen: str = "") -> None:
@@ -48,7 +59,8 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
     if state.ledger.outcome is not None:
         tell_end(transition, stream)
         return
-    reason = "it has taken part before" if state.ledger.trust.worked.get(hello.node) else "first contact"
+    worked = state.ledger.trust.worked.get(hello.node)
+    reason = "first contact" if worked is None else "it has taken part before" if worked else "it was here before"
     if (old := state.members.sessions.get(hello.node)) is not None:
         is_same = state.ledger.members[old.node].incarnation == process
         if not is_same and transition.now - _heard(state, old) <= SIGN_OF_LIFE_LEASES * state.lease:
@@ -119,6 +131,25 @@ def _check_crowd(state: State, node: str, origin: str) -> None:
             f"{most} keys from {origin} are members, as many as may come from one address ([trust] keys_per_address); come back "
             "when one has left",
         )
+
+
+def beats(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
+    session = replace(session, beat=beat)
+    transition.set_session(session)
+    _prepares(transition, session, beat)
+
+
+def _prepares(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
+    """What a node says that it does before it is ready. The log has each kind once, and each tenth of it, so that a node cannot
+    fill it."""
+    if session.admission not in (Admission.JOINED, Admission.PROBING) or beat.preparing not in PREPARING:
+        return
+    tenths = min(beat.done, beat.of) * 10 // beat.of if beat.of else 0
+    if (beat.preparing, tenths) <= session.prepares:
+        return
+    transition.set_session(replace(session, prepares=(beat.preparing, tenths)))
+    of = min(beat.of, MOST_COUNTED)
+    transition.emit(ev.NodePrepares(session.node, PREPARING[beat.preparing], min(beat.done, of), of))
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:

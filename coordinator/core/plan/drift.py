@@ -17,11 +17,11 @@ from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.phases import Switching
 from dtfm.coordinator.core.state import Speeds, State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.claims import planned_flops
 from dtfm.coordinator.core.validation.admission import MOST_FLOPS
 from dtfm.coordinator.core.validation.links import MOST_BANDWIDTH
 from dtfm.coordinator.core.validation.votes import check_codecs
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.wording import seconds_in_words
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Checkpointing, Keeping

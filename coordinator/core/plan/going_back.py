@@ -9,6 +9,7 @@ from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availab
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
+from dtfm.protos.printable import counted
 
 MOST_UNDONE = 1000
 """Steps by which the run may go back to undo what a liar did."""
@@ -22,7 +23,9 @@ def undo(transition: Transition, since: int, reason: str) -> None:
     then = replace(ledger, copies=ledger.copies.back_to(since))
     before = newest_snapshot(replace(transition.state, ledger=then))
     if step - before.step > MOST_UNDONE:
-        transition.log(f"what was done since step {since} stays, as undoing it would take {step - before.step} steps")
+        transition.log(
+            f"what was done since step {since} stays, as undoing it would take {counted(step - before.step, 'step')}"
+        )
         return
     go_back(transition, before, f"what was done since step {since} is undone: {reason}")
 
@@ -37,6 +40,10 @@ def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt
     ledger = transition.state.ledger
     origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
     origin = f"from {origin} of step {point.step}" if point.step else "from the start"
-    sentence = f"{reason}; {ledger.training.step - point.step} steps are trained again {origin}"
+    sentence = f"{reason}; {trained_again(ledger.training.step - point.step)} {origin}"
     transition.emit(ev.RolledBack(point.step, ledger.training.step, sentence))
     snapshot.rolled_back(transition, ledger.copies.checkpoints if in_doubt else ())
+
+
+def trained_again(steps: int) -> str:
+    return f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} trained again"

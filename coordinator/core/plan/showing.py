@@ -13,8 +13,9 @@ from dataclasses import replace
 from dtfm.coordinator.core.plan.drift import WINDOW, Part, parts_of
 from dtfm.coordinator.core.state import Speeds, State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.claims import MOST_TIMES_SHOWN, are_proven, believed_flops, planned_flops
+from dtfm.coordinator.core.trust.claims import MOST_TIMES_SHOWN, are_proven, believed_flops
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.members import planned_flops
 from dtfm.protos import control_pb2 as wire
 
 WORTH = 1.1

@@ -34,7 +34,8 @@ def awaited(state: State) -> str:
     """What training waits for, and why; empty: it goes on."""
     match state.phase:
         case Gathering(reason=reason, said=said):
-            return ": ".join(filter(None, (reason, "a plan is being made" if state.planner.asked else said)))
+            waits = ": ".join(filter(None, (reason, "a plan is being made" if state.planner.asked else said)))
+            return "; ".join(filter(None, (waits, _preparing(state))))
         case Switching(awaiting=nodes):
             who = name_some(nodes) if len(nodes) <= MOST_NAMED else "most of its nodes"
             return f"plan {state.ledger.training.generation} begins when these have the state of their layers: {who}"
@@ -42,6 +43,13 @@ def awaited(state: State) -> str:
             return awaits(state, phase)
         case _:
             return ""
+
+
+def _preparing(state: State) -> str:
+    """What the first of those do that are not ready; nothing of a crowd, in which each would be told of each."""
+    doing = {name: member.preparing for name, member in state.ledger.members.items() if member.preparing}
+    told = ", ".join(f"{name} {does}" for name, does in sorted(doing.items()))
+    return told if len(doing) <= MOST_NAMED else ""
 
 
 def tell(transition: Transition, nodes: Iterable[str]) -> None:

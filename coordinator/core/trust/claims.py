@@ -8,7 +8,6 @@ more with each audit that finds their work right.
 from __future__ import annotations
 
 import heapq
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from dtfm.coordinator.core.trust.disputes import disputed
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned, standing_of
 
 MOST_TIMES_SHOWN = 2.0
@@ -56,18 +56,6 @@ def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]
         elif strangers:
             made.append((node, PROVEN_AFTER if standing >= Standing.PROVEN else so_far))
     return frozenset(made)
-
-
-def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
-    """By node, the FLOP/s that its device should deliver in steps: as steps have shown, or else as the device was timed, times
-    the share that the plan's devices usually deliver of theirs. They may share their cores, say, or be below their peak. Of two
-    in the middle the share nearer to 1 counts, so that one of two that is slow does not make the other so."""
-    plan, members = ledger.training.plan, ledger.members
-    at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]
-    shares = [member.in_training / member.device.flops if member.in_training else 1.0 for member in at_work]
-    middle = (statistics.median_low(shares), statistics.median_high(shares)) if shares else (1.0,)
-    usual = min(middle, key=lambda share: abs(math.log(share)))
-    return [members[node].in_training or members[node].device.flops * usual for node in nodes]
 
 
 def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:

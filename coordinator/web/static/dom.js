@@ -35,6 +35,13 @@ export function duration(seconds) {
 }
 
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString("en-GB");
+const minutes = (time) => new Date(time * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+const date = (time) => new Date(time * 1000).toLocaleDateString("en-GB", { weekday: "short", day: "numeric", month: "short" });
+// A time of day, with the day where that is not the day of ``now``.
+export const when = (time, now) => (date(time) === date(now) ? minutes(time) : `${date(time)}, ${minutes(time)}`);
+export const dayAndTime = (time) => `${date(time)}, ${minutes(time)}`;
+export const money = (value, currency) => (/^[^A-Za-z\d\s]$/.test(currency) ? currency + number(value, 2) : `${number(value, 2)} ${currency}`.trim());
+export const narrow = () => window.matchMedia("(max-width: 640px)").matches;
 export const cut = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
 export const layers = ([first, past]) => (past - first > 1 ? `layers ${first}–${past - 1}` : `layer ${first}`);
 export const stageClass = (stage) => `stage${stage % 6}`;
@@ -57,4 +64,16 @@ export function table(heads, rows, caption) {
     el("table", {},
       el("thead", {}, el("tr", {}, named.map(([text, kind]) => el("th", { scope: "col", class: kind }, text)))),
       el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, index) => el(index ? "td" : "th", { scope: index ? null : "row", class: named[index][1] }, cell)))))));
+}
+
+// Buttons of which one is pressed; ``pick`` gets what the other ones stand for.
+export function choice(label, options, chosen, pick) {
+  return el("div", { class: "choice", role: "group", "aria-label": label }, Object.entries(options).map(([value, text]) =>
+    el("button", { type: "button", "data-key": `${label}-${value}`, "aria-pressed": String(value === chosen), onclick: () => pick(value) }, text)));
+}
+
+// The first ones, and a button that shows all.
+export function few(all, most, key, open, toggle) {
+  const button = all.length > most && el("button", { type: "button", class: "more", "data-key": key, onclick: toggle }, open ? "Show fewer" : `Show all ${number(all.length)}`);
+  return [open ? all : all.slice(0, most), button];
 }

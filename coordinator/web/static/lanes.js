@@ -1,23 +1,25 @@
 // History as a picture: a lane for each node over time, and a line across for each plan.
 
-import { clock, cut, duration, el, empty, kind, svg, words } from "./dom.js";
+import { clock, cut, duration, el, empty, few, kind, narrow, svg, when, words } from "./dom.js";
 
 const LANE = 20, GAP = 5, TOP = 26, BOTTOM = 22, RIGHT = 12;
-const WHY_ROWS = 8;
+const LANES = 40, LANES_ON_A_PHONE = 8, PLANS = 6, PLANS_ON_A_PHONE = 2;
 
 export function historyView(doc, width, openPlan, all) {
   if (!doc.spans.length) return empty("No node has joined yet.");
+  const [shown, more] = few([...new Set(doc.spans.map((span) => span.node))], narrow() ? LANES_ON_A_PHONE : LANES, "all-lanes", all.is, all.toggle);
   const left = width < 500 ? 84 : 150, letters = Math.floor((left - 10) / 6.8);
-  const lanes = [...new Set(doc.spans.map((span) => span.node))];
+  const lanes = shown;
   const row = new Map(lanes.map((node, index) => [node, TOP + index * (LANE + GAP)]));
-  const from = Math.min(...doc.spans.map((span) => span.began)), to = Math.max(doc.time, from + 1);
+  const spans = doc.spans.filter((span) => row.has(span.node));
+  const from = Math.min(...doc.spans.map((span) => span.began)), to = Math.max(doc.head.over ?? doc.time, from + 1);
   const across = (time) => left + ((time - from) / (to - from)) * (width - left - RIGHT);
   const height = TOP + lanes.length * (LANE + GAP) + BOTTOM;
   const picture = svg("svg", { class: "lanes", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `What ${lanes.length} nodes did, from ${clock(from)} to ${clock(to)}` });
   for (const node of lanes) picture.append(
     svg("rect", { class: "lane", x: left, y: row.get(node), width: width - left - RIGHT, height: LANE, rx: 3 }),
     svg("text", { class: "name", x: left - 8, y: row.get(node) + 14, "text-anchor": "end" }, cut(node, letters), svg("title", {}, cut(node, 100))));
-  for (const span of doc.spans) {
+  for (const span of spans) {
     const { node, began, why } = span, ended = span.ended || to, text = words(span);
     const x = across(began), wide = Math.max(1, across(ended) - x), y = row.get(node);
     picture.append(svg("g", {},
@@ -40,16 +42,24 @@ export function historyView(doc, width, openPlan, all) {
     const anchor = mark === 0 ? "start" : mark === marks ? "end" : "middle", time = from + ((to - from) * mark) / marks;
     picture.append(svg("text", { class: "tick", x: across(time), y: height - 6, "text-anchor": anchor }, clock(time)));
   }
-  const kinds = [...new Map(doc.spans.map((span) => [kind(span), words(span)]))];
-  const newest = [...doc.plans].reverse().slice(0, all.is ? Infinity : WHY_ROWS);
+  const kinds = [...new Map(spans.map((span) => [kind(span), words(span)]))];
   return [
     el("div", { class: "legend" },
       kinds.sort(([a], [b]) => a.localeCompare(b)).map(([shade, text]) => el("span", {}, el("i", { class: shade }), text)),
-      doc.spans.some((span) => span.why) && el("span", {}, el("b", {}, "× "), "left or lost")),
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Lanes" }, picture),
-    doc.plans.length > 0 && el("h3", {}, "Plans, the newest first"),
-    el("ul", { class: "plans" }, newest.map((plan) => el("li", {}, el("button", { type: "button", "data-key": `plan-${plan.sequence}`, onclick: () => openPlan(plan) },
-      el("b", {}, `Plan ${plan.generation}`), el("span", { class: "muted" }, ` ${clock(plan.time)}, after step ${plan.step}`), el("span", { class: "reason" }, plan.reason))))),
-    doc.plans.length > WHY_ROWS && el("button", { type: "button", class: "more", "data-key": "plans", onclick: all.toggle }, all.is ? "Show the newest only" : `Show all ${doc.plans.length}`),
+      spans.some((span) => span.why) && el("span", {}, el("b", {}, "× "), "left or lost"),
+      doc.plans.length > 0 && el("span", {}, el("b", { class: "number" }, "1"), " a plan begins")),
+    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Lanes" }, picture), more,
+  ];
+}
+
+// Each plan with its reason, which stands nowhere else.
+export function planList(doc, openPlan, all) {
+  const newest = [...doc.plans].reverse(), current = doc.plan && doc.plan.in_force ? doc.plan.generation : null;
+  const [shown, more] = few(newest, narrow() ? PLANS_ON_A_PHONE : PLANS, "all-plans", all.is, all.toggle);
+  return [
+    el("h3", {}, "Plans and why, the newest first"),
+    el("ol", { class: "plans" }, shown.map((plan) => el("li", {}, el("button", { type: "button", "data-key": `plan-${plan.sequence}`, onclick: () => openPlan(plan) },
+      el("b", {}, `Plan ${plan.generation}`), el("span", { class: "muted" }, `${plan.generation === current ? ", in force" : ""} since ${when(plan.time, doc.time)}, after step ${plan.step}`), el("span", { class: "reason" }, plan.reason))))),
+    more,
   ];
 }

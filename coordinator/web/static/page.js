@@ -1,13 +1,17 @@
 // The page: one document from the coordinator, as of now or of an earlier event, drawn by one renderer.
 
-import { chart } from "./chart.js";
-import { isOperator, nodeButtons, runButtons } from "./direct.js";
-import { bar, clock, duration, el, empty, kind, layers, number, rough, table, words } from "./dom.js";
-import { historyView } from "./lanes.js";
+import { curves } from "./curves.js";
+import { isOperator, runButtons } from "./direct.js";
+import { clock, el, empty, narrow, number, table } from "./dom.js";
+import { eventList } from "./events.js";
+import { figures, verdict, verdictText } from "./figures.js";
+import { historyView, planList } from "./lanes.js";
+import { linkMap } from "./links.js";
+import { given, nodeDetail, nodeTable } from "./nodes.js";
 import { moves, planGraph, planView } from "./plan.js";
 
 const at = (id) => document.getElementById(id);
-const chosen = { axis: "steps", links: "megabits", plans: false };
+const chosen = { axis: "steps", smooth: "smooth", links: "megabits", events: "all", open: new Set() };
 let shown = null; // the document that is drawn
 let event = null; // the event as of which it is drawn; null: the newest
 let loading = false, again = false, playing = false, directs = false, drawn = new Map();
@@ -52,23 +56,38 @@ function place(id, key, make) {
   if (focus) [...box.querySelectorAll("[data-key]")].find((one) => one.dataset.key === focus)?.focus();
 }
 
+function pick(change) {
+  Object.assign(chosen, change);
+  render();
+}
+
+// Whether a list is shown whole, and what changes that.
+function all(name) {
+  return { is: chosen.open.has(name), toggle: () => { if (!chosen.open.delete(name)) chosen.open.add(name); render(); } };
+}
+
 function render() {
-  const doc = shown, { head } = doc, width = Math.max(300, at("plan-view").clientWidth);
-  document.title = head.name ? `${head.step} of ${head.steps}: ${head.name}` : "dtfm";
+  const doc = shown, { head } = doc, width = Math.max(300, at("plan-view").clientWidth), open = [...chosen.open], small = narrow();
+  document.title = head.name ? `${head.step} of ${head.steps}: ${verdictText(head, doc.time)} · ${head.name}` : "dtfm";
   at("name").textContent = head.name || "No run yet";
   const behind = doc.last - doc.at > 1000; // as after a restart with a long log
   if (event !== null) say(`replay: event ${number(doc.at)} of ${number(doc.last)}`, "replay");
-  else say(behind ? `reading the log: ${Math.floor((100 * doc.at) / doc.last)}%` : head.state + (head.said && `: ${head.said}`), behind ? "waiting" : head.state);
+  else say(behind ? `reading the log: ${Math.floor((100 * doc.at) / doc.last)}%` : head.over ? "the run's report" : head.state, behind ? "waiting" : head.state);
+  place("verdict", [head.conditions, doc.time > 0 && new Date(doc.time * 1000).getDate()], () => verdict(head, doc.time));
   place("figures", head, () => figures(head));
   place("direct", [directs, head.state], () => (directs ? runButtons(head.state, openDetail) : []));
-  place("curves", [doc.losses, doc.held_out, width, chosen.axis], () => curves(doc, width));
-  place("plan-view", [doc.plan, doc.nodes, head.members, width], () => planView(doc, width, openNode));
-  const lanes = { is: chosen.plans, toggle: () => { chosen.plans = !chosen.plans; render(); } };
-  place("history-view", [doc.spans, doc.plans, doc.time, width, chosen.plans], () => historyView(doc, width, openPlan, lanes));
-  place("nodes-view", [doc.nodes, doc.left_out], () => nodeTable(doc));
-  place("given-view", doc.contributions, () => given(doc.contributions));
-  place("links-view", [doc.links, chosen.links], () => linkMap(doc.links));
-  place("events-view", doc.events, () => el("ol", { class: "events" }, [...doc.events].reverse().map(([, time, said]) => el("li", {}, el("time", {}, clock(time)), el("span", {}, said)))));
+  place("curves", [doc.losses, doc.held_out, width, chosen.axis, chosen.smooth, small], () => curves(doc, width, chosen, pick));
+  place("plan-view", [doc.plan, doc.plans, doc.nodes, head.members, width, open], () => planView(doc, width, openNode, planList(doc, openPlan, all("plans"))));
+  place("history-view", [doc.spans, doc.plans, doc.time, width, open], () => historyView(doc, width, openPlan, all("lanes")));
+  place("nodes-view", [doc.nodes, doc.left_out, open, small], () => nodeTable(doc, openNode, all("nodes")));
+  place("given-view", [doc.contributions, head.over, open, small], () => given(doc, all("given")));
+  place("links-view", [doc.links, chosen.links], () => linkMap(doc.links, chosen.links, (links) => pick({ links })));
+  place("events-view", [doc.events, chosen.events, open, small], () => eventList(doc, chosen.events, (events) => pick({ events }), all("events")));
+  // Once a run is over and its nodes have gone home, the page is its report.
+  for (const [id, there] of [["nodes", doc.nodes.length], ["links", head.members]]) {
+    at(id).hidden = head.over !== null && !there;
+    document.querySelector(`nav a[href="#${id}"]`).hidden = at(id).hidden;
+  }
   const slider = at("at");
   slider.max = doc.last;
   if (document.activeElement !== slider || event === null) slider.value = event ?? doc.last;
@@ -83,89 +102,6 @@ function say(text, shade = "failed") {
   at("state").className = shade;
 }
 
-function figures(head) {
-  const figure = (name, value, small = "") => el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, value, el("small", {}, small)));
-  const left = head.left === null ? ["Elapsed", duration(head.elapsed)] : ["Time left", duration(head.left), ` after ${duration(head.elapsed)}`];
-  const part = head.steps ? head.step / head.steps : 0;
-  return [
-    el("dl", {},
-      figure("Step", number(head.step), ` of ${number(head.steps)}`),
-      figure("Loss", rough(head.loss)),
-      figure("Held-out loss", rough(head.held_out), head.frequencies === null ? "" : ` frequencies alone ${rough(head.frequencies)}`),
-      figure("Tokens/s", number(head.tokens_per_second)),
-      figure(...left),
-      figure("Lent", rough(head.node_hours), ` node-hours, ${number(head.members)} node${head.members === 1 ? "" : "s"} now`),
-      head.cost > 0 && figure("Cost", number(head.cost, 2), ` ${number(head.hourly_price, 2)} an hour now`)),
-    bar(part, "", `${Math.round(100 * part)}% of the steps`, "progress"),
-  ];
-}
-
-function curves(doc, width) {
-  const byTime = chosen.axis === "time", x = byTime ? 1 : 0;
-  const xText = byTime ? (time) => duration(time - doc.began) : (step) => `step ${number(step)}`;
-  const wide = width > 900 ? Math.floor((width - 24) * 0.62) : width, narrow = width > 900 ? width - 24 - wide : width;
-  const series = (name, shade, points, y) => ({ name, kind: shade, points: points.filter((point) => point[y] !== null).map((point) => [point[x], point[y]]) });
-  return [
-    choice("Over", { steps: "over steps", time: "over time" }, "axis"),
-    el("div", { class: "charts" },
-      chart("Loss", [series("loss", "loss", doc.losses, 2), series("held out", "held", doc.held_out, 2)], wide, 240, xText),
-      chart("Speed", [series("tokens/s", "speed", doc.losses, 3)], narrow, 240, xText, true)),
-  ];
-}
-
-// Buttons of which one is pressed: what is ``chosen`` as ``what``.
-function choice(label, options, what) {
-  return el("div", { class: "choice", role: "group", "aria-label": label }, Object.entries(options).map(([value, text]) =>
-    el("button", { type: "button", "data-key": value, "aria-pressed": String(value === chosen[what]), onclick: () => { chosen[what] = value; render(); } }, text)));
-}
-
-const gibibytes = (device) => `${rough(device.memory_bytes / 2 ** 30)} GiB`;
-const spent = (node) => `computed ${rough(node.busy)} s, waited ${rough(node.waited)} s`;
-const gave = (one) => `${number(one.micro_batches)} micro-batches in ${number(one.steps)} steps, ${duration(one.computed)} of computing`;
-
-function nodeTable(doc) {
-  if (!doc.nodes.length) return empty("No node has joined yet. dtfm-coordinator invite prints the line for one.");
-  const heads = ["Node", ["Does", "does"], ["Device", "wide"], ["Memory", "n wide"], ["GFLOP/s", "n wide"], ["Micro-batches", "n wide"], "Last step", ["Standing", "wide"]];
-  const rows = doc.nodes.map((node) => [
-    el("button", { type: "button", class: "name", "data-key": `node-${node.node}`, onclick: () => openNode(node.node) }, node.node),
-    [el("i", { class: kind(node) }), words(node)],
-    node.device?.name, node.device && gibibytes(node.device), node.device && rough(node.device.flops / 1e9), node.load || "",
-    node.busy == null ? "" : bar(node.busy / (node.busy + node.waited || 1), kind(node), spent(node)),
-    node.standing.word,
-  ]);
-  return [table(heads, rows, "Nodes"), doc.left_out > 0 && el("p", { class: "muted" }, `and ${number(doc.left_out)} more`)];
-}
-
-function given(contributions) {
-  if (!contributions.length) return empty("Nothing yet: this fills with each step.");
-  const most = contributions[0].share || 1;
-  return el("ol", { class: "given" }, contributions.map((one) => el("li", { class: one.present ? "" : "left" },
-    el("span", { class: "name" }, one.node, !one.present && el("small", {}, " has left")),
-    bar(one.share / most, "", `${rough(100 * one.share)}% of all micro-batches`),
-    el("b", {}, `${rough(100 * one.share)}%`), el("span", { class: "muted" }, gave(one)))));
-}
-
-function linkMap(links) {
-  const known = links[chosen.links].flat().filter((value) => value > 0).map(Math.log), fast = chosen.links === "megabits";
-  if (!known.length) return empty("No link has been measured yet.");
-  const low = Math.min(...known), span = Math.max(...known) - low || 1, small = links.nodes.length > 14;
-  const heat = (value) => (fast ? Math.log(value) - low : low + span - Math.log(value || Math.exp(low))) / span;
-  const cell = (source, row, destination, column) => {
-    const value = links[chosen.links][row][column], broken = links.megabits[row][column] === 0;
-    if (row === column || value === null) return el("td");
-    const said = broken ? "nothing passes" : `${rough(value)} ${fast ? "Mbit/s" : "ms"}`;
-    return el("td", { class: broken ? "broken" : `q${Math.round(4 * heat(value))}`, title: `${source} to ${destination}: ${said}` }, small ? "" : broken ? "✕" : rough(value));
-  };
-  return [
-    choice("Map of", { megabits: "bandwidth", milliseconds: "latency" }, "links"),
-    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Links, from the row's node to the column's" }, el("table", { class: small ? "map small" : "map" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "from ↓ to →"), links.nodes.map((node) => el("th", { scope: "col", title: node }, node)))),
-      el("tbody", {}, links.nodes.map((source, row) => el("tr", {}, el("th", { scope: "row", title: source }, source), links.nodes.map((destination, column) => cell(source, row, destination, column))))))),
-    el("p", { class: "muted" }, fast ? "Mbit/s; the stronger the colour, the faster." : "Milliseconds one way; the stronger the colour, the nearer.",
-      links.left_out > 0 && ` ${number(links.left_out)} more nodes are not shown.`),
-  ];
-}
-
 function openDetail(title, ...children) {
   at("detail").replaceChildren(
     el("header", {}, el("h2", { id: "detail-title" }, title), el("button", { type: "button", onclick: () => at("detail").close() }, "Close")),
@@ -173,21 +109,7 @@ function openDetail(title, ...children) {
   if (!at("detail").open) at("detail").showModal();
 }
 
-function openNode(name) {
-  const node = shown.nodes.find((one) => one.node === name), one = shown.contributions.find((each) => each.node === name);
-  const facts = {
-    Does: node.layers ? `${words(node)}, ${layers(node.layers)}, ${number(node.load)} micro-batches a step` : words(node),
-    Leaving: node.leaving,
-    Device: node.device && `${node.device.name} (${node.device.kind}), ${gibibytes(node.device)}, ${rough(node.device.flops / 1e9)} GFLOP/s`,
-    "Last step": node.busy != null && spent(node),
-    Reached: node.reached,
-    Sends: node.sends,
-    Standing: `${node.standing.word}: ${node.standing.reason}`,
-    Gave: one && gave(one),
-  };
-  openDetail(name, el("dl", { class: "facts" }, Object.entries(facts).filter(([, text]) => text).map(([what, text]) => [el("dt", {}, what), el("dd", {}, text)])),
-    directs && nodeButtons(name, node.doing === "quarantined"));
-}
+const openNode = (name) => openDetail(name, ...nodeDetail(shown, name, directs));
 
 async function openPlan(generation) {
   const [before, after] = await Promise.all([fetched(generation.sequence - 1), fetched(generation.sequence)]);
@@ -220,6 +142,7 @@ at("at").addEventListener("input", () => { playing = false; goTo(Number(at("at")
 at("play").addEventListener("click", play);
 at("live").addEventListener("click", () => goTo(null));
 at("detail").addEventListener("click", (clicked) => { if (clicked.target === at("detail")) at("detail").close(); });
+if (narrow()) at("links-fold").open = false;
 new ResizeObserver(() => { if (shown) render(); }).observe(at("main"));
 
 const news = new EventSource("news");

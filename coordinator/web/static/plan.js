@@ -62,19 +62,20 @@ function seat(node, load, lost, known, stage, x, y, card, open) {
     svg("title", {}, `${cut(node, 100)}: ${second}${works !== null ? `, computed ${Math.round(100 * works)}% of the last step` : ""}`));
 }
 
-export function planView(doc, width, open) {
-  const { plan } = doc;
-  if (!plan) return empty(doc.head.members ? "No plan yet: the nodes join, read the data and measure their links first." : "No node has joined yet.");
+export function planView(doc, width, open, plans) {
+  const { plan } = doc, list = doc.plans.length > 0 ? el("div", { class: "beside" }, plans) : null;
+  const none = doc.head.members ? "No plan is in force: the nodes join, read the data and measure their links first." : "No plan is in force, as no node is here.";
+  if (!plan) return [empty(none), list];
   const parts = [planGraph(plan, doc.nodes, width, open)];
   const seconds = [["no plan can take less", plan.bound, "bound"], ["expected", plan.predicted, "expected"], ["the last steps took", plan.measured, "measured"]].filter(([, value]) => value);
   const longest = Math.max(...seconds.map(([, value]) => value));
   if (seconds.length) parts.push(el("div", { class: "seconds" }, el("h3", {}, "Seconds a step"),
     seconds.map(([name, value, kind]) => el("div", { class: "row" }, el("span", {}, name), bar(value / longest, kind, `${name} ${rough(value)} seconds`), el("b", {}, `${rough(value)} s`)))));
-  const beside = [el("p", { class: "why" }, el("b", {}, `Plan ${plan.generation}. `), plan.reason)];
   const others = doc.nodes.filter((node) => node.stage === null && node.device);
-  if (others.length) beside.push(el("h3", {}, "Not in the plan"), el("ul", {}, others.map((node) => el("li", {}, el("b", { class: "name" }, node.node),
-    node.leaving ? ` is leaving: ${node.leaving}` : node.doing === "ready" ? " is ready; this plan does without it" : ` is ${words(node)}`))));
-  parts.push(el("div", { class: "beside" }, beside));
+  if (others.length) parts.push(el("h3", {}, "Not in the plan"), el("ul", { class: "idle" }, others.map((node) => el("li", {}, el("b", { class: "name" }, node.node),
+    node.leaving ? ` is leaving: ${node.leaving}` : node.idle ? ` is idle: ${node.idle.why}. ` : ` is ${words(node)}`,
+    node.idle && node.idle.remedy && el("span", { class: "muted" }, `It would help: ${node.idle.remedy}.`)))));
+  parts.push(list);
   if (plan.flows.length) parts.push(el("details", { "data-keep": "flows" }, el("summary", { "data-key": "flows" }, `Flows, link by link (${plan.flows.length})`),
     table(["From", "To", ["Micro-batches", "n"], ["MB a step", "n"], "Codec", ["ms", "n"], ["Mbit/s", "n"]],
       plan.flows.map((flow) => [flow.sender, flow.receiver, flow.micro_batches, rough(flow.megabytes), flow.codec || "–", rough(flow.milliseconds), rough(flow.megabits)]), "Flows")));

@@ -18,8 +18,10 @@ from tests.scheduler.llama import TOKENS, llama
 
 def test_each_gpu_has_the_price_of_its_kind() -> None:
     gpus = [gpu for machine in parse_gpus("2x RTX 4090, L4") for gpu in machine]
-    assert parse_prices(["4090=0.35", " l4 = 0.5"], gpus) == [0.35, 0.35, 0.5]
-    assert parse_prices([], gpus) == []
+    assert parse_prices(["4090=0.35", " l4 = 0.5"], gpus) == ([0.35, 0.35, 0.5], "")
+    assert parse_prices(["4090=0.35 EUR", "l4=0.5EUR"], gpus) == ([0.35, 0.35, 0.5], "EUR")
+    assert parse_prices(["4090=$0.35", "l4=.5"], gpus) == ([0.35, 0.35, 0.5], "$")
+    assert parse_prices([], gpus) == ([], "")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,8 @@ def test_each_gpu_has_the_price_of_its_kind() -> None:
         (["RTX 4090=cheap"], "--price is 'RTX 4090=cheap'; it must be"),
         (["RTX 4090=-1"], "it must be a GPU and its price"),
         (["RTX 4090=nan"], "it must be a GPU and its price"),
+        (["RTX 4090=$0.35 EUR", "L4=1"], "it must be a GPU and its price"),
+        (["RTX 4090=$1", "L4=1 EUR"], "--price is in $ for RTX 4090 and in EUR for L4; give all in one currency"),
         (["=0.35"], "it must be a GPU and its price"),
         (["RTX 4900=0.35"], "--price: 'RTX 4900' is not in the table; did you mean RTX 4090"),
         (["RTX 3090=0.35"], "--price names RTX 3090, which is not in --gpus; there are RTX 4090, L4"),
@@ -45,6 +49,9 @@ def test_idle_gpus_cost_as_much_and_are_named_apart() -> None:
     costs = bill(1000, 36.0, [0.5, 0.5, 1.0], idle=[2])
     assert (costs.hours, costs.per_hour, costs.cost, costs.cost_without_idle) == (10.0, 2.0, 20.0, 10.0)
     assert str(costs) == "1,000 steps take 10.0 hours and cost 20.00, at 2.00 an hour. Without idle GPUs: 10.00."
+    dollars, euros = (str(bill(1000, 36.0, [0.5], currency=each)) for each in ("$", "EUR"))
+    assert dollars == "1,000 steps take 10.0 hours and cost $5.00, at $0.50 an hour."
+    assert euros == "1,000 steps take 10.0 hours and cost 5.00 EUR, at 0.50 EUR an hour."
     assert "Without" not in str(bill(1000, 36.0, [0.5]))
     assert str(bill(1000, 36.0)) == "1,000 steps take 10.0 hours."
 

@@ -87,7 +87,7 @@ def test_all_cores_search_unless_told_otherwise(
 
     monkeypatch.setattr("dtfm.coordinator.command.planning.print_plan.schedule", spy)
     typed(*files, *option)
-    assert asked == [threads]
+    assert set(asked) == {threads}
 
 
 @pytest.mark.parametrize("deadline", [(), ("--deadline", "3600")])

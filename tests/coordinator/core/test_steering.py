@@ -354,7 +354,7 @@ def test_of_a_run_that_is_over_there_are_the_last_weights_and_who_pauses_it_is_t
     assert save(world) == 1
     world.finish_run()
     assert save(world) == 1
-    assert steer(world, SteerRequest.PAUSE).startswith("the run is over: all 1 steps are trained")
+    assert steer(world, SteerRequest.PAUSE).startswith("the run is over: the one step is trained")
 
 
 def test_a_run_that_stopped_before_any_checkpoint_has_no_weights() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dtfm.coordinator.command import health
 from dtfm.coordinator.command.client import ask, records, told
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service import grpc_services
@@ -118,3 +119,12 @@ async def test_plan_now_is_answered_over_the_wire(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         reply: wire.PlanNowReply = await ask(served.address, "PlanNow")
         assert (reply.changed, reply.reason) == (False, "0 of 2 nodes are ready")
+
+
+async def test_a_supervisor_is_told_whether_the_run_gets_on(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, asyncio.timeout(30):
+        await read_all(served)
+        found = await health._by_log(served.address)
+        assert (found["healthy"], found["state"], found["step"]) == (True, "waiting", 0)
+    with pytest.raises(ValueError, match="no coordinator answers at"):
+        await health._by_log(served.address)

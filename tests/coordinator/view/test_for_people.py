@@ -24,6 +24,7 @@ def test_what_changes_the_run_is_told_and_its_bookkeeping_is_not() -> None:
         "device_timed",
         "enrolled",
         "gradients_clipped",
+        "node_prepares",
         "node_ready",
         "plan_started",
         "snapshot_written",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from dtfm.coordinator.view.so_far import SoFar
 from dtfm.coordinator.view.watch import render, sparkline
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.script import LONG, aborted_after_twenty_steps, training
+from tests.coordinator.web.stored_run import idle_run, slow_run
 
 
 def screen(view: SoFar, width: int = 80, height: int = 24, now: float | None = None) -> list[str]:
@@ -61,12 +63,18 @@ def test_the_view_says_how_long_the_run_has_gone_on_and_will() -> None:
         view.add(Record(1, 1000.0 + 3600.0 * isinstance(record, ev.StepCommitted), record))
     seconds = view.steps[-1].seconds
 
+    def day(at: float) -> str:
+        return time.strftime("%a %d %b, %H:%M", time.localtime(at))
+
     def times(now: float) -> str:
         return next(line for line in screen(view, now=now) if "elapsed" in line)
 
     left = timedelta(seconds=round(3000 * seconds))
-    assert times(4600.0) == f"plan 1  1:00:00 elapsed, {left} left"
-    assert times(4660.0) == f"plan 1  1:01:00 elapsed, {left - timedelta(seconds=60)} left"
+    assert times(4600.0) == f"plan 1  1:00:00 elapsed, {left} left, ends {day(4600.0 + 3000 * seconds)}"
+    assert (
+        times(4660.0)
+        == f"plan 1  1:01:00 elapsed, {left - timedelta(seconds=60)} left, ends {day(4600.0 + 3000 * seconds)}"
+    )
     view.add(Record(1, 4700.0, ev.RunFinished(3002, "all 3002 steps are done")))
     view.add(Record(2, 9000.0, ev.CoordinatorStopped("Ctrl-C")))
     assert times(9999.0) == "plan 1  1:01:40 elapsed"
@@ -119,3 +127,24 @@ def test_the_view_compares_what_the_plan_in_force_was_expected_to_take_with_what
     adopt(3, None)  # carried on, and not planned anew
     commit(7, 24.0, 3)
     assert (view.ledger.training.predicted, view.measured) == (12.0, 24.0)
+
+
+def test_the_first_line_is_the_verdict_and_what_it_costs_is_told() -> None:
+    view = SoFar()
+    for record in slow_run():
+        view.add(record)
+    lines = screen(view, 100, now=view.last + 1)
+    since = time.strftime("%H:%M", time.localtime(view.slow["runpod-2"].since))
+    assert lines[0] == f"● slow: runpod-2 takes 2.9 times what was planned, since {since}"
+    so_far, whole = view.cost_until(view.last + 1), view.whole_cost(view.last + 1)
+    cost = f"{so_far:.2f} EUR so far, 1.90 EUR an hour, about {whole:.2f} EUR in all"
+    assert f"{cost} (1 without a price)" in "\n".join(lines)
+
+
+def test_an_idle_node_is_told_with_what_would_help() -> None:
+    view = SoFar()
+    for record in idle_run():
+        view.add(record)
+    text = " ".join(" ".join(screen(view, 100, 40)).split())
+    assert "attic is idle: its fastest link to the plan's nodes carries 112 Mbit/s" in text
+    assert "It would help: a line of 168 Mbit/s" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -46,11 +47,12 @@ class PageServed:
     _store: Store
     _records: list[Record]
     _follower: Follower
+    _began: float
 
     def happen(self, until: int | None = None) -> None:
         """The coordinator writes the next records, up to this number, or all."""
         there = self._store.last
-        write(self._store, self._records[there:until])
+        write(self._store, self._records[there:until], self._began)
         self._store._last += len(self._records[there:until])
         if self._records[: self._store.last]:
             self._follower.wake(self._records[self._store.last - 1])
@@ -61,16 +63,20 @@ async def refuse(_request: Request | wire.PlanNowRequest, _by: str) -> Granted:
 
 
 @asynccontextmanager
-async def page_of(records: list[Record], folder: Path, so_far: int | None = None) -> AsyncIterator[PageServed]:
-    """The page, when the first ``so_far`` of the records are written, or all."""
+async def page_of(
+    records: list[Record], folder: Path, so_far: int | None = None, later: float = 1.0, problem: str = ""
+) -> AsyncIterator[PageServed]:
+    """The page, when the first ``so_far`` of the records are written, or all, so many seconds after the last. ``problem``: of the
+    coordinator."""
     with Store(store_url(folder), write=True) as store:
         page, metrics = bind_page("127.0.0.1:0"), bind("127.0.0.1:0", "--metrics")
         follower = Follower(store, Story())
-        served = PageServed(link_to(page), link_to(metrics), store, records, follower)
+        began = time.time() - records[-1].time - later
+        served = PageServed(link_to(page), link_to(metrics), store, records, follower, began)
         served.happen(so_far)
         following = asyncio.create_task(follower.follow())
         async with (
-            page_served(page, make_app(follower, Ledger, refuse)),
+            page_served(page, make_app(follower, Ledger, refuse, problem=lambda: problem)),
             page_served(metrics, make_metrics_app(follower), from_anywhere=True),
         ):
             yield served

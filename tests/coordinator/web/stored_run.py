@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.store.store import Record, Store
+from dtfm.coordinator.view.pace import planned_seconds
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
 from dtfm.scheduler.model.workload import Layer, Workload
 
@@ -24,11 +24,13 @@ DEVICES = {
     "lab-3090": ev.DeviceSeen("cuda", "NVIDIA GeForce RTX 3090", 24 << 30, 5.5e13, 32 << 30),
     "home-4090": ev.DeviceSeen("cuda", "NVIDIA GeForce RTX 4090", 24 << 30, 1.1e14, 64 << 30),
     "vast-7": ev.DeviceSeen("cuda", LONG, 24 << 30, 5.1e13, 32 << 30),
-    "attic": ev.DeviceSeen("cuda", MARKUP, 12 << 30, 2.2e13, 16 << 30),
-    "runpod-2": ev.DeviceSeen("cuda", "NVIDIA L4", 24 << 30, 4.8e13, 48 << 30),
+    "attic": ev.DeviceSeen("cuda", MARKUP, 12 << 30, 4.4e13, 16 << 30),
+    "runpod-2": ev.DeviceSeen("cuda", "NVIDIA L40S", 48 << 30, 9e13, 48 << 30),
 }
 FIRST = [name for name in DEVICES if name != "runpod-2"]
 LAYERS = 24
+TIMED = 0.8
+"""Of its measured speed, a device delivers this part in the run's layers."""
 
 
 @dataclass(slots=True)
@@ -46,21 +48,30 @@ class Telling:
 
     def join(self, node: str) -> None:
         self.tell(ev.NodeJoined(node, "first contact", "203.0.113.7:7000", DEVICES[node], "0.1", f"{node}-1"), 4)
-        self.tell(ev.DeviceTimed(node, DEVICES[node].flops * 0.8), 14)
+        self.tell(ev.DeviceTimed(node, DEVICES[node].flops * TIMED), 14)
         others = [other for other in self.ledger.members if other != node]
         self.tell(ev.LinksMeasured(node, tuple(_links(node, others))), 9)
 
-    def train(self, steps: int) -> None:
+    def train(self, steps: int, slow: str = "", rise: float = 0.0) -> None:
+        """``slow``: a node that takes 2.9 times as long as planned; ``rise``: by how much the loss rises with each step."""
         plan = self.ledger.training.plan
         assert plan is not None
+        speeds = {node: each.flops * TIMED for node, each in DEVICES.items()}
+        planned = planned_seconds(self.ledger, plan, speeds)
+        began = self.ledger.training.step
         for _ in range(steps):
             step = self.ledger.training.step + 1
-            loss = 3.1 + 7.2 * math.exp(-step / 60) + 0.12 * math.sin(step * 1.7)
-            seconds = 7.5 + 0.4 * math.sin(step) + (2.5 if len(plan.nodes) < 5 else 0)
-            busy = {node: seconds * (0.55 + 0.07 * (index % 6)) for index, node in enumerate(plan.nodes)}
+            loss = 3.1 + 7.2 * math.exp(-step / 60) + 0.12 * math.sin(step * 1.7) + rise * (step - began)
+            norm = 0.6 + 2.1 * math.exp(-step / 30) + 0.15 * math.sin(step * 2.3)
+            rate = 3e-4 * min(step / 20, 0.5 + 0.5 * math.cos(math.pi * step / 240))
+            times = {node: 2.9 if node == slow else 1 + 0.04 * math.sin(step + len(node)) for node in plan.nodes}
+            busy = {node: planned[node] * times[node] for node in plan.nodes}
+            seconds = max(7.5 + 0.4 * math.sin(step) + (2.5 if len(plan.nodes) < 5 else 0), *busy.values())
             waited = {node: seconds - busy[node] for node in busy}
             generation = self.ledger.training.generation
-            event = ev.StepCommitted(step, generation, loss, 65_536, 1.0, seconds, 32, busy, waited)
+            event = ev.StepCommitted(
+                step, generation, loss, 65_536, norm, seconds, 32, busy, waited, learning_rate=rate
+            )
             self.tell(event, seconds)
             if step % 50 == 0:
                 self.tell(ev.Evaluated(step, loss + 0.2, 64, 9.1), 2)
@@ -89,10 +100,44 @@ def _links(node: str, others: list[str]) -> Iterator[ev.Link]:
 
 def stored_run(steps: int = 180) -> list[Record]:
     """About ``steps`` steps, and all around them."""
+    return telling_of_a_run(steps).records
+
+
+def slow_run() -> list[Record]:
+    """The same, and then a node becomes slow."""
+    telling = telling_of_a_run(180)
+    telling.train(12, slow="runpod-2")
+    return telling.records
+
+
+def rising_run() -> list[Record]:
+    """The same, and then the loss rises."""
+    telling = telling_of_a_run(180)
+    telling.train(30, rise=0.05)
+    return telling.records
+
+
+def idle_run() -> list[Record]:
+    """The same, until the first plan, which does without a node, trains."""
+    return telling_of_a_run(180).records[:80]
+
+
+def finished_run() -> list[Record]:
+    """The same to its end, and all nodes have gone home."""
+    telling = telling_of_a_run(180)
+    telling.train(60)
+    telling.tell(ev.RunFinished(240, "all 240 steps are done"), 20)
+    for node in [*telling.ledger.members]:
+        telling.tell(ev.NodeLeft(node, "goodbye: the run is over"), 1)
+    return telling.records
+
+
+def telling_of_a_run(steps: int) -> Telling:
     telling = Telling()
-    run = {"name": "stories-1b", "train": {"steps": 240}, "cluster": {"prices": {"a100": 1.2, "RTX": 0.35}}}
+    prices = {"prices": {"a100": 1.2, "RTX": 0.35}, "currency": "EUR"}
+    run = {"name": "stories-1b", "train": {"steps": 240}, "cluster": {"lease": 10.0, **prices}}
     telling.tell(ev.RunStarted("id", run))
-    layers = tuple(Layer(f"layer {number}", 2e12, 9e7, 1.6e7) for number in range(LAYERS))
+    layers = tuple(Layer(f"layer {number}", 8e11, 9e7, 1.6e7) for number in range(LAYERS))
     for node in FIRST:
         telling.join(node)
         if node == FIRST[0]:
@@ -106,7 +151,7 @@ def stored_run(steps: int = 180) -> list[Record]:
           Flow("lab-3090", "home-4090", 5), Flow("lab-3090", "vast-7", 7)),),
         ("attic",),
     )  # fmt: skip
-    telling.adopt(two, "the first plan: two stages of two, and the slow line of attic would hold it up", 7.1, 6.2)
+    telling.adopt(two, "the first plan: two stages of two, and the slow line of attic would hold it up", 9.4, 6.2)
     telling.train(steps // 3)
     telling.tell(ev.NodeLeft("vast-7", "no heartbeat for 30 s"), 30)
     carried_on = Plan(
@@ -144,12 +189,11 @@ def stored_run(steps: int = 180) -> list[Record]:
     )
     telling.adopt(four, "attic is quarantined: runpod-2 computes the last stage alone", 8.8, 6.6)
     telling.train(steps // 6)
-    return telling.records
+    return telling
 
 
-def write(store: Store, records: list[Record]) -> None:
-    """Puts the records into the store, with their times as if the run were about to end."""
-    began = time.time() - 2500
+def write(store: Store, records: list[Record], began: float) -> None:
+    """Puts the records into the store, with their times as if the run had begun then."""
     rows = [
         {"sequence": each.sequence, "time": began + each.time, "event": json.dumps(ev.to_json(each.event))}
         for each in records

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from starlette.types import Message
 
+from dtfm.coordinator.command import health
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.web import app, serving
 from dtfm.coordinator.web.serving import bind, bind_page, link_to
 from tests.coordinator.web.serving_page import asked, connected, page_of
-from tests.coordinator.web.stored_run import stored_run
+from tests.coordinator.web.stored_run import slow_run, stored_run
 
 
 async def test_the_run_is_answered_as_of_now_and_as_of_an_event(tmp_path: Path) -> None:
@@ -124,3 +125,32 @@ async def test_a_viewer_that_takes_nothing_is_dropped_and_those_beyond_the_bound
     assert told[1:] == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]
     never.set()
     await asyncio.wait_for(reading, 10)
+
+
+async def test_a_supervisor_asks_whether_the_run_gets_on(tmp_path: Path) -> None:
+    async with page_of(slow_run(), tmp_path) as served:
+        for link in (served.link, served.metrics):
+            status, headers, content = await asked(link, "/healthz")
+            assert (status, headers["content-type"]) == (200, "application/json")
+            reason = "slow: runpod-2 takes 2.9 times what was planned"
+            assert json.loads(content) == {"healthy": True, "state": "training", "step": 192, "reason": reason}
+        assert (await asked(served.link, "/healthz", "evil.example"))[0] == 400
+        at = served.link.rstrip("/")
+        found = await asyncio.to_thread(health._by_page, at)
+        assert found == await asyncio.to_thread(health._by_page, f"{at}/healthz") == json.loads(content)
+        with pytest.raises(ValueError, match="answers 404; name the page of a coordinator"):
+            await asyncio.to_thread(health._by_page, f"{at}/page.js")
+    with pytest.raises(ValueError, match="no coordinator answers at http"):
+        await asyncio.to_thread(health._by_page, at)
+
+
+async def test_a_run_that_stands_still_or_cannot_be_logged_is_not_healthy(tmp_path: Path) -> None:
+    records = stored_run()
+    for name, later, problem in (("still", 400.0, ""), ("log", 1.0, "the log cannot be written")):
+        (tmp_path / name).mkdir()
+        async with page_of(records, tmp_path / name, later=later, problem=problem) as served:
+            status, _, content = await asked(served.link, "/healthz")
+            assert status == 503
+            reason = problem or "stands still: step 181 does not end; steps took 9.98 s"
+            assert json.loads(content) == {"healthy": False, "state": "training", "step": 180, "reason": reason}
+            assert not (await asyncio.to_thread(health._by_page, served.link))["healthy"]

@@ -6,16 +6,19 @@ import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 
+from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.identity.access import Role
 from tests.coordinator.web.serving_page import page_of
-from tests.coordinator.web.stored_run import MARKUP, stored_run
+from tests.coordinator.web.stored_run import MARKUP, finished_run, stored_run
 from tests.coordinator.web.test_viewers import page_for_viewers
 
 PICTURES = Path("build/page")
@@ -49,13 +52,17 @@ async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_pa
                 await expect(page.locator(f"#{name}")).to_contain_text(text)
 
         # The run, live.
-        await expect(page).to_have_title("170 of 240: stories-1b")
+        await expect(page).to_have_title(re.compile("170 of 240: .* · stories-1b"))
         await shows("state", "training")
         served.happen()
-        await shows("figures", "180 of 240", "3.83", "node-hours, 4 nodes now", "Cost", "1.90 an hour now")
+        await shows("verdict", "training, as planned, since")
+        await shows("figures", "180 of 240", "3.83", "node-hours, 4 nodes now", "Ends")
+        await shows("figures", "Cost so far", "1.90 EUR an hour", "EUR in all", "1 node has no price")
         await expect(page.get_by_label("Loss. loss: from 10.3 at step 1 ")).to_be_visible()
         await page.get_by_role("button", name="over time").click()
         await expect(page.get_by_label("Loss. loss: from 10.3 at 2 min")).to_be_visible()
+        for title in ("Speed", "Gradient norm", "Learning rate", "Predicted over measured"):
+            await expect(page.get_by_label(f"{title}. ")).to_be_visible()
         # The plan.
         await shows(
             "plan-view", "Stage 2", "layers 17–23", "runpod-2", "32 micro-batches", "no plan can take less", "6.6 s"
@@ -81,7 +88,8 @@ async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_pa
         await page.get_by_label("Replay", exact=True).fill(str(lost - 1))
         await shows("state", f"replay: event {lost - 1}")
         await shows("figures", "60 of 240", "5 nodes now")
-        await shows("plan-view", "vast-7", "attic", "is ready; this plan does without it")
+        await shows("plan-view", "vast-7", "attic", "is idle: its fastest link to the plan's nodes carries 112 Mbit/s")
+        await shows("plan-view", "It would help: a line of 168 Mbit/s")
         await expect(page.locator(".plans li")).to_have_count(1)
         await page.get_by_role("button", name="Play").click()
         await expect(page.locator("#figures")).to_contain_text(re.compile(r"Step[789]\d of 240"))
@@ -105,16 +113,78 @@ async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_pa
         await page.get_by_role("button", name="latency").click()
         await expect(cell).to_have_text("0.2")
         await shows("events-view", "attic is quarantined: AUDIT: lab-a100 got other activations")
+        # Each reason of a plan once; events by how serious they are.
+        main = await page.locator("main").inner_text()
+        assert main.count("runpod-2 computes the last stage alone") == 1
+        await page.get_by_role("button", name="problems (1)", exact=True).click()
+        await expect(page.locator("#events-view li")).to_have_count(1)
+        await page.get_by_role("button", name=re.compile("warnings and problems")).click()
+        await expect(page.locator("#events-view li")).to_have_count(4)
+        await page.get_by_role("button", name="all", exact=True).click()
         # For everybody, everywhere.
         for scheme in ("dark", "light"):
             await page.emulate_media(color_scheme=scheme)
             found = await Axe().run(page)
             serious = [f for f in found.response["violations"] if f["impact"] in ("serious", "critical")]
             assert not serious, found.generate_report()
+        tops = await page.eval_on_selector_all(".figure", "all => all.map((one) => one.getBoundingClientRect().top)")
+        assert (len(tops), len(set(tops))) == (7, 2), "seven tiles in two rows"
         await page.set_viewport_size({"width": 390, "height": 844})
+        await page.reload()
         await page.wait_for_function("document.documentElement.scrollWidth === 390")
+        await shows("verdict", "training, as planned")
+        await page.wait_for_function(f"document.documentElement.scrollHeight <= {4 * 844}")
         await page.screenshot(path=PICTURES / "phone.png", full_page=True)
     assert not problems
+
+
+async def test_curves_are_smooth_or_raw_and_are_saved_as_pictures_and_as_figures(tmp_path: Path) -> None:
+    problems = list[str]()
+    async with page_of(stored_run(), tmp_path) as served, browser_at(served.link, problems) as page:
+        lines = page.locator("#curves figure").first.locator("path.line")
+        await expect(lines).to_have_count(3)  # the loss raw and smooth, and the held-out loss
+        await page.get_by_role("button", name="raw", exact=True).click()
+        await expect(lines).to_have_count(2)
+        await page.locator("#curves figure").first.locator("svg").hover(position={"x": 300, "y": 100})
+        await expect(page.locator("#curves .readout").first).to_contain_text(re.compile(r"step \d+ · loss \d"))
+        async with page.expect_download() as saved:
+            await page.get_by_role("button", name="Save CSV").click()
+        rows = (await (await saved.value).path()).read_text().splitlines()
+        head = "step,time,loss,tokens_per_second,gradient_norm,learning_rate,predicted_over_measured,busy,cost,held_out_loss"
+        assert (rows[0], len(rows)) == (head, 181)
+        *_, held_out = rows[50].split(",")
+        assert rows[50].startswith("50,")
+        assert float(held_out) == pytest.approx(6.408, abs=0.01)
+        async with page.expect_download() as saved:
+            await page.get_by_role("button", name="Save pictures").click()
+        picture = ElementTree.parse(await (await saved.value).path()).getroot()
+        strokes = [each.get("stroke") for each in picture.iter("{http://www.w3.org/2000/svg}path")]
+        assert len(strokes) == 2
+        assert all(stroke and stroke.startswith("rgb") for stroke in strokes), (
+            "it looks the same without the page's style"
+        )
+    assert not problems
+
+
+async def test_after_its_end_the_page_is_the_runs_report(tmp_path: Path) -> None:
+    problems = list[str]()
+    async with page_of(finished_run(), tmp_path) as served, browser_at(served.link, problems) as page:
+        await expect(page.locator("#verdict")).to_contain_text("finished: all 240 steps are done")
+        await expect(page.locator("#figures")).to_contain_text("Ended")
+        await expect(page.locator("#plan-view")).to_contain_text("runpod-2")
+        await expect(page.locator("#given-view")).to_contain_text("NVIDIA A100-SXM4-40GB: ")
+        await expect(page.locator("#nodes")).to_contain_text("quarantined")
+        await expect(page.locator("#links")).to_be_hidden()
+        assert "No node" not in await page.locator("main").inner_text()
+    assert not problems
+
+
+async def test_without_prices_one_line_says_how_they_are_given(tmp_path: Path) -> None:
+    records = stored_run()
+    records[0] = replace(records[0], event=ev.RunStarted("id", {"name": "free", "train": {"steps": 240}}))
+    async with page_of(records, tmp_path) as served, browser_at(served.link, []) as page:
+        await expect(page.locator("#figures .quiet")).to_contain_text("dtfm-coordinator set cluster.prices=")
+        await expect(page.locator(".figure")).to_have_count(6)
 
 
 async def test_a_link_on_another_site_opens_the_page_and_stays_in_no_address_until_it_is_revoked(

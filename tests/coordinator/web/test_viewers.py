@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -68,6 +69,11 @@ async def test_a_link_opens_the_page_and_all_that_it_shows_and_nothing_opens_it_
         for path in PATHS:
             status, _, content = await asked(page, path)
             assert (status, b"invite --role viewer" in content) == (403, True), path
+
+        status, _, content = await asked(page, "/healthz")
+        assert (status, json.loads(content)) == (200, {"healthy": True, "state": "waiting"}), (
+            "no reason: it names nodes"
+        )
 
         reply = await served.invite(Role.VIEWER)
         status, headers, content = await asked(page, behind(reply.page))

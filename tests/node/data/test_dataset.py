@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from dtfm.node.data import dataset as data_module, sources
+from dtfm.node.data.allowed import check_places, read_allowed
 from dtfm.node.data.dataset import Data, entropy, load_data
 from dtfm.node.data.sources import Document
 from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
@@ -281,3 +282,23 @@ def test_data_that_cannot_be_read_is_named(
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'data.tokenizer: .* cannot be loaded .*; give "bytes"'):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_mark_at_the_beginning_of_a_file_is_not_trained_on(name: str, tmp_path: Path) -> None:
+    """Some editors of Windows write it: UTF-8 with a byte order mark."""
+    content = '{"text": "abc"}\n' if name == "a.jsonl" else "abc"
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    assert tokenize(sources.documents(str(tmp_path / name), "text"), load_tokenizer("bytes")).tobytes() == b"abc"
+
+
+def test_a_path_that_exists_is_taken_as_it_is_though_its_name_has_brackets(tmp_path: Path) -> None:
+    folder = tmp_path / "[v2] texts"
+    folder.mkdir()
+    (folder / "a b.txt").write_text("abc")
+    for source in (f"{folder}/a b.txt", f"{folder}/*.txt"):
+        run = plan_pb2.Run(
+            data=plan_pb2.Run.Data(source=source), checkpoint=plan_pb2.Run.Checkpoint(uri="coordinator:")
+        )
+        check_places(run, read_allowed([str(folder)]))
+        assert tokenize(sources.documents(source, "text"), load_tokenizer("bytes")).tobytes() == b"abc"

@@ -62,5 +62,5 @@ def test_a_name_that_an_older_version_drew_is_kept(own_state: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(own_state: Path) -> None:
     own_state.write_text("a file")
-    with pytest.raises(ValueError, match=r"cannot be remembered .* --id NAME"):
+    with pytest.raises(ValueError, match=r"nothing can be kept in .*XDG_STATE_HOME=DIR"):
         take_name()

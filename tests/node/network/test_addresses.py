@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.node.network.addresses import Interface, candidates, identity_ports, interfaces
+from dtfm.node.network.addresses import Interface, candidates, identity_ports, interfaces, near
 from dtfm.protos.candidates import MOST_CANDIDATES
 
 HOME = (Interface("lo", "127.0.0.1"), Interface("eth0", "192.168.1.20"), Interface("eth0", "fe80::1"))
@@ -90,3 +90,16 @@ def test_there_are_never_more_than_peers_try() -> None:
 
 def test_this_machine_has_an_interface() -> None:
     assert any(interface.address == "127.0.0.1" for interface in interfaces())
+
+
+def test_near_are_the_private_networks_of_this_machine_without_those_of_its_containers() -> None:
+    found = [
+        Interface("lo", "127.0.0.1", 8),
+        Interface("eth0", "192.168.1.20", 24),
+        Interface("eth0", "fd00::20%2", 64),
+        Interface("eth1", "203.0.113.20", 24),
+        Interface("docker0", "172.17.0.1", 16),
+        Interface("tailscale0", "100.64.0.3", 32),
+        Interface("eth0", "fe80::1%2", 64),
+    ]
+    assert list(map(str, near(found))) == ["192.168.1.0/24", "fd00::/64", "100.64.0.3/32"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
+
 from dtfm.node.network.dialling import Dialler
 from dtfm.protos.identity.credentials import certified_name
 from tests.node.dialling import peer
@@ -12,6 +14,14 @@ AT_HOME = peer("b", "192.168.1.2:7401", "198.51.100.2:7401")
 
 def test_a_peer_is_dialled_at_all_its_candidates() -> None:
     assert Dialler(member("a")).target(AT_HOME) == "ipv4:192.168.1.2:7401,198.51.100.2:7401"
+
+
+def test_a_peer_of_the_same_network_is_dialled_there_first() -> None:
+    opened = peer("b", "198.51.100.2:7401", "10.0.0.2:7401", "192.168.1.2:7401")  # the router's port first
+    near = [ip_network("192.168.1.0/24"), ip_network("fd00::/64")]
+    assert Dialler(member("a"), near=near).target(opened) == ("ipv4:192.168.1.2:7401,198.51.100.2:7401,10.0.0.2:7401")
+    elsewhere = [ip_network("192.168.7.0/24")]
+    assert Dialler(member("a"), near=elsewhere).target(opened) == Dialler(member("a")).target(opened)
 
 
 def test_a_peer_that_cannot_be_dialled_is_asked_for_by_name_and_so_is_one_without_candidates() -> None:

@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import Data
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
@@ -47,7 +48,7 @@ class NoData:
 
 
 def loaded(node: str, run: Run = RUN, specs: Sequence[BucketSpec] = SPECS) -> LoadedRun:
-    return LoadedRun(run, cast(Model, SpecsOnly(specs)), cast(Data, NoData()), dialler(node), ("/",))
+    return LoadedRun(run, cast(Model, SpecsOnly(specs)), cast(Data, NoData()), dialler(node), Allowed(["/"]))
 
 
 class Node:

@@ -21,6 +21,7 @@ import torch
 from blake3 import blake3
 from hypothesis import given, strategies as st
 
+from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state import disk, uploads
@@ -284,7 +285,7 @@ async def test_nothing_is_written_where_the_nodes_operator_does_not_allow_it(
     node: Node, tmp_path: Path, place: Path
 ) -> None:
     parts = await node.write()
-    node.snapshots.open(replace(loaded("a"), allowed=(str(tmp_path / "data"),)))
+    node.snapshots.open(replace(loaded("a"), allowed=Allowed([str(tmp_path / "data")])))
     upload(node, place, parts)
     problem = (await told(node)).problem
     assert problem.startswith("checkpoint.uri: this node's operator does not let a run use")

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
+from dtfm.node.data.allowed import Allowed
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
@@ -48,7 +49,6 @@ class Node:
             node=name,
             device=torch.device("cpu"),
             hardware=Device(kind="cpu", memory_bytes=1 << 30, flops=1e12),
-            allowed_modules=(),
             sender=Sender(name, lambda *failed: None),
             store=StateStore(),
             tokens=folder / "tokens",
@@ -109,7 +109,7 @@ async def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
     assignment = assigned(plan, donors=[Assignment.Donors() for _ in range(LAYERS)], peers=peers)
     for name, node in nodes.items():
-        node.trainer.prepare(message, dialler(name), ["/"])
+        node.trainer.prepare(message, dialler(name), Allowed(["/"]))
         assert (await node.said.get()).prepared.flops > 0  # transformers builds one model at a time
     for node in nodes.values():
         node.trainer.adopt(assignment, node.server.deliver_to)

@@ -19,6 +19,7 @@ import torch
 from blake3 import blake3
 
 from dtfm.coordinator.service.checkpoint_folder import mark
+from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
@@ -73,7 +74,6 @@ class Node:
             node="n0",
             device=torch.device("cpu"),
             hardware=Device(kind="cpu", memory_bytes=1 << 30, flops=1e12),
-            allowed_modules=(),
             sender=Sender("n0", lambda *failed: None),
             store=StateStore(),
             tokens=folder / "tokens",
@@ -101,7 +101,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(preparation, "load_model", load_once)
     monkeypatch.setattr(preparation, "layer_flops", lambda *_: 1e9)
     node = Node(tmp_path / "snapshots")
-    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), Allowed(["/"]))
     assert (await node.reports.get()).prepared.flops == 1e9
     yield node
     await asyncio.to_thread(node.trainer.stop)
@@ -127,12 +127,12 @@ async def test_a_node_that_is_welcomed_again_while_it_loads_says_what_the_run_is
         return 2e9
 
     monkeypatch.setattr(preparation, "layer_flops", layer_flops)
-    node.trainer.prepare(before, dialler("n0"), ["/"])
+    node.trainer.prepare(before, dialler("n0"), Allowed(["/"]))
     assert await asyncio.to_thread(loading.wait, 30)
-    node.trainer.prepare(now, dialler("n0"), ["/"])
+    node.trainer.prepare(now, dialler("n0"), Allowed(["/"]))
     welcomed.set()
     said = (await node.reports.get()).prepared
-    node.trainer.prepare(now, dialler("n0"), ["/"])
+    node.trainer.prepare(now, dialler("n0"), Allowed(["/"]))
     assert (await node.reports.get()).prepared.layouts == said.layouts
 
 
@@ -162,7 +162,7 @@ async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_ma
     monkeypatch.setattr(preparation, "layer_flops", layer_flops)
     monkeypatch.setattr(preparation, "long_part", part)
     node = Node(tmp_path / "snapshots")
-    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), Allowed(["/"]))
     assert (await node.reports.get()).prepared.flops == 1e9
     # The device is timed when nothing else is going on.
     assert done == ["compiled", "timed"]
@@ -184,7 +184,7 @@ async def test_a_device_that_cannot_compute_in_the_runs_precision_ends_the_node(
         mistakes, node = list[str](), Node(tmp_path / "snapshots")
         monkeypatch.setattr(preparation, "compile_kernels", stop)
         node.trainer._fail = lambda error, said=mistakes: said.append(str(error))  # type: ignore[misc]
-        node.trainer.prepare(run, dialler("n0"), ("/",))
+        node.trainer.prepare(run, dialler("n0"), Allowed(("/",)))
         await asyncio.to_thread(node.trainer.stop)
         node.equipment.snapshots.writer.close()
         await node.equipment.sender.close()
@@ -258,7 +258,7 @@ async def test_a_run_that_cannot_be_loaded_while_a_server_hiccups_is_loaded_agai
     loop, failed = asyncio.get_running_loop(), asyncio.Queue[Exception]()
     monkeypatch.setattr(node.trainer, "_fail", lambda e: loop.call_soon_threadsafe(failed.put_nowait, e))
     monkeypatch.setattr(Preparation, "load", hiccups)
-    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), Allowed(["/"]))
     if tries == 2:
         assert (await node.reports.get()).HasField("prepared")
     else:
@@ -314,7 +314,7 @@ async def test_a_node_that_cannot_take_up_the_run_again_says_so_also_where_it_ha
     node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
     assert (await node.reports.get()).plan_ready.generation == 1
     monkeypatch.setattr(Preparation, "load", mock.Mock(side_effect=refused))
-    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), Allowed(["/"]))
     assert await failed.get() is refused
     assert node.reports.empty()
 
@@ -391,7 +391,7 @@ async def test_what_is_wrong_with_the_model_is_told_before_the_data_is_read(
     run.model.config_json = '{"hidden_size": 12, "no_such_key": 1}'
     preparation = Preparation(Node(tmp_path / "snapshots").equipment, asyncio.get_running_loop())
     with pytest.raises(ValueError, match=r"model\.config"):  # the data is not there
-        await asyncio.to_thread(preparation.load, run, dialler("n0"), ["/"], None)
+        await asyncio.to_thread(preparation.load, run, dialler("n0"), Allowed(["/"]), None)
 
 
 async def test_a_run_that_goes_on_with_compiled_layers_is_timed_with_them(
@@ -408,7 +408,7 @@ async def test_a_run_that_goes_on_with_compiled_layers_is_timed_with_them(
     for compiles in (False, False, True, True):
         run = read_run_file(tmp_path / "run.toml").message("test")
         run.train.compile = compiles
-        await asyncio.to_thread(prepared.load, run, dialler("n0"), ["/"], None)
+        await asyncio.to_thread(prepared.load, run, dialler("n0"), Allowed(["/"]), None)
     assert timed == [False, True]
 
 
@@ -449,7 +449,7 @@ async def test_a_checkpoint_that_the_coordinator_names_is_read_only_where_the_ru
 ) -> None:
     (tmp_path / "link").symlink_to("/etc")
     run = read_run_file(tmp_path / "run.toml").message("test")
-    node.trainer.prepare(run, dialler("n0"), [str(tmp_path)])
+    node.trainer.prepare(run, dialler("n0"), Allowed([str(tmp_path)]))
     assert (await node.reports.get()).HasField("prepared")
     plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
     donors = [Assignment.Donors() for _ in range(LAYERS)]

@@ -256,5 +256,24 @@ async def test_nobody_at_the_address_is_no_refusal(served: Served) -> None:
             await enter(where, NODE)
 
 
+@pytest.mark.parametrize("remembered", ["", "invitation"])
+async def test_a_coordinator_that_has_moved_is_remembered_where_it_is(served: Served, remembered: str) -> None:
+    stale = replace(served.invitation, addresses=("127.0.0.1:1",))
+    entry = Entry(str(stale), NODE, "a")
+    entry.has_moved(served.address)
+    assert entry.leads_to == ((served.address, "127.0.0.1:1"), served.invitation.pin)
+    opened = await entry.open(10)
+    assert opened.access.addresses == (served.address, "127.0.0.1:1")
+    assert (await entry.open(10)).access == opened.access
+    again = await enter(stale if remembered else "", NODE)  # as after a restart
+    assert (again.address, again.access) == (served.address, opened.access)
+
+
+async def test_where_a_coordinator_was_only_said_to_be_nothing_is_remembered(served: Served) -> None:
+    entry = Entry(str(served.invitation), NODE, "a")
+    entry.has_moved("127.0.0.1:1")
+    assert (await entry.open(10)).access.addresses == served.invitation.addresses
+
+
 def invitation_id(text: str) -> str:
     return read_invitation(text).id

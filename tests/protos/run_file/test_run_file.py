@@ -150,6 +150,12 @@ def test_all_problems_are_named_at_once() -> None:
         read("seed = -1\n[train]\nsteps = 0")
 
 
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "RUN.toml"
+    path.write_text("name = 'x'\n", encoding="utf-8-sig")
+    assert read_run_file(path).name == "x"
+
+
 def test_errors_about_an_unreadable_file_say_where_and_why(tmp_path: Path) -> None:
     path = tmp_path / "RUN.toml"
     with pytest.raises(RunFileError, match="No such file or directory"):

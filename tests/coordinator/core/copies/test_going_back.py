@@ -165,7 +165,7 @@ def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
     world.lose("c")
     rolled = world.events(ev.RolledBack)[-1]
     assert (rolled.from_step, rolled.step) == (3, 2)
-    assert "1 steps are trained again from the checkpoint of step 2" in rolled.reason
+    assert "1 step is trained again from the checkpoint of step 2" in rolled.reason
     assignment = world.last_to("a", "assignment")
     assert (assignment.step, assignment.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
     assert not any(world.donors_to("a"))

@@ -9,6 +9,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Admission
+from dtfm.coordinator.core.step.telling import awaited
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.access import Access, Holder
@@ -135,3 +136,52 @@ def test_a_stream_of_newcomers_is_let_in_at_least_once_a_lease() -> None:
         world.hear(node, links(node, []))
         world.wait(LEASE * TOGETHER_LEASES * 0.9, beating=list(world.state.members.sessions))
     assert 20 <= len(world.state.ledger.ready) < 30
+
+
+def test_what_newcomers_do_is_said_and_logged_once_in_each_tenth() -> None:
+    world = World()
+    world.greet("a")
+    world.greet("b")
+    for thousandths in range(0, 1001):
+        world.hear("a", beat(wire.READING_DATA, thousandths, 1000))
+    world.hear("a", beat(wire.LOADING_MODEL))  # what came before is old
+    world.hear("b", beat(wire.MEASURING_LINKS, 5, 7))
+    said = [event.narrate() for event in world.events(ev.NodePrepares)]
+    assert said == [f"a reads data ({tenth * 10} %)" for tenth in range(11)] + ["b measures links (5 of 7)"]
+    assert awaited(world.state) == "0 of 2 nodes are ready; a reads data (100 %), b measures links (5 of 7)"
+    assert world.refolded().members["a"].preparing == "reads data (100 %)"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        wire.Heartbeat(preparing=wire.NOTHING_TO_SAY, done=1, of=2),
+        wire.Heartbeat(preparing=99, done=1, of=2),  # type: ignore[arg-type]
+    ],
+)
+def test_a_heartbeat_that_says_nothing_is_a_sign_of_life_alone(said: wire.Heartbeat) -> None:
+    world = World()
+    world.greet("a")
+    world.hear("a", wire.NodeMessage(heartbeat=said))
+    assert not world.events(ev.NodePrepares)
+
+
+@pytest.mark.parametrize(
+    ("done", "of", "sentence"), [(9, 7, "7 of 7"), (5, 0, ""), (2**32 - 1, 2**32 - 1, "10000 of 10000")]
+)
+def test_numbers_that_cannot_be_are_cut(done: int, of: int, sentence: str) -> None:
+    world = World()
+    world.greet("a")
+    world.hear("a", beat(wire.MEASURING_LINKS, done, of))
+    (said,) = world.events(ev.NodePrepares)
+    assert said.sentence == f"measures links ({sentence})" if sentence else "measures links"
+
+
+def test_a_node_that_is_ready_prepares_nothing() -> None:
+    world = training("a", "b")
+    world.hear("a", beat(wire.READING_DATA, 1, 2))
+    assert not world.events(ev.NodePrepares)
+
+
+def beat(doing: wire.Preparing, done: int = 0, of: int = 0) -> wire.NodeMessage:
+    return wire.NodeMessage(heartbeat=wire.Heartbeat(preparing=doing, done=done, of=of))

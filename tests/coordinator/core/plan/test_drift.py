@@ -11,10 +11,9 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.plan.drift import FACTOR, compare
 from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.core.state import PlanChosen, Speeds
-from dtfm.coordinator.core.trust.claims import planned_flops
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.members import Member
+from dtfm.coordinator.log.members import Member, planned_flops
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.drifting import FLOPS, steady_run, timed_steps

@@ -1,0 +1,92 @@
+"""Which run a command means that names none: that of the folder it stands in, as with git, or else the only one that is up."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from dtfm.protos.identity.access import Access, Role, kept
+from dtfm.protos.identity.credentials import fetch_authority, public_key
+from dtfm.protos.identity.private_files import read_private
+from dtfm.protos.identity.proof import ClockError
+
+LOOK_SECONDS = 3.0
+"""How long to look which of several coordinators answer."""
+MOST_RUNS = 20
+"""Of those that this user has had to do with, the newest."""
+OF_A_RUN = "*.authority.pem"
+"""The key of a run's authority, beside its store."""
+
+
+async def which_run(roles: Sequence[Role], folder: Path, *, or_as_member: bool = False) -> Access | None:
+    """What this user may do, in one of the ``roles``, at the coordinator that a command in the ``folder`` means. None: this user
+    has no such role anywhere. ``or_as_member``: the role of a node will do, too. Raises ValueError if it cannot be told which is
+    meant, or if this user has nodes there and none of the roles."""
+    members = _enrolled([Role.NODE])
+    # Of each run what is newest, and a role before a node.
+    runs = {access.pin: access for access in [*reversed(members if or_as_member else []), *reversed(_enrolled(roles))]}
+    here = [pin for pin in _pins_in(folder) if pin in runs]
+    if here:
+        return await _chosen([runs[pin] for pin in here])
+    newest = list(reversed(runs.values()))[:MOST_RUNS]
+    if newest:
+        return await _chosen(newest)
+    if members:
+        member = members[0]
+        raise ValueError(
+            f"this machine takes part in {_named(member)} as node {member.name!r}, and a node cannot direct a run. Who runs the "
+            "coordinator can, on that machine; and whoever they invite: dtfm-coordinator invite --role operator"
+        )
+    return None
+
+
+def _pins_in(folder: Path) -> list[bytes]:
+    """The pins of the authorities whose keys are there. A key that this user may not read is none of theirs."""
+    pins = []
+    for path in sorted(folder.glob(OF_A_RUN)):
+        try:
+            pins.append(hashlib.sha256(public_key(read_private(path))).digest())
+        except (OSError, ValueError):
+            continue
+    return pins
+
+
+async def _chosen(runs: Sequence[Access]) -> Access:
+    if len(runs) == 1:
+        return runs[0]
+    answer = await asyncio.gather(*map(_answers, runs))
+    up = [run for run, answers in zip(runs, answer, strict=True) if answers]
+    if len(up) < 2:
+        return (up or runs)[0]
+    listed = "\n".join(f"  {number}. {_named(run)}" for number, run in enumerate(up, start=1))
+    if not sys.stdin.isatty():
+        raise ValueError(
+            f"{len(up)} runs are up:\n{listed}\nSay which: give its HOST:PORT, or call the command in that run's folder"
+        )
+    print(f"{len(up)} runs are up:\n{listed}", file=sys.stderr)
+    number = 0
+    while not 1 <= number <= len(up):
+        number = int(typer.prompt("Which one (its number)", type=int, err=True))
+    return up[number - 1]
+
+
+async def _answers(run: Access) -> bool:
+    try:
+        await fetch_authority(run.addresses, run.pin, LOOK_SECONDS)
+    except (ConnectionError, PermissionError, ClockError):
+        return False
+    return True
+
+
+def _named(run: Access) -> str:
+    return f"run {run.run!r} at {run.addresses[0]}" if run.run else f"the run at {run.addresses[0]}"
+
+
+def _enrolled(roles: Sequence[Role]) -> list[Access]:
+    """The newest first."""
+    return [access for access in kept(roles) if access.enrolled]

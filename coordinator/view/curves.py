@@ -1,0 +1,70 @@
+"""A run's figures by step, as curves need them: one pure projection for the page, and for whoever keeps them elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.store.record import Record
+from dtfm.coordinator.view.so_far import SoFar
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The figures of one step, or of an evaluation after it. ``time``: in seconds since 1970. None: not known of this step."""
+
+    step: int
+    time: float
+    loss: float | None = None
+    held_out_loss: float | None = None
+    """In nats per token."""
+    gradient_norm: float | None = None
+    """Before clipping."""
+    learning_rate: float | None = None
+    tokens_per_second: float | None = None
+    tokens: int = 0
+    """Of this step."""
+    seconds: float | None = None
+    """Of a step that ran without interruption."""
+    busy: float | None = None
+    """The mean share of the step that the plan's nodes computed. Of a long run the log has it for one step in sixteen."""
+    predicted_over_measured: float | None = None
+    """The seconds that the planner expected of this step, over those that it took."""
+    cost: float | None = None
+    """What all members have cost since the run began, in the currency of ``[cluster] prices``; None: there are no prices."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The figures that are known, by name."""
+        known = asdict(self)
+        return {name: float(value) for name, value in known.items() if name not in _NO_FIGURES and value is not None}
+
+
+_NO_FIGURES = ("step", "time", "tokens", "seconds")
+
+
+def reading(so_far: SoFar, record: Record) -> Reading | None:
+    """What the record says of the curves, given the run so far with it; None: nothing. A log's readings are those of its records
+    in order, each added to ``so_far`` first. An exchange of islands has none, as nothing is trained in it."""
+    event, cost = record.event, so_far.cost if so_far.has_prices else None
+    if isinstance(event, ev.Evaluated):
+        return Reading(event.step, record.time, held_out_loss=event.loss, cost=cost)
+    if not isinstance(event, ev.StepCommitted) or event.exchange:
+        return None
+    whole = event.tokens_per_second is not None
+    predicted = so_far.ledger.training.predicted
+    spent = [(busy, event.wait_seconds.get(node, 0.0)) for node, busy in event.compute_seconds.items()]
+    shares = [busy / (busy + waited) for busy, waited in spent if busy + waited > 0]
+    return Reading(
+        step=event.step,
+        time=record.time,
+        loss=event.loss,
+        gradient_norm=event.gradient_norm,
+        learning_rate=event.learning_rate or None,  # older logs do not have it
+        tokens_per_second=event.tokens_per_second,
+        tokens=event.tokens,
+        seconds=event.seconds if whole else None,
+        busy=sum(shares) / len(shares) if shares else None,
+        predicted_over_measured=predicted / event.seconds if whole and predicted is not None else None,
+        cost=cost,
+    )

@@ -1,0 +1,106 @@
+"""Why the plan in force does without a node, and what would put the node to use, as far as the log shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.members import planned_flops
+from dtfm.scheduler.model.plan import Plan
+
+MOST_COMPARED = 48
+"""The number of the plan's nodes with which a node's links are compared."""
+STANDS_OUT = 1.5
+"""A line, or a device, stands out if it is this number of times slower than the slowest in the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """``why``: what stands out in the node. ``remedy``: what would make the planner count on it; empty: not known."""
+
+    why: str
+    remedy: str = ""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.why}. It would help: {self.remedy}" if self.remedy else self.why
+
+
+def idle_nodes(ledger: Ledger, nodes: Iterable[str]) -> dict[str, Idle]:
+    """By node, for those of the ``nodes`` that could be in the plan and are not."""
+    plan = ledger.training.plan
+    if plan is None:
+        return {}
+    peers, found = plan.nodes[:MOST_COMPARED], {}
+    rates = [rate for each in peers if (rate := _rate(ledger, each, peers)) is not None]
+    for node in nodes:
+        member = ledger.members[node]
+        if plan.stage_of(node) is not None or not member.ready or member.relay == "only":
+            continue
+        if member.leaving:
+            found[node] = Idle(f"it is leaving: {member.leaving}")
+            continue
+        memory, line = _memory(ledger, plan, node), _line(_rate(ledger, node, peers), min(rates, default=0.0))
+        found[node] = memory or line or _device(ledger, plan, node) or _work(plan)
+    return found
+
+
+def _memory(ledger: Ledger, plan: Plan, node: str) -> Idle | None:
+    if ledger.described is None:
+        return None
+    workload, has = ledger.described.workload, ledger.members[node].device.memory_bytes
+    size = min(sum(layer.parameter_bytes for layer in workload.layers[slice(*stage.layers)]) for stage in plan.stages)
+    needs = size * workload.least_device_bytes_per_parameter_byte
+    if has >= needs:
+        return None
+    why = f"its memory of {has / 2**30:.1f} GiB holds no stage of this plan; the smallest needs {needs / 2**30:.1f} GiB"
+    return Idle(why, f"{(needs - has) / 2**30:.1f} GiB more memory")
+
+
+def _line(its: float | None, slowest: float) -> Idle | None:
+    """``its`` best link to the plan, and the best link of the plan's node with the ``slowest``, in bytes per second."""
+    if its is None or not slowest:
+        return None
+    if its <= 0:
+        return Idle("nothing passes between it and the nodes of the plan", "a way to them, like an open port")
+    if slowest < STANDS_OUT * its:
+        return None
+    why = f"its fastest link to the plan's nodes carries {_megabits(its)}; in the plan each has one of at least"
+    return Idle(f"{why} {_megabits(slowest)}", f"a line of {_megabits(slowest)}")
+
+
+def _rate(ledger: Ledger, node: str, others: tuple[str, ...]) -> float | None:
+    """The bytes per second of the best of its links to and from the ``others``; None: none was measured."""
+    links = ledger.reach.links
+    pairs = [(links.get(node, {}).get(o), links.get(o, {}).get(node)) for o in others if o != node]
+    known = [min(one.bandwidth, back.bandwidth) for one, back in pairs if one is not None and back is not None]
+    return max(known, default=None)
+
+
+def _device(ledger: Ledger, plan: Plan, node: str) -> Idle | None:
+    nodes = [each for each in plan.nodes if each in ledger.members]
+    *others, its = planned_flops(ledger, [*nodes, node])
+    if not others or its <= 0 or min(others) < STANDS_OUT * its:
+        return None
+    times = min(others) / its
+    return Idle(
+        f"its device is {times:.1f} times slower than the slowest in the plan, which would wait for it",
+        f"a device {times:.1f} times as fast, or smaller micro-batches (train.micro_batch)",
+    )
+
+
+def _work(plan: Plan) -> Idle:
+    if all(max(stage.loads) <= 1 for stage in plan.stages):
+        return Idle(
+            "each node of the plan computes a single micro-batch of a step: there is none left for it",
+            "a larger train.global_batch, or smaller micro-batches",
+        )
+    return Idle(
+        "the planner found no faster plan with it: what it would save is less than the exchange with it costs",
+        "a larger train.global_batch; `dtfm-coordinator plan` says how much",
+    )
+
+
+def _megabits(rate: float) -> str:
+    return f"{rate * 8 / 1e6:,.0f} Mbit/s" if rate * 8 >= 1e7 else f"{rate * 8 / 1e6:.2g} Mbit/s"

@@ -1,0 +1,1 @@
+"""Mirrors protos/local_network."""
