@@ -172,3 +172,12 @@ async def test_the_first_notice_is_told_and_the_watch_ends_with_its_context(
     await asyncio.sleep(0)  # the second watch is called off
     assert len(asyncio.all_tasks()) == 1
     assert set(FIRMWARE) == set(NAMES)
+
+
+@pytest.mark.parametrize("status", [302, 401, 500])
+async def test_only_a_404_says_that_aws_gives_no_notice(status: int) -> None:
+    async def fetch(method: str, *_: object) -> tuple[int, bytes]:
+        return (200, b"proof==") if method == "PUT" else (status, b"")
+
+    with pytest.raises(NoAnswer, match=str(status)):
+        await CLOUDS[0].asks(fetch)
