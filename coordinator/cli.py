@@ -15,7 +15,7 @@ from dtfm.coordinator.command.invite import expel, forgive, invite, revoke
 from dtfm.coordinator.command.observe import events, members, watch
 from dtfm.coordinator.command.plan import plan, plan_now
 from dtfm.coordinator.command.serve import serve
-from dtfm.coordinator.command.steer import go_on, pause, set_key, stop
+from dtfm.coordinator.command.steer import go_on, pause, rollback, set_key, stop
 from dtfm.installed import Version
 from dtfm.protos.printable import printable_lines
 
@@ -48,6 +48,7 @@ for name, command in (
     ("continue", go_on),
     ("stop", stop),
     ("set", set_key),
+    ("rollback", rollback),
     ("export", export),
     ("backup", backup),
     ("restore", restore),

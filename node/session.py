@@ -73,7 +73,7 @@ class Session:
         loop = asyncio.get_running_loop()
         self._settings = settings
         self._incarnation = secrets.randbits(64)
-        self._outgoing: asyncio.Queue[wire.NodeMessage] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[wire.NodeMessage | None] = asyncio.Queue()  # None: nothing follows
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit: int | None = None
         self._problem = "it was not let in yet"  # empty while the coordinator hears it
@@ -252,7 +252,8 @@ class Session:
         async with opened.channel(self._lease) as channel:
             stub = services.stub("Coordinator", channel)
             let_in = asyncio.Event()
-            stream = stub.Join(self._messages(let_in), metadata=opened.metadata)
+            outgoing = self._outgoing
+            stream = stub.Join(self._messages(outgoing, let_in), metadata=opened.metadata)
             self._hang_up = stream.cancel
             try:
                 if is_let_in(await stream.initial_metadata()):
@@ -282,6 +283,12 @@ class Session:
                     heartbeat.cancel()
                 self._trainer.interrupt("the connection to the coordinator broke")
                 stream.cancel()
+                while not outgoing.empty():
+                    outgoing.get_nowait()
+                outgoing.put_nowait(
+                    None
+                )  # else grpc's task that waits for it would be collected while it runs, and say so
+                let_in.set()
 
     def _remember_allowed(self, access: Access) -> Allowed:
         """Keeps with the membership what this machine's operator allows now. What the operator has not said is as before."""
@@ -420,11 +427,11 @@ class Session:
             beat.MergeFrom(wire.Heartbeat(load=now.load, celsius=now.celsius))
             self._send(wire.NodeMessage(heartbeat=beat))
 
-    async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[wire.NodeMessage]:
-        outgoing = self._outgoing
+    async def _messages(
+        self, outgoing: asyncio.Queue[wire.NodeMessage | None], let_in: asyncio.Event
+    ) -> AsyncIterator[wire.NodeMessage]:
         await let_in.wait()  # a write that meets a refusal would turn its status into grpc's INTERNAL
-        while True:
-            message = await outgoing.get()
+        while (message := await outgoing.get()) is not None:
             yield message
             if message.WhichOneof("message") == "goodbye":
                 # The coordinator ends the stream. If it has vanished, this does.

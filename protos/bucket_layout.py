@@ -16,6 +16,9 @@ LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 1 << 20
 """Of a bucket's file."""
 
+OPTIMIZER = "optimizer."
+"""Begins the names of what is not the model's in a bucket's file."""
+
 MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 """The names of the optimizer's state in a bucket's file, after the parameters. A file of weights alone lacks them."""
 

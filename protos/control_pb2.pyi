@@ -274,7 +274,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("layers", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts", "disk_bytes")
+    __slots__ = ("layers", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts", "disk_bytes", "precision")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +288,7 @@ class Prepared(_message.Message):
     DATA_READ_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Layer]
     data_fingerprint: bytes
     training_samples: int
@@ -301,7 +302,8 @@ class Prepared(_message.Message):
     data_read: bool
     layouts: bytes
     disk_bytes: int
-    def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
+    precision: _plan_pb2.Precision
+    def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ..., precision: _Optional[_Union[_plan_pb2.Precision, str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("count", "preparing", "done", "of", "load", "celsius")
@@ -520,16 +522,18 @@ class Uploaded(_message.Message):
     def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
-    __slots__ = ("folder", "parts", "manifest", "states")
+    __slots__ = ("folder", "parts", "manifest", "states", "weights")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     folder: str
     parts: _containers.RepeatedCompositeFieldContainer[Part]
     manifest: bytes
     states: _containers.RepeatedCompositeFieldContainer[BucketState]
-    def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., manifest: _Optional[bytes] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
+    weights: bool
+    def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., manifest: _Optional[bytes] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., weights: _Optional[bool] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation", "progress", "codecs", "states")
@@ -681,12 +685,16 @@ class StepReady(_message.Message):
 class Audit(_message.Message):
     __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds", "trained")
     class Trained(_message.Message):
-        __slots__ = ("learning_rate", "borders")
+        __slots__ = ("learning_rate", "borders", "clip_norm", "weight_decay")
         LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
         BORDERS_FIELD_NUMBER: _ClassVar[int]
+        CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+        WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
         learning_rate: float
         borders: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, learning_rate: _Optional[float] = ..., borders: _Optional[_Iterable[int]] = ...) -> None: ...
+        clip_norm: float
+        weight_decay: float
+        def __init__(self, learning_rate: _Optional[float] = ..., borders: _Optional[_Iterable[int]] = ..., clip_norm: _Optional[float] = ..., weight_decay: _Optional[float] = ...) -> None: ...
     class MicroBatch(_message.Message):
         __slots__ = ("number", "previous", "next", "activation_in", "activation_out", "gradient_in", "gradient_out", "loss")
         NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -786,7 +794,7 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "learning_rate", "evaluate", "snapshot", "pause", "status", "island_norms")
+    __slots__ = ("generation", "step", "gradient_norm", "learning_rate", "clip_norm", "weight_decay", "evaluate", "snapshot", "pause", "status", "island_norms")
     class IslandNormsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -798,6 +806,8 @@ class Commit(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -807,12 +817,14 @@ class Commit(_message.Message):
     step: int
     gradient_norm: float
     learning_rate: float
+    clip_norm: float
+    weight_decay: float
     evaluate: bool
     snapshot: bool
     pause: bool
     status: RunStatus
     island_norms: _containers.ScalarMap[int, float]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., island_norms: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., clip_norm: _Optional[float] = ..., weight_decay: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., island_norms: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")
@@ -1001,7 +1013,7 @@ class ForgiveRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class SteerRequest(_message.Message):
-    __slots__ = ("wish", "key", "value")
+    __slots__ = ("wish", "key", "value", "step", "only_say")
     class Wish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PAUSE: _ClassVar[SteerRequest.Wish]
@@ -1010,19 +1022,25 @@ class SteerRequest(_message.Message):
         STOP_NOW: _ClassVar[SteerRequest.Wish]
         SET: _ClassVar[SteerRequest.Wish]
         SAVE: _ClassVar[SteerRequest.Wish]
+        ROLLBACK: _ClassVar[SteerRequest.Wish]
     PAUSE: SteerRequest.Wish
     CONTINUE: SteerRequest.Wish
     STOP: SteerRequest.Wish
     STOP_NOW: SteerRequest.Wish
     SET: SteerRequest.Wish
     SAVE: SteerRequest.Wish
+    ROLLBACK: SteerRequest.Wish
     WISH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ONLY_SAY_FIELD_NUMBER: _ClassVar[int]
     wish: SteerRequest.Wish
     key: str
     value: str
-    def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ..., key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    step: int
+    only_say: bool
+    def __init__(self, wish: _Optional[_Union[SteerRequest.Wish, str]] = ..., key: _Optional[str] = ..., value: _Optional[str] = ..., step: _Optional[int] = ..., only_say: _Optional[bool] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("path", "upload", "offset", "data", "last")

@@ -34,15 +34,15 @@ def guarded_places(source: str, tokenizer: str, pretrained: str, checkpoint: str
     if source.startswith("hf:"):
         whole = source.removeprefix("hf:")
         name = whole.partition(":")[0]
-        if "/" not in name or _is_local_name(whole) or _is_local_name(name):
+        if "/" not in name or is_local_name(whole) or is_local_name(name):
             yield "data.source", whole
     elif source != "python-stdlib" and not source.startswith("module:"):
         yield "data.source", source
-    if tokenizer not in ("", "bytes") and _is_local_name(tokenizer):
+    if tokenizer not in ("", "bytes") and is_local_name(tokenizer):
         yield "data.tokenizer", tokenizer
     if "://" in pretrained or "::" in pretrained:
         yield from _guarded_url("model.pretrained", pretrained)
-    elif pretrained and _is_local_name(pretrained):
+    elif pretrained and is_local_name(pretrained):
         yield "model.pretrained", pretrained
     yield from _guarded_url("checkpoint.uri", checkpoint)
 
@@ -70,7 +70,7 @@ def expanded(path: str) -> Path:
 
 def told_by(place: str, error: Exception) -> str:
     """What the storage at ``place`` has said, with what to look at."""
-    keys = isinstance(error, PermissionError) and not _is_local_url(place)
+    keys = isinstance(error, PermissionError) and not is_local_url(place)
     hint = " (with the keys that this process finds, as in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)" if keys else ""
     return f"{type(error).__name__}: {error}{hint}"
 
@@ -80,7 +80,7 @@ def _guarded_url(key: str, place: str) -> Iterator[tuple[str, str]]:
         check_url(place)
     except ValueError as problem:
         raise ValueError(f"{key} {problem}") from None
-    if _is_local_url(place):
+    if is_local_url(place):
         yield key, re.sub(r"\A(file|local):(//)?", "", place, flags=re.IGNORECASE)
     elif is_guarded_url(place):
         yield key, place
@@ -92,11 +92,12 @@ def is_guarded_url(place: str) -> bool:
     return scheme is not None and scheme[1].lower() in REMOTE - _FREE
 
 
-def _is_local_url(place: str) -> bool:
+def is_local_url(place: str) -> bool:
+    """Whether it is a path, or a URL of one, on the disk of whoever reads it."""
     scheme = _SCHEME.match(place)
     return scheme is None or scheme[1].lower() in LOCAL
 
 
-def _is_local_name(name: str) -> bool:
-    """Whether this may be no name on the hub: it looks like a path, or there is one."""
+def is_local_name(name: str) -> bool:
+    """Whether this may be no name on the hub: it looks like a path, or there is one on this machine."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or os.path.exists(name)

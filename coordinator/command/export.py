@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json, Where, store_option, store_url
+from dtfm.coordinator.command.weights.formats import Format
 
 
 def export(
@@ -22,6 +23,10 @@ def export(
     store: Annotated[
         str, store_option("Export the newest checkpoint that this event log names, or check the --checkpoint by it.")
     ] = "",
+    dtype: Annotated[
+        Format | None,
+        typer.Option(help="The numbers' format in the export. Default: the run's own, mostly fp32."),
+    ] = None,
     json_lines: Json = False,
 ) -> None:
     """Writes the model as a folder that transformers' from_pretrained loads.
@@ -53,12 +58,21 @@ def export(
     if store:
         ledger = story_in(store).now.ledger
         folder = folder or logged_checkpoint(ledger, store)
-    step = export_checkpoint(folder, target, ledger)
+    infinite: dict[str, int] = {}
+    step = export_checkpoint(folder, target, ledger, dtype, infinite.update)
+    if infinite:
+        typer.echo(
+            f"{sum(infinite.values()):,} numbers in {len(infinite)} tensors ({next(iter(infinite))} is the first) are too large "
+            f"for {dtype} and became infinite; use --dtype bf16 or fp32",
+            err=True,
+        )
     if ledger is None:
         typer.echo(f"{folder} was not checked against a log: who wrote it is believed; give --store", err=True)
     elif not all(ledger.copies.digests(step) or ("",)):
         typer.echo(f"The log does not have the digests of all state in {folder}: who wrote it is believed", err=True)
     if json_lines:
-        print(json.dumps({"checkpoint": folder, "step": step, "folder": str(target)}))
+        print(
+            json.dumps({"checkpoint": folder, "step": step, "folder": str(target), "infinite": sum(infinite.values())})
+        )
     else:
         print(f"Step {step} of {folder} is in {target}.")

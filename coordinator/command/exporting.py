@@ -9,18 +9,20 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
 
 from dtfm.coordinator.command.client import ask, open_way, told
+from dtfm.coordinator.command.weights.check import BucketCheck, NotTheLogs as NotTheLogs
+from dtfm.coordinator.command.weights.formats import Format
+from dtfm.coordinator.command.weights.older_names import as_before, family_in
+from dtfm.coordinator.command.weights.shards import Part, write_shards
+from dtfm.coordinator.command.weights.stored import Stored, look_at, pieces
 from dtfm.coordinator.log.events import CheckpointFailed
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.checkpoint_folder import (
@@ -31,22 +33,18 @@ from dtfm.coordinator.service.checkpoint_folder import (
     check_layout,
     manifest_and_digest,
     newest as newest,
-    state_of_weights,
 )
+from dtfm.coordinator.view.model_card import CARD, Card, card_of
 from dtfm.protos import control_pb2 as wire, coordinator_disk
-from dtfm.protos.checkpoint_names import MANIFEST
+from dtfm.protos.bucket_layout import OPTIMIZER
+from dtfm.protos.checkpoint_names import BUFFERS, MANIFEST
 from dtfm.protos.run_file.run_file import parse_run
 
 SHARD_BYTES = 1 << 30
-"""Least size of a file of weights, the last one apart: export needs memory for about one file."""
+"""Least size of a file of weights, the last one apart."""
 
 MAX_MODEL_FILE_BYTES = 64 << 20
 """Largest configuration or tokenizer file."""
-Tensors = dict[str, NDArray[Any]]
-
-
-class NotTheLogs(CheckpointError):
-    """What lies in the storage is not what the run's log says of it."""
 
 
 async def newest_of(where: str) -> tuple[Ledger, str]:
@@ -83,8 +81,15 @@ def check_target(target: Path) -> None:
         raise ValueError(f"{target} exists and is not an empty folder; give a new one")
 
 
-def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -> int:
-    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step.
+def export_checkpoint(
+    folder: str,
+    target: Path,
+    ledger: Ledger | None = None,
+    wanted: Format | None = None,
+    on_infinite: Callable[[Mapping[str, int]], None] = lambda _: None,
+) -> int:
+    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step. The weights are in
+    the format ``wanted``, or in their own. ``on_infinite`` gets, by tensor, how many numbers are too large for it, if any are.
 
     Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, NotTheLogs if it
     is not the one of the run's ``ledger``, and ValueError for a target in use.
@@ -92,6 +97,8 @@ def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -
     check_target(target)
     manifest, digest = manifest_and_digest(folder)
     states = _agreed_states(folder, manifest, digest, ledger) if ledger is not None else ()
+    described = ledger.described if ledger is not None else None
+    layout_of = described.layout_of if described is not None else lambda _: ""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
@@ -99,21 +106,54 @@ def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -
         ) as name:
             partial, (filesystem, path) = Path(name), fsspec.url_to_fs(folder)
             _copy_model_files(filesystem, path, partial)
-            described = ledger.described if ledger is not None else None
-            layout_of = described.layout_of if described is not None else lambda _: ""
-            _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial)
+            if wanted is not None:
+                _say_format(partial, wanted)
+            parts = _parts(filesystem, path, manifest.buckets, states, layout_of, family_in(partial))
+            written = write_shards(parts, partial, wanted, SHARD_BYTES)
+            (partial / CARD).write_text(_card(manifest, digest, ledger, wanted, written.files), encoding="utf-8")
             os.chmod(partial, 0o755)
             partial.replace(target)
     except OSError as error:
         raise CheckpointError(f"cannot export {folder} to {target}: {error}") from None
+    if written.infinite:
+        on_infinite(written.infinite)
     return manifest.step
 
 
+def _card(
+    manifest: Manifest, digest: str, ledger: Ledger | None, wanted: Format | None, files: Mapping[str, str]
+) -> str:
+    """The model card. Of the checkpoint it says what the log says, or without one the manifest."""
+    command = f"dtfm-coordinator export{f' --dtype {wanted}' if wanted is not None else ''} DIR"
+    known = Card(manifest.run, manifest.run_id, manifest.step, digest)
+    if ledger is not None:
+        known = card_of(ledger, manifest.step, digest)
+    return replace(known, files=files, command=command).text()
+
+
+def _say_format(target: Path, wanted: Format) -> None:
+    """config.json says in which format the weights are."""
+    file = target / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        for settings in (config, *config.values()):
+            if isinstance(settings, dict):
+                settings |= {key: wanted.torch for key in ("dtype", "torch_dtype") if key in settings}
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (ValueError, AttributeError, RecursionError) as problem:
+        raise CheckpointError(
+            f"config.json of the checkpoint cannot be read: {problem}; export without --dtype"
+        ) from None
+
+
 def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
-    """Copies config.json and the tokenizer's files: everything but the buckets and their manifest."""
+    """Copies config.json and the tokenizer's files: everything but the weights, their manifest and what an export says itself."""
     for entry in filesystem.ls(path, detail=True):
         name = str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
-        if entry["type"] != "file" or name in (MANIFEST, INDEX) or name.startswith("bucket-") or name.endswith(".part"):
+        own = name in (MANIFEST, INDEX, BUFFERS, CARD) or name.startswith("bucket-") or name.endswith(".part")
+        if entry["type"] != "file" or own:
             continue
         if entry["size"] > MAX_MODEL_FILE_BYTES:
             raise CheckpointError(
@@ -137,89 +177,56 @@ def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger)
     return ledger.copies.digests(manifest.step)
 
 
-def _shards(
+def _parts(
     filesystem: Any,
     path: str,
     buckets: tuple[BucketFile, ...],
     states: tuple[str, ...],
     layout_of: Callable[[int], str],
-) -> Iterator[Tensors]:
-    shard: Tensors = {}
+    family: str,
+) -> list[Part]:
+    """What is to be exported of each file, by their headers. ``family``: the model's."""
+    parts: list[Part] = []
     whose: dict[str, str] = {}  # by tensor, the file that has it
     for bucket in buckets:
+        stored = _looked_at(filesystem, f"{path}/{bucket.file}", bucket, layout_of(bucket.index))
         state = states[bucket.index] if bucket.index < len(states) else ""
-        weights = _read_weights(filesystem, path, bucket, state, layout_of(bucket.index))
-        if twice := sorted(weights.keys() & whose.keys()):
-            raise CheckpointError(
-                f"{path}/{bucket.file} and {whose[twice[0]]} both have a tensor {twice[0]!r}: one of their writers has given "
-                "it another's name. Use an older checkpoint"
-            )
-        whose |= dict.fromkeys(weights, bucket.file)
-        shard |= weights
-        if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
-            yield shard
-            shard = {}
-    if shard:
-        yield shard
+        stored = replace(stored, tensors=as_before(stored.tensors, family))
+        tensors = tuple(tensor for tensor in stored.tensors if not tensor.name.startswith(OPTIMIZER))
+        for tensor in tensors:
+            if tensor.name in whose:
+                raise CheckpointError(
+                    f"{path}/{bucket.file} and {whose[tensor.name]} both have a tensor {tensor.name!r}: one of their writers has "
+                    "given it another's name. Use an older checkpoint"
+                )
+            whose[tensor.name] = bucket.file
+        parts.append(Part(stored, tensors, BucketCheck(stored, bucket, state).add))
+    if filesystem.exists(f"{path}/{BUFFERS}"):
+        stored = look_at(filesystem, f"{path}/{BUFFERS}", filesystem.size(f"{path}/{BUFFERS}"))
+        stored = replace(stored, tensors=as_before(stored.tensors, family))
+        tensors = tuple(tensor for tensor in stored.tensors if tensor.name not in whose)
+        parts.append(Part(stored, tensors, lambda _: None, keeps_formats=True))
+    return parts
 
 
-def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str, layout: str) -> Tensors:
-    """``state``, ``layout``: the digests (hex) that the bucket's state, and its file's layout, should have; empty: not known."""
-    content = filesystem.cat_file(f"{path}/{bucket.file}")
-    if len(content) != bucket.bytes or blake3(content).hexdigest() != bucket.blake3:
-        raise CheckpointError(f"{path}/{bucket.file} is damaged (its BLAKE3 differs); use an older checkpoint")
+def _looked_at(filesystem: Any, path: str, bucket: BucketFile, layout: str) -> Stored:
+    """``layout``: the digest (hex) that the file's layout should have; empty: not known."""
+    damaged = CheckpointError(f"{path} is damaged (its BLAKE3 differs); use an older checkpoint")
+    if filesystem.size(path) != bucket.bytes:
+        raise damaged
     try:
-        tensors = load(content)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}/{bucket.file} is not safetensors: {error}") from None
-    if state not in ("", _state_digest(content, bucket.moments)):
-        raise NotTheLogs(
-            f"{path}/{bucket.file} is whole, but not the state that its trainers agreed on: its writer has made it up. Use an "
-            "older checkpoint"
-        )
-    if layout:
-        begin = 8 + int.from_bytes(content[:8], "little")
-        try:
-            data_bytes, weights = len(content) - begin, bool(bucket.moments)
-            check_layout(content[8:begin], data_bytes, layout, f"{path}/{bucket.file}", bucket.index, weights=weights)
-        except CheckpointError as error:
-            raise NotTheLogs(str(error), bucket.index) from None
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
-
-
-def _state_digest(content: bytes, moments: str) -> str:
-    """Of a bucket's file, whose header is sound: the BLAKE3 (hex) of those of its parameters and the rest of its state, as nodes
-    take it (Bucket.digest). Empty: they do not lie as nodes write them. ``moments``: see CheckpointFile."""
-    begin = 8 + int.from_bytes(content[:8], "little")
-    header, data = json.loads(content[8:begin]), memoryview(content)[begin:]
-    if moments:
-        return state_of_weights(blake3(data).digest(), moments)
-    found = [entry["data_offsets"] for name, entry in header.items() if name.startswith("optimizer.")]
-    tensors = 1 + len(found)
-    each = len(data) // tensors
-    if found != [[i * each, (i + 1) * each] for i in range(1, tensors)]:
-        return ""
-    return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(tensors))).hexdigest()
-
-
-def _write_shards(shards: Iterator[Tensors], target: Path) -> None:
-    """Writes one file, model.safetensors, or several files and the index that transformers reads."""
-    files: list[tuple[Path, list[str]]] = []
-    size = 0
-    for number, tensors in enumerate(shards):
-        file = target / f"part-{number}"
-        stored = {name: np.ascontiguousarray(each) for name, each in tensors.items()}
-        save_file(stored, file, {"format": "pt"})
-        file.chmod(0o644)  # safetensors creates files that only their owner can read
-        files.append((file, list(tensors)))
-        size += sum(each.nbytes for each in stored.values())
-    if len(files) == 1:
-        files[0][0].rename(target / "model.safetensors")
-        return
-    weights: dict[str, str] = {}
-    for number, (file, names) in enumerate(files, 1):
-        final = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        file.rename(target / final)
-        weights |= dict.fromkeys(names, final)
-    index = {"metadata": {"total_size": size}, "weight_map": weights}
-    (target / INDEX).write_text(json.dumps(index, indent=1))
+        stored = look_at(filesystem, path, bucket.bytes)
+        if layout:
+            size, weights = bucket.bytes - stored.data_begin, bool(bucket.moments)
+            try:
+                check_layout(stored.header, size, layout, path, bucket.index, weights=weights)
+            except CheckpointError as error:
+                raise NotTheLogs(str(error), bucket.index) from None
+    except CheckpointError:
+        whole = blake3()
+        for piece in pieces(filesystem, path):
+            whole.update(piece)
+        if whole.hexdigest() != bucket.blake3:
+            raise damaged from None
+        raise
+    return stored

@@ -70,7 +70,7 @@ def _by_page(url: str) -> dict[str, Any]:
 async def _by_log(where: str) -> dict[str, Any]:
     """The same from the run so far, as the coordinator has it. Raises ValueError."""
     from dtfm.coordinator.command.client import told
-    from dtfm.coordinator.view.condition import fitness
+    from dtfm.coordinator.view.condition.condition import fitness
 
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -1,9 +1,10 @@
-"""``dtfm-coordinator pause``, ``continue``, ``stop`` and ``set``: the whole run."""
+"""``dtfm-coordinator pause``, ``continue``, ``stop``, ``set`` and ``rollback``: the whole run."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +62,30 @@ def set_key(
     _steer(where, "SET", json_lines, key.strip(), value.strip())
 
 
+def rollback(
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0, max=(1 << 32) - 1, help="0 is the start of the run.")],
+    where: Where = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether this is meant.")] = False,
+    json_lines: Json = False,
+) -> None:
+    """Goes back to an earlier step, while the run goes on or is paused: to a snapshot on the nodes' disks, or to a checkpoint.
+
+    Later steps and their checkpoints are lost. Where only the weights are left, AdamW's moments begin at zero. An unknown step is
+    refused with a list of the steps there are.
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ValueError("a rollback loses steps, and nobody can be asked here: say --yes")
+        from dtfm.coordinator.command.client import ask
+
+        would: wire.Done = asyncio.run(ask(where, "Steer", wish="ROLLBACK", step=step, only_say=True))
+        print(f"{would.sentence}. Go back? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("Nothing has changed.", file=sys.stderr)
+            return
+    tell(where, "Steer", json_lines, {"asked": "rollback"}, wish="ROLLBACK", step=step)
+
+
 def _steer(where: str, wish: str, json_lines: bool, key: str = "", value: str = "") -> None:
     tell(where, "Steer", json_lines, {"asked": wish.lower()}, wish=wish, key=key, value=value)
 
@@ -71,4 +96,4 @@ def tell(where: str, call: str, json_lines: bool, asked: Mapping[str, str], **fi
 
     reply: wire.Done = asyncio.run(ask(where, call, **fields))
     said = {**asked, "sentence": reply.sentence, "run": reply.run}
-    print(json.dumps(said) if json_lines else f"{reply.run}: {reply.sentence}.")
+    print(json.dumps(said) if json_lines else f"{reply.run}: {reply.sentence}." if reply.run else f"{reply.sentence}.")

@@ -13,7 +13,11 @@ from typing import Any
 
 from dtfm.protos.run_file.run_file import RunFile, parse_run
 
+OF_THE_OPTIMIZER = ("train.learning_rate", "train.clip_norm", "train.weight_decay")
+"""Each commit says with which of these its step is applied: a change holds from a step on, the same on all nodes."""
+
 WHILE_IT_RUNS = (
+    *OF_THE_OPTIMIZER,
     "train.steps",
     "train.decay_steps",
     "train.evaluate_every",

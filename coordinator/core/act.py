@@ -12,7 +12,8 @@ from dataclasses import replace
 from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
-from dtfm.coordinator.core.findings import Doubt, Gone, Setback
+from dtfm.coordinator.core.findings import Doubt, Gone, OtherPrecision, Setback
+from dtfm.coordinator.core.members import welcoming
 from dtfm.coordinator.core.members.quarantine import clear, quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
@@ -44,6 +45,10 @@ def carry_out(transition: Transition) -> None:
                 _set_back(transition, setback)
             case Gone(node, reason):
                 _go_on_without(transition, node, reason)
+            case OtherPrecision(precision, by):
+                decisions = transition.state.members.decisions + 1
+                transition.set_members(replace(transition.state.members, decisions=decisions))
+                welcoming.compute_in(transition, precision, by)
 
 
 def separate_or_quarantine(transition: Transition) -> None:

@@ -47,7 +47,15 @@ class Gone:
     reason: str
 
 
-Finding = tuple[Doubt, ...] | Setback | Gone
+@dataclass(frozen=True, slots=True)
+class OtherPrecision:
+    """Nothing is trained, and the run is to compute in this ``precision``. ``by``: who wants it."""
+
+    precision: str
+    by: str
+
+
+Finding = tuple[Doubt, ...] | Setback | Gone | OtherPrecision
 """Doubts alone: somebody is in doubt, and the work in hand goes on."""
 
 

@@ -36,7 +36,7 @@ def assignments(
     """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from its ``givers`` (by node), or,
     if there are none, all of it from the ``snapshot``. A node is told of the links that begin at it: all links among hundreds of
     nodes would not fit into a message."""
-    plan, last = ledger.training.in_force, ledger.training.last
+    plan, last, applied = ledger.training.in_force, ledger.training.last, ledger.training.optimizer
     source = control_pb2.SnapshotSource() if givers else snapshot
     on_disks = {node for part in source.parts for node in part.nodes}
     giving = {name for table in set(givers.values()) for layer in table for name in layer}
@@ -53,9 +53,11 @@ def assignments(
             step=last.step,
             gradient_norm=last.gradient_norm,
             learning_rate=last.learning_rate,
+            clip_norm=applied.clip_norm,
+            weight_decay=applied.weight_decay,
             island_norms=last.norms_by_island,
         )
-        if last is not None
+        if last is not None and applied is not None
         else None,
         counts_from=ledger.training.counts_from,
     )

@@ -78,7 +78,8 @@ class Session:
     empty: not known, or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the
     same layers. ``prepares``: what it last said that it does before it is ready (wire.Preparing), and how many tenths of that are
     done. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
-    disk when it had read the run; 0: not known. ``beat``: its last heartbeat; the page shows what the driver says."""
+    disk when it had read the run; 0: not known. ``beat``: its last heartbeat; the page shows what the driver says.
+    ``device``: its kind, and whether that has bf16. ``precision``: the one that it was told to prepare the run in."""
 
     node: str
     stream: int
@@ -100,6 +101,8 @@ class Session:
     prepares: tuple[int, int] = (0, -1)
     disk_bytes: int = 0
     beat: wire.Heartbeat | None = None
+    device: tuple[str, bool] = ("", False)
+    precision: str = ""
 
     def without_peer(self, node: str) -> Session:
         if not (node in self.probing or node in self.reaching or node in self.to_measure):
@@ -132,7 +135,8 @@ class Members:
     ``sessions`` are by node, and ``streams`` says whose each is. ``ended``: those that left for good last, the oldest first.
     ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
     dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
-    last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
+    last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke. ``decisions``:
+    the number of times a plan has decided the run's precision.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
@@ -141,6 +145,7 @@ class Members:
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
+    decisions: int = 0
     looked: float = -math.inf
     hearing: float = -math.inf
 

@@ -1,5 +1,5 @@
 """What an operator asks of the whole run: a pause, to go on, to stop so that a later process goes on, another value of a key of
-the run file, or its weights now.
+the run file, its weights now, or to go back to an earlier step.
 
 Who pauses or stops the run is in the ledger (``hold``), so a restart does the same. The commit of the step in hand then ends in a
 pause (step/pause.py).
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.config.changes import value_of, with_change
+from dtfm.coordinator.config.changes import OF_THE_OPTIMIZER, value_of, with_change
 from dtfm.coordinator.core.copies import checkpoints
 from dtfm.coordinator.core.ending import put_down
 from dtfm.coordinator.core.phases import Gathering, Switching
+from dtfm.coordinator.core.plan import rollback
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
@@ -23,7 +25,7 @@ from dtfm.protos.run_file.run_file import RunFile
 
 
 def steer(transition: Transition, request: wire.SteerRequest, by: str) -> wire.Done:
-    """An operator pauses the run, goes on with it, stops or changes it, or wants its weights. Raises Refused."""
+    """An operator pauses the run, goes on with it, stops or changes it, wants its weights, or goes back. Raises Refused."""
     state, sets = transition.state, request.wish == wire.SteerRequest.SET
     if request.wish not in wire.SteerRequest.Wish.values():
         raise Refused(wire.MALFORMED, f"wish {request.wish} is none of this version of dtfm")
@@ -33,6 +35,8 @@ def steer(transition: Transition, request: wire.SteerRequest, by: str) -> wire.D
         return _save(transition)
     if sets:
         return wire.Done(sentence=_set(transition, request, by))
+    if request.wish == wire.SteerRequest.ROLLBACK:
+        return _roll_back(transition, request, by)
     return wire.Done(sentence=_end(state) if state.stopped else _steer(transition, request.wish, by))
 
 
@@ -69,12 +73,25 @@ def _save(transition: Transition) -> wire.Done:
     return wire.Done(sentence=f"the weights of step {step + 1} come here once it is committed", step=step + 1)
 
 
+def _roll_back(transition: Transition, request: wire.SteerRequest, by: str) -> wire.Done:
+    """Training goes back to an earlier step."""
+    state = transition.state
+    if state.stopped:
+        hint = "; set train.steps to more first, and it goes on" if state.is_complete else ""
+        raise Refused(wire.RUN_OVER, f"{_end(state)}{hint}")
+    place = rollback.place_of(state, request.step)
+    if request.only_say:
+        return wire.Done(sentence=rollback.consequences(state, place), step=request.step)
+    return wire.Done(sentence=rollback.roll_back(transition, place, by), step=request.step)
+
+
 def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     state, run = transition.state, changed_run(transition.state, request)
     before, value = (value_of(each, request.key) for each in (state.run, run))
     if value == before:
         return f"{request.key} is {value} already"
-    transition.emit(changed := ev.RunChanged(by, request.key, value, before))
+    since = _next_round(state) if request.key in OF_THE_OPTIMIZER else 0
+    transition.emit(changed := ev.RunChanged(by, request.key, value, before, since))
     transition.set_run(run)
     if run.cluster.lease != state.run.cluster.lease:  # nodes have yet to hear of it
         transition.set_members(replace(transition.state.members, hearing=transition.now))
@@ -83,7 +100,20 @@ def _set(transition: Transition, request: wire.SteerRequest, by: str) -> str:
     if state.stopped:  # it was complete
         transition.enter(Gathering(transition.now, "the run has more steps now"))
         transition.state = replace(transition.state.afresh(), exit_code=None)
-    return changed.narrate()
+    return changed.narrate() + (_scheduled(transition.state, since) if request.key == "train.learning_rate" else "")
+
+
+def _next_round(state: State) -> int:
+    """The first step that is not applied as part of a round that has begun: without rounds, the next one."""
+    step, rounds = state.ledger.training.step, state.rounds
+    return (step if rounds.at_rest(step) else rounds.next_rest(step)) + 1
+
+
+def _scheduled(state: State, step: int) -> str:
+    """What the schedule makes of the learning rate in this step, if it is something else."""
+    train = state.message.train
+    rate = learning_rate(train, step)
+    return f". In step {step} the schedule makes it {rate:.3g}" if rate != train.learning_rate else ""
 
 
 def _steer(transition: Transition, wish: wire.SteerRequest.Wish, by: str) -> str:

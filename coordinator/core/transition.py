@@ -168,10 +168,12 @@ class PlanWanted:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """All ``files`` of a checkpoint, in order of bucket, have arrived: check them, then write the manifest to ``folder``."""
+    """All ``files`` of a checkpoint, in order of bucket, are in the folder ``gathered``: check them, write the manifest there,
+    and rename the folder to ``folder``."""
 
     step: int
     folder: str
+    gathered: str
     files: tuple[CheckpointFile, ...]
 
 

@@ -74,6 +74,9 @@ class Copies:
     there may soon be one."""
     on_disks: Mapping[int, SnapshotWritten] = field(default_factory=dict)
     """By step, the whole snapshots on the nodes' disks: the last one, and the last one that is spread over machines."""
+    from_weights: int = 0
+    """The step to whose weights, without moments, an operator last went back. Later steps follow from these weights, with
+    moments of zero. 0: the run has not gone back to weights."""
 
     @property
     def checkpoint_step(self) -> int:
@@ -83,12 +86,16 @@ class Copies:
     @property
     def resumable_step(self) -> int:
         """The step of the newest checkpoint from which training can go on; 0: there is none."""
-        return max((step for step, each in self.checkpoints.items() if not each.weights), default=0)
+        return max((step for step, each in self.checkpoints.items() if self.may_go_on_from(each)), default=0)
+
+    def may_go_on_from(self, checkpoint: CheckpointWritten) -> bool:
+        """Whether it has the state from which what came after it was trained."""
+        return not checkpoint.weights or checkpoint.step == self.from_weights
 
     def is_safe(self, step: int) -> bool:
         """Whether the run may end after ``step``: its weights are in a checkpoint, and training could go on from a snapshot."""
         on_disks = step in self.on_disks and self.on_disks[step].spread
-        return step in self.checkpoints and (on_disks or not self.checkpoints[step].weights)
+        return step in self.checkpoints and (on_disks or self.may_go_on_from(self.checkpoints[step]))
 
     def digests(self, step: int) -> tuple[str, ...]:
         """Of the state after ``step``, as in StateAgreed; none: they are not known."""
@@ -112,7 +119,14 @@ class Copies:
             checkpoints={at: each for at, each in self.checkpoints.items() if at <= step},
             agreed={at: each for at, each in self.agreed.items() if at <= step},
             on_disks={at: each for at, each in self.on_disks.items() if at <= step},
+            from_weights=self.from_weights if self.from_weights <= step else 0,
         )
+
+    def with_weights_of(self, step: int) -> Copies:
+        """Training goes on from the weights of ``step``: what else there was of its state counts no more."""
+        agreed = {at: each for at, each in self.agreed.items() if at != step}
+        on_disks = {at: each for at, each in self.on_disks.items() if at != step}
+        return replace(self, agreed=agreed, on_disks=on_disks, from_weights=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,20 +223,23 @@ class StateAgreed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Training goes back from ``from_step`` to ``step``: nobody holds some stage's state any more, or it is in doubt.
-    ``exchanges``: see Training.back_to."""
+    """Training goes back from ``from_step`` to ``step``: nobody holds some stage's state any more, or it is in doubt, or an
+    operator wants it so. ``exchanges``: see Training.back_to. ``weights``: to the weights alone; moments begin at zero."""
 
     step: int
     from_step: int
     reason: str
     exchanges: int = 0
+    weights: bool = False
     event: Literal["rolled_back"] = "rolled_back"
 
     def apply(self, ledger: Ledger) -> Ledger:
+        copies = ledger.copies.back_to(self.step)
         return replace(
             ledger,
             training=ledger.training.back_to(self.step, self.exchanges),
-            copies=ledger.copies.back_to(self.step),
+            copies=copies.with_weights_of(self.step) if self.weights else copies,
+            losses=ledger.losses.back_to(self.step),
             trust=ledger.trust.back_to(self.step),
         )
 

@@ -63,6 +63,7 @@ from dtfm.coordinator.log.run import (
     RunStopped as RunStopped,
     Waiting as Waiting,
 )
+from dtfm.coordinator.log.spikes import LossSpiked as LossSpiked
 from dtfm.coordinator.log.steps import (
     DigestMismatch as DigestMismatch,
     Evaluated as Evaluated,

@@ -14,8 +14,9 @@ from dtfm.coordinator.log.copies import Copies
 from dtfm.coordinator.log.members import Member, recounted
 from dtfm.coordinator.log.reach import Reach
 from dtfm.coordinator.log.run import Described, Listens, RunFailed, RunFinished, RunPaused
+from dtfm.coordinator.log.spikes import Losses
 from dtfm.coordinator.log.steps import Evaluated
-from dtfm.coordinator.log.training import Training
+from dtfm.coordinator.log.training import Optimizer, Training
 from dtfm.coordinator.log.trust import NodeQuarantined, Trust
 
 if TYPE_CHECKING:  # events change a ledger
@@ -43,6 +44,8 @@ class Ledger:
     """Whether a second party has read the same data."""
     evaluated: Evaluated | None = None
     """The last held-out loss."""
+    losses: Losses = field(default_factory=Losses)
+    """The last ones."""
     hold: RunPaused | None = None
     """Who has paused the run, or stops it; None: steps follow each other."""
     outcome: RunFinished | RunFailed | None = None
@@ -133,6 +136,15 @@ class Ledger:
     def state_is_held(self) -> bool:
         """Whether members hold the whole state as of the last step in memory; at step 0 it follows from the seed."""
         return self.training.step == 0 or (bool(self.holders) and all(self.holders))
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """With which the next step is applied. What an operator has changed holds from the beginning of a round on: islands train
+        all of it alike."""
+        training = self.training
+        if training.optimizer is None or training.rounds.at_rest(training.step):
+            return Optimizer.of(self.run)
+        return training.optimizer
 
     def key_of(self, name: str) -> str:
         """The key to which the name belongs; empty: none is known."""

@@ -64,8 +64,8 @@ def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     """By node, the FLOP/s that its device should deliver in steps.
 
     That is what steps have shown, if they have. Else it is what the device was timed at, times the share that the plan's devices
-    usually deliver of theirs: they may share their cores, say, or be below their peak. Of two shares in the middle the one nearer
-    to 1 counts, so that of two devices a slow one does not make the other slow.
+    usually deliver of theirs: they may share their cores, say, or be below their peak. If two shares are in
+    the middle, the one nearer to 1 counts: one slow device of two does not make the other slow.
     """
     plan, members = ledger.training.plan, ledger.members
     at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]

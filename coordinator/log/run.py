@@ -193,12 +193,13 @@ class RunContinued:
 @dataclass(frozen=True, slots=True)
 class RunChanged:
     """``by`` an operator or the first node to join: ``key`` of the run file, like "train.steps", is ``value`` from now on. It was
-    ``before``."""
+    ``before``. ``step``: from which on steps are applied with it; 0: steps are not."""
 
     by: str
     key: str
     value: Any
     before: Any
+    step: int = 0
     event: Literal["run_changed"] = "run_changed"
 
     def apply(self, ledger: Ledger) -> Ledger:
@@ -206,7 +207,8 @@ class RunChanged:
         return ledger.with_run({**ledger.run, table: {**ledger.run.get(table, {}), name: self.value}})
 
     def narrate(self) -> str:
-        return f"{self.by} set {self.key} to {self.value}; it was {self.before}"
+        since = f", from step {self.step} on" if self.step else ""
+        return f"{self.by} set {self.key} to {self.value}{since}; it was {self.before}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,13 +64,24 @@ class StepCommitted:
         seconds = ledger.training.step_seconds if self.resumed or self.exchange else self.seconds
         timed = self if self.compute_seconds else ledger.training.timed
         plan = ledger.training.plan
-        training = replace(ledger.training, step=self.step, last=self, timed=timed, step_seconds=seconds, writer=None)
+        training = replace(
+            ledger.training,
+            step=self.step,
+            last=self,
+            optimizer=ledger.optimizer,
+            timed=timed,
+            step_seconds=seconds,
+            writer=None,
+        )
         if plan is not None:
             trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
             debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
             training = replace(training, writer=plan.stages[0].island, debts=debts)
         trust = ledger.trust.after_a_commit(self.step, plan.nodes if plan is not None else (), ledger.party)
-        return replace(ledger, training=training, trust=trust)
+        losses = ledger.losses
+        if not self.exchange:
+            losses = losses.having("training", losses.training.with_loss(self.step, self.loss))
+        return replace(ledger, training=training, trust=trust, losses=losses)
 
     def narrate(self) -> str:
         if self.exchange:
@@ -147,7 +158,8 @@ class Evaluated:
     event: Literal["evaluated"] = "evaluated"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return replace(ledger, evaluated=self)
+        losses = ledger.losses.having("held-out", ledger.losses.held_out.with_loss(self.step, self.loss))
+        return replace(ledger, evaluated=self, losses=losses)
 
     def narrate(self) -> str:
         return (

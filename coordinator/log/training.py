@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dtfm.coordinator.log.debts import Debts
 from dtfm.coordinator.log.steps import StepCommitted
@@ -30,6 +30,22 @@ Process = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What operators may change of the optimizer. ``learning_rate``: that of the run file, from which the schedule makes that of
+    a step."""
+
+    learning_rate: float
+    clip_norm: float
+    weight_decay: float
+
+    @staticmethod
+    def of(run: Mapping[str, Any]) -> Optimizer:
+        """As the run has it (the run file as JSON)."""
+        train = run.get("train", {})
+        return Optimizer(*(float(train.get(name, 0)) for name in ("learning_rate", "clip_norm", "weight_decay")))
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """A plan in force, its steps, and who holds the state."""
 
@@ -45,6 +61,8 @@ class Training:
     """The last committed one."""
     last: StepCommitted | None = None
     """The last commit; None after going back."""
+    optimizer: Optimizer | None = None
+    """With which the last step was applied; None: there is none, or training has gone back."""
     timed: StepCommitted | None = None
     """The last one of which the log has each node's times."""
     step_seconds: float | None = None
@@ -120,6 +138,7 @@ class Training:
             began={},
             writer=None,
             last=None,
+            optimizer=None,
             counts_from=self.generation + 1,
             step=step,
             all_rounds=(NO_ROUNDS, Rounds(step, before=exchanges)) if exchanges else known,
@@ -165,7 +184,8 @@ class PlanAdopted:
         known, first = ledger.copies.agreed.get(self.step), self.plan.stages[0].island
         going_on = {number: ledger.training.moments_began(number) for number in ledger.whole_islands}
         began = {stage.island: self.step for stage in self.plan.stages}
-        began |= going_on or {first: known.began if known is not None else ledger.training.began.get(first, 0)}
+        last = ledger.training.began.get(first, ledger.copies.from_weights)
+        began |= going_on or {first: known.began if known is not None else last}
         return {number: step for number, step in began.items() if step}
 
     def narrate(self) -> str:

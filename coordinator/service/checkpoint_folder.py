@@ -16,9 +16,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.log.events import CheckpointFile
+from dtfm.coordinator.view.model_card import CARD
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.bucket_layout import LAYOUT_BYTES, LENGTH_BYTES, MOST_HEADER_BYTES, layout_digest
-from dtfm.protos.checkpoint_names import bucket_file, bucket_of, marker_file, step_folder, step_of
+from dtfm.protos.checkpoint_names import BUFFERS, bucket_file, bucket_of, marker_file, step_folder, step_of
 from dtfm.protos.places import told_by
 
 FORMAT = 1
@@ -77,11 +78,13 @@ def write_manifest(
     layout_of: Callable[[int], str] = lambda _: "",
     states: Sequence[str] = (),
     exchanges: int = 0,
+    card: Callable[[str], str] | None = None,
 ) -> str:
-    """Makes the checkpoint whole; ``files`` are in order of bucket. ``layout_of``: by bucket, the digest (hex) of its file's
-    layout; empty: not known. ``states``: if they are known, the digests (hex) of the buckets' states, by which weights on this
-    machine's disk are checked. Returns the BLAKE3 (hex) of the manifest. Raises CheckpointError if a file is missing, or is not
-    what its node should have sent."""
+    """Makes the checkpoint whole; ``files`` are in order of bucket. Returns the BLAKE3 (hex) of the manifest.
+
+    ``layout_of``: by bucket, the digest (hex) of its file's layout; empty: not known. ``states``: if they are known, the digests
+    (hex) of the buckets' states, by which weights on this machine's disk are checked. ``card`` returns the model card, given the
+    BLAKE3 (hex) of the manifest. Raises CheckpointError if a file is missing, or is not what its node should have sent."""
     buckets = tuple(
         BucketFile(index, bucket_file(index, file.nonce), file.size_bytes, file.digest, file.moments)
         for index, file in enumerate(files)
@@ -100,12 +103,16 @@ def write_manifest(
                 state = states[bucket.index] if bucket.index < len(states) else ""
                 _check_state(f"{path}/{bucket.file}", bucket, LENGTH_BYTES + len(header), state)
             found |= dict.fromkeys(_tensors(header), bucket.file)
+        for name in _buffers(filesystem, path):
+            found.setdefault(name, BUFFERS)
         manifest = Manifest(run, run_id, step, buckets, exchanges)
         if manifest.weights:
             size = sum(bucket.bytes for bucket in buckets)
             index = {"metadata": {"total_size": size}, "weight_map": found}
             filesystem.pipe_file(f"{path}/{INDEX}", json.dumps(index, indent=1).encode())
         text = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode()
+        if card is not None:
+            filesystem.pipe_file(f"{path}/{CARD}", card(blake3(text).hexdigest()).encode())
         temporary = f"{path}/manifest.json.part"
         filesystem.pipe_file(temporary, text)
         filesystem.mv(temporary, f"{path}/manifest.json")
@@ -260,6 +267,14 @@ def _header(filesystem: Any, path: str, wanted: BucketFile) -> bytes:
     if len(begin) < length <= min(wanted.bytes, LENGTH_BYTES + MOST_HEADER_BYTES):
         begin = filesystem.cat_file(path, start=0, end=length)
     return bytes(begin[LENGTH_BYTES:length])
+
+
+def _buffers(filesystem: Any, path: str) -> list[str]:
+    """The names of the tensors that are not trained, if the model has such."""
+    if not filesystem.exists(f"{path}/{BUFFERS}"):
+        return []
+    size = filesystem.size(f"{path}/{BUFFERS}")
+    return _tensors(_header(filesystem, f"{path}/{BUFFERS}", BucketFile(-1, BUFFERS, size, "")))
 
 
 def _check_state(path: str, wanted: BucketFile, begin: int, state: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dtfm.coordinator.core.copies.disks import ROOM_BYTES
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.checkpoint_names import bucket_of, step_of
+from dtfm.protos.checkpoint_names import bucket_of, gathering_of, step_of
 from dtfm.protos.places import PRETRAINED
 
 MOST_PIECE_BYTES = 1 << 20
@@ -78,7 +78,8 @@ class Disk:
     def _place(self, path: str, *, folder: bool = False) -> Path:
         """Raises Forbidden unless it is a file's of a checkpoint, or with ``folder`` a checkpoint's."""
         first, _, name = path.partition("/")
-        parent = self._pretrained if first == PRETRAINED else self._root / first if step_of(first) is not None else None
+        known = step_of(first) is not None or gathering_of(first) is not None
+        parent = self._pretrained if first == PRETRAINED else self._root / first if known else None
         if parent is None or not (_NAME.fullmatch(name) or (folder and not name)):
             raise Forbidden(f"{path[:100]!r} is no file of a checkpoint")
         return parent / name

@@ -26,7 +26,7 @@ from dtfm.coordinator.view.published import for_members
 from dtfm.coordinator.view.story_snapshot import story_format
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import Address
-from dtfm.protos.checkpoint_names import step_of
+from dtfm.protos.checkpoint_names import gathering_of
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.proof import LET_IN
 
@@ -79,7 +79,9 @@ class Files:
     async def Put(self, request: wire.PutRequest, context: Context) -> wire.PutReply:
         caller = await self._gate.admit(context, "Put")
         folder, _, file = request.path.partition("/")
-        most = most_bytes(self._state(), caller, step_of(folder) or 0, file)
+        step, run_id = gathering_of(folder) or (0, "")
+        state = self._state()
+        most = most_bytes(state, caller, step, file) if run_id == state.ledger.run_id else 0
         await self._done(lambda: self._disk.put(request, most), caller, context)
         return wire.PutReply()
 

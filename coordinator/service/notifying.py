@@ -41,6 +41,7 @@ _TOLD = (
     | ev.RunStopped
     | ev.CoordinatorStopped
     | ev.NodeQuarantined
+    | ev.LossSpiked
 )
 
 

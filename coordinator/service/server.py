@@ -36,9 +36,11 @@ from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.pasted_line import page_link, pasted_line, where_it_leads
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
+from dtfm.coordinator.service.unfinished import clear, publish
 from dtfm.coordinator.store.record import AnotherWriter, StoreError
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view.follower import Follower
+from dtfm.coordinator.view.model_card import card_of
 from dtfm.coordinator.view.story import Story
 from dtfm.protos import control_pb2 as wire, services
 from dtfm.protos.candidates import origin_of, read_candidate
@@ -150,6 +152,7 @@ class Server:
         try:
             if events:
                 await self.log.append(events)
+            await self._clear_unfinished()  # of the process before: nothing is under way yet
             while True:
                 while not self.state.stopped:
                     await self._go_on()
@@ -159,6 +162,7 @@ class Server:
                     while stays and self.state.is_complete and not self._told_to_stop.is_set():
                         await self._go_on()
                 if (code := self.state.exit_code) is not None:
+                    await self._clear_unfinished()
                     return code
                 self.log.let_follow(True)  # an operator has given the run more steps
         finally:
@@ -316,7 +320,7 @@ class Server:
             digest = await asyncio.get_running_loop().run_in_executor(
                 self._manifests,
                 write_manifest,
-                command.folder,
+                command.gathered,
                 ledger.run,
                 ledger.run_id,
                 command.step,
@@ -324,7 +328,9 @@ class Server:
                 described.layout_of,
                 ledger.copies.digests(command.step),
                 command.step - ledger.training.trained(command.step),
+                lambda digest: card_of(ledger, command.step, digest).text(),
             )
+            await asyncio.to_thread(publish, command.gathered, command.folder, ledger.run_id)
         except CheckpointError as error:
             problem, bucket = str(error), error.bucket
         except Exception as error:
@@ -335,13 +341,22 @@ class Server:
     async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
         try:
             work = partial(tidy, under_way=command.under_way, given_up=command.given_up)
-            await asyncio.get_running_loop().run_in_executor(
-                self._tidying, work, command.uri, command.run_id, command.newest, command.keep
-            )
+            in_thread = asyncio.get_running_loop().run_in_executor
+            await in_thread(self._tidying, work, command.uri, command.run_id, command.newest, command.keep)
+            await in_thread(self._tidying, clear, command.uri, command.run_id, command.under_way)
         except CheckpointError as error:
             log.warning("%s", error)
         except Exception:  # a storage's driver may raise anything
             log.exception("older checkpoints in %s could not be deleted", command.uri)
+
+    async def _clear_unfinished(self) -> None:
+        """Deletes what there is of checkpoints that are not whole. No file that a node sends is being written meanwhile."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._files.thread, clear, self.state.run.checkpoints, self.ledger.run_id
+            )
+        except CheckpointError as error:
+            log.warning("%s", error)
 
     async def _beat(self) -> None:
         while True:

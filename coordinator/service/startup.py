@@ -16,7 +16,7 @@ from fsspec.core import url_to_fs
 
 from dtfm.coordinator.config.changes import check_same, goes_on_with
 from dtfm.coordinator.core.phases import Gathering
-from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.state import Safekeeping, State
 from dtfm.coordinator.core.validation.description import differs_from_pins
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
@@ -75,6 +75,8 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, Story, list[ev.E
         ledger=ledger,
         phase=Gathering(time.monotonic(), ""),
         secret=secrets.token_bytes(32),
+        # The process before may have been sending one of these when it ended.
+        safekeeping=Safekeeping(unfinished=frozenset(ledger.copies.agreed) - frozenset(ledger.copies.checkpoints)),
         disk_bytes=_free(Path(url_to_fs(current.own_folder)[1])),
         exit_code=0 if ledger.outcome is not None else None,
     )

@@ -29,7 +29,7 @@ class Reading:
     busy: float | None = None
     """The mean share of the step that the plan's nodes computed. Of a long run the log has it for one step in sixteen."""
     predicted_over_measured: float | None = None
-    """The seconds that the planner expected of this step, over those that it took."""
+    """The seconds that the planner expected of this step, divided by the measured seconds."""
     cost: float | None = None
     """What all members have cost since the run began, in the currency of ``[cluster] prices``; None: there are no prices."""
 
@@ -44,8 +44,8 @@ _NO_FIGURES = ("step", "time", "tokens", "seconds")
 
 
 def reading(so_far: SoFar, record: Record) -> Reading | None:
-    """What the record says of the curves, given the run so far with it; None: nothing. A log's readings are those of its records
-    in order, each added to ``so_far`` first. An exchange of islands has none, as nothing is trained in it."""
+    """What the record says of the curves, given the run so far with it; None: nothing. To read a whole
+    log, add each record to ``so_far`` and then call this. An exchange of islands has no reading, as nothing is trained in it."""
     event, cost = record.event, so_far.cost if so_far.has_prices else None
     if isinstance(event, ev.Evaluated):
         return Reading(event.step, record.time, held_out_loss=event.loss, cost=cost)

@@ -15,7 +15,7 @@ from pathlib import Path
 from dtfm.coordinator.store.record import Record, Snapshot, StoreError
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.view import story_snapshot
-from dtfm.coordinator.view.condition import Fitness, fitness
+from dtfm.coordinator.view.condition.condition import Fitness, fitness
 from dtfm.coordinator.view.metrics import Figures
 from dtfm.coordinator.view.page import page_text
 from dtfm.coordinator.view.so_far import SoFar
@@ -90,7 +90,9 @@ class Follower:
 
     async def fitness(self, problem: str = "") -> Fitness:
         """Whether the run gets on. ``problem``: why the coordinator itself is not well."""
-        problem = problem or ("" if self._follows else "a bug in dtfm: the log is read no more")
+        problem = problem or (
+            "" if self._follows else "a bug in dtfm: the coordinator has stopped reading its log for the page"
+        )
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, lambda: fitness(self._story.now, time.time(), problem)
         )

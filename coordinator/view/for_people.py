@@ -45,11 +45,9 @@ class Severity(enum.IntEnum):
 
 
 _WARNINGS = (
-    ev.Waiting,
     ev.NodeLeaving,
     ev.NodeRefused,
     ev.StepAborted,
-    ev.DeviceDrifted,
     ev.CheckpointFailed,
     ev.DiskShort,
     ev.PlanFailed,
@@ -68,6 +66,8 @@ def severity(event: ev.Event) -> Severity:
     match event:
         case ev.NodeLeft(reason=reason):
             return Severity.INFO if reason.startswith(IN_ORDER) else Severity.WARNING
+        case ev.DeviceDrifted(reason=reason):
+            return Severity.WARNING if "slower" in reason else Severity.INFO
         case ev.LinksMeasured(links=links):
             return Severity.WARNING if any(link.problem for link in links) else Severity.INFO
         case _:

@@ -15,12 +15,12 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.wording import describe_codecs
 from dtfm.coordinator.view.beats import NO_BEATS, gpu
-from dtfm.coordinator.view.condition import conditions
+from dtfm.coordinator.view.condition.condition import conditions
+from dtfm.coordinator.view.condition.idle import idle_nodes
+from dtfm.coordinator.view.condition.pace import planned_seconds
 from dtfm.coordinator.view.for_people import severity
 from dtfm.coordinator.view.history import History, Span
-from dtfm.coordinator.view.idle import idle_nodes
 from dtfm.coordinator.view.members import member_document, quarantine_document
-from dtfm.coordinator.view.pace import planned_seconds
 from dtfm.coordinator.view.published import for_anybody
 from dtfm.coordinator.view.so_far import SoFar
 from dtfm.protos import control_pb2 as wire
@@ -43,7 +43,7 @@ def page_text(
 ) -> str:
     """The JSON of the page as of the last event that ``so_far`` has, though ``history`` may have later ones. ``last``: the number
     of the log's newest event, which may not be read yet; ``now``: the time that it is, or was. ``beats``: by member, the last
-    heartbeat, if the page is that of now."""
+    heartbeat. Empty on a page of the past."""
     at, ledger = so_far.sequence, so_far.ledger
     spans = history.spans_until(at)
     document = {
@@ -86,6 +86,7 @@ def head(so_far: SoFar, now: float) -> Document:
         "step": training.step,
         "steps": so_far.run_steps,
         "loss": training.last.loss if training.last is not None else None,
+        "loss_is": so_far.trend.word,
         "held_out": told.loss if told is not None else None,
         "frequencies": told.unigram_entropy if told is not None else None,
         "tokens_per_second": so_far.tokens_per_second,
@@ -156,8 +157,8 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
 
 def _nodes(so_far: SoFar, spans: list[Span], beats: Mapping[str, wire.Heartbeat]) -> Iterator[Document]:
     """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last timed step. ``planned``: the
-    seconds that the node should have computed in it. ``flops``: the speed that plans count on. ``slow``: how many times what was
-    planned the node takes, if that is too much. ``idle``: why the plan does without it. ``gpu``: what its driver says now."""
+    seconds that the node should have computed in it. ``flops``: the speed that plans count on. ``slow``: the number of times its
+    planned seconds that a slow node takes. ``idle``: why the plan does without it. ``gpu``: what its driver says now."""
     ledger = so_far.ledger
     reached = _reached(ledger)
     does = {span.node: {"doing": span.doing, "place": span.place} for span in spans if not span.last}

@@ -12,9 +12,9 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.trust import MOST_KNOWN
 from dtfm.coordinator.store.record import Record
+from dtfm.coordinator.view.condition.pace import Slow, planned_seconds, slow_after, times_planned
+from dtfm.coordinator.view.condition.trend import HeldOut, Trend
 from dtfm.coordinator.view.for_people import Severity, is_for_people, severity
-from dtfm.coordinator.view.pace import Slow, planned_seconds, slow_after, times_planned
-from dtfm.coordinator.view.trend import HeldOut, Trend
 from dtfm.scheduler.model.plan import Plan
 
 RECENT_STEPS = 20
@@ -60,7 +60,7 @@ class SoFar:
     reason: str = ""
     """Why the last plan was adopted."""
     plan: Plan | None = None
-    """The last plan, also once it is in force no more."""
+    """The last plan, whether it is in force or not."""
     adopted: float = 0.0
     """When it was adopted, after step ``adopted_after``."""
     adopted_after: int = 0
@@ -134,7 +134,7 @@ class SoFar:
         if isinstance(event, ev.StepCommitted):
             self.steps.append(event)
             self.losses.append(event.loss)
-            self.committed = record.time
+            self.committed, self.begun = record.time, True
             self.given |= () if event.exchange else self._given_by(event)
             self._compare(event, record.time)
         elif is_for_people(event):

@@ -21,8 +21,8 @@ from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.standing import earned
 from dtfm.coordinator.log.wording import describe_routes, describe_seconds, money_in_words, seconds_in_words
 from dtfm.coordinator.store.record import Record
-from dtfm.coordinator.view.condition import Condition, Mood, conditions
-from dtfm.coordinator.view.idle import idle_nodes
+from dtfm.coordinator.view.condition.condition import Condition, Mood, conditions
+from dtfm.coordinator.view.condition.idle import idle_nodes
 from dtfm.coordinator.view.members import status
 from dtfm.coordinator.view.so_far import SoFar
 
@@ -31,7 +31,7 @@ MOST_NODES = 10
 MOST_LINKS = 4
 MOST_QUARANTINED = 4
 MOST_IDLE = 2
-"""The number of idle nodes of which the view says why."""
+"""The view says why nodes are idle, for at most this number of nodes."""
 MOST_SPARKS = 36
 """The number of losses in the line of sparks, which has room for the held-out loss."""
 _MOODS = {Mood.GOOD: "bold green", Mood.WAIT: "bold yellow", Mood.CARE: "bold yellow", Mood.BAD: "bold red"}

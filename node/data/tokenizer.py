@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.node.data.problems import in_one_line
+from dtfm.node.data.tokenizer_files import byte_vocabulary, save_bytes, save_tokenizer
 
 Messages = Sequence[Mapping[str, str]]
 """A conversation: each message has a "role" and a "content"."""
@@ -27,6 +28,10 @@ class Bytes:
     end: int | None = None
     identity = b"bytes"
 
+    @property
+    def special_ids(self) -> dict[str, int]:
+        return {}
+
     def encode(self, text: str) -> NDArray[np.uint8]:
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8)
 
@@ -40,7 +45,10 @@ class Bytes:
         raise ValueError('data.tokenizer: "bytes" has no chat template; name a tokenizer that has one')
 
     def save(self, folder: Path) -> None:
-        pass
+        save_bytes(folder)
+
+    def vocabulary(self) -> dict[str, int]:
+        return byte_vocabulary()
 
 
 class Pretrained:
@@ -59,6 +67,11 @@ class Pretrained:
             return b""
         packages = [version(package) for package in ("tokenizers", "transformers")]
         return f"{packages}\n{inner.to_str()}\n{self._tokenizer.chat_template}".encode()
+
+    @property
+    def special_ids(self) -> dict[str, int]:
+        found = {f"{name}_token_id": getattr(self._tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        return {key: int(number) for key, number in found.items() if number is not None}
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return self.encode_all([text])[0]
@@ -103,7 +116,7 @@ class Pretrained:
         return text
 
     def save(self, folder: Path) -> None:
-        self._tokenizer.save_pretrained(folder)
+        save_tokenizer(self._tokenizer, folder)
 
     def vocabulary(self) -> dict[str, int]:
         return dict(self._tokenizer.get_vocab())
@@ -111,10 +124,11 @@ class Pretrained:
 
 Tokenizer = Bytes | Pretrained
 """Ids are in [0, ``size``). ``separator`` are the ids between two documents; ``end`` is that id if it is a single end-of-text
-token, else None. ``identity``: equal for two that make the same ids of the same text; empty if unknown. ``encode`` returns the
-text's ids, 1-D, without special tokens, and ``encode_all`` those of several, with all cores; ``render`` a conversation as the
-model is to read it, or raises ValueError if there is no way to tell; ``save`` writes the files that transformers' AutoTokenizer
-loads, if any, into a local folder."""
+token, else None. ``identity``: equal for two that make the same ids of the same text; empty if unknown. ``special_ids``: those of
+the tokens for begin, end and padding that it has, by their names in config.json. ``encode`` returns the text's ids, 1-D, without
+special tokens, and ``encode_all`` those of several, with all cores. ``render`` returns a conversation as the model is to read it,
+or raises ValueError if there is no way to tell. ``save`` writes the files that transformers' AutoTokenizer loads into a local
+folder. ``vocabulary`` has the id of each token."""
 
 MOST_PADDING = 1024
 """Models often have a few more ids than their tokenizer, so that a matrix gets a size that GPUs like."""
@@ -127,9 +141,7 @@ def check_vocabulary(pretrained: str, model_size: int, tokenizer: Tokenizer) -> 
     fix = f"set data.tokenizer = {pretrained!r}, or leave it out"
     if "://" not in pretrained and (not folder.is_dir() or any(folder.glob("tokenizer*"))):
         theirs = load_tokenizer(pretrained)
-        mine = tokenizer.vocabulary() if isinstance(tokenizer, Pretrained) else {}
-        assert isinstance(theirs, Pretrained)
-        if mine != theirs.vocabulary():
+        if tokenizer.vocabulary() != theirs.vocabulary():
             raise ValueError(
                 f"data.tokenizer: its vocabulary ({tokenizer.size} tokens) is not that of model.pretrained {pretrained!r} "
                 f"({theirs.size} tokens); {fix}"

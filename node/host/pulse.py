@@ -16,7 +16,7 @@ from dtfm.protos.identity.private_files import state_folder
 EVERY_SECONDS = 5.0
 """Seconds between two signs."""
 STALE_SECONDS = 60.0
-"""A node whose last sign is older than this does nothing any more."""
+"""A node whose last sign is older than this hangs."""
 MOST_BYTES = 1 << 16
 
 
@@ -46,7 +46,7 @@ def pulse_folder() -> Path:
 
 @asynccontextmanager
 async def pulse(node: str, problem: Callable[[], str], line: Callable[[], str]) -> AsyncIterator[None]:
-    """A context in which the node gives signs of life. One that cannot be written harms nobody else."""
+    """Gives signs of life while it is entered. A sign that cannot be written harms nothing."""
     file = pulse_folder() / f"{node}.json"
     forget_the_dead()
     beating = asyncio.create_task(_beat(file, node, problem, line))
@@ -93,7 +93,7 @@ def forget_the_dead() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Whether a process with this number exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -16,7 +16,7 @@ _OF_THE_GPU = 0  # NVML_TEMPERATURE_GPU
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """``load``: the share of the last moments in which it computed, from 0 to 1. None: not known."""
+    """``load``: how busy it was in the last moments, from 0 to 1. None: not known."""
 
     load: float | None = None
     celsius: float | None = None

@@ -30,7 +30,7 @@ def generate(
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: give a folder made by `dtfm-coordinator export`")
-    # The bytes tokenizer has no files.
+    # Exports of before have no files of the bytes tokenizer.
     tokenizer: Tokenizer = load_tokenizer(str(folder)) if any(folder.glob("tokenizer*")) else Bytes()
     load: Any = AutoModelForCausalLM.from_pretrained
     try:

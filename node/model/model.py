@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,8 +86,15 @@ class Model(ABC):
         """Sets one submodule's parameters by the model's own rules."""
 
     @abstractmethod
-    def save_config(self, folder: Path, dtype: torch.dtype) -> None:
-        """Writes the description of the architecture that goes with exported weights into a local folder."""
+    def save_config(self, folder: Path, dtype: torch.dtype, special_ids: Mapping[str, int]) -> None:
+        """Writes the description of the architecture that goes with exported weights into a local folder. ``special_ids``: of
+        the run's tokenizer (see Tokenizer)."""
+
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """What the module's state dict has beside the parameters, by name: nobody trains it, and every node has the same."""
+        stored = self.module.state_dict()
+        return {name: buffer for name, buffer in self.module.named_buffers() if name in stored and not buffer.is_meta}
 
     def activation_shape(self, layer: int, micro_batch: int) -> tuple[int, ...]:
         """Shape of the layer's output for one micro-batch; its dtype is that of the stage."""

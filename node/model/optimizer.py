@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +22,17 @@ GPU_CHUNK = 1 << 24
 
 HOST_CHUNK = 1 << 20
 """The most elements that one thread of the host updates at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """With what a step is applied, as its commit says: operators may change it from step to step. ``gradient_norm`` is that
+    of the whole model, before clipping to ``clip_norm`` (0: no clipping)."""
+
+    gradient_norm: float
+    learning_rate: float
+    clip_norm: float
+    weight_decay: float
 
 
 def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
@@ -43,20 +55,19 @@ def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
 
 
 @torch.no_grad()
-def adamw(
-    train: Run.Train, step: int, rate: float, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor
-) -> None:
+def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
     """Updates a bucket's state in place, where it is, with flat ``gradients`` of its dtype, which a GPU that has the state
-    overwrites. ``rate``: the learning rate.
+    overwrites. ``step``: the number of steps since the moments were zero. ``train`` says what no operator changes.
 
     The rule is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv 1711.05101), written in separate operations: torch's own
     kernels fuse multiply-adds differently on each device, while separate operations, each rounded by IEEE 754, give a CPU and a
     GPU replica the same bits. Division by a scalar is written as multiplication, because torch divides on some devices and
     multiplies on others. As usual, weight decay applies to tensors of two dimensions or more, not to biases and norms.
     """
-    terms = (  # in the order of kernels/adamw.py
-        1 - rate * train.weight_decay,  # what is kept of a parameter that decays
-        clip_coefficient(gradient_norm, train.clip_norm),
+    rate = terms.learning_rate
+    scalars = (  # in the order of kernels/adamw.py
+        1 - rate * terms.weight_decay,  # what is kept of a parameter that decays
+        clip_coefficient(terms.gradient_norm, terms.clip_norm),
         train.beta1,  # what is kept of the moments, and what is added to these
         1 - train.beta1,
         train.beta2,
@@ -66,7 +77,7 @@ def adamw(
         train.epsilon,
         rate,
     )
-    (_on_gpu if bucket.home.type == "cuda" else _on_host)(terms, bucket, gradients)
+    (_on_gpu if bucket.home.type == "cuda" else _on_host)(scalars, bucket, gradients)
 
 
 @torch.no_grad()
@@ -101,8 +112,8 @@ def change_since_exchange(bucket: Bucket, factor: float, into: torch.Tensor) -> 
         c.copy_(a).sub_(p.to(c.device)).mul_(factor)
 
 
-def _on_gpu(terms: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
-    decayed, clip, keep_m, add_m, keep_v, add_v, to_mean, to_root, epsilon, rate = terms
+def _on_gpu(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
+    decayed, clip, keep_m, add_m, keep_v, add_v, to_mean, to_root, epsilon, rate = scalars
     for view in bucket.views(bucket.parameters).values():
         if view.ndim >= 2:
             view.mul_(decayed)
@@ -116,13 +127,13 @@ def _on_gpu(terms: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> 
         p.sub_((m * to_mean).div_(denominator).mul_(rate))
 
 
-def _on_host(terms: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
+def _on_host(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
     """In as many threads as torch has; what a GPU has computed is copied from it meanwhile."""
     from dtfm.kernels.adamw import update  # imported here: see kernels/with_cupy.py, prepare
 
     threads = torch.get_num_threads()
     scalar = bucket.parameters.numpy().dtype.type
-    decayed, *others = map(scalar, terms)
+    decayed, *others = map(scalar, scalars)
     running = deque[Future[None]]()
     with ThreadPoolExecutor(threads, "adamw") as pool:
         for views in zip(*(bucket.views(flat).values() for flat in _flat(bucket, gradients)), strict=True):

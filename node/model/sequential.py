@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class SequentialModel(Model):
         if reset is not None:
             reset()
 
-    def save_config(self, folder: Path, dtype: torch.dtype) -> None:
+    def save_config(self, folder: Path, dtype: torch.dtype, special_ids: Mapping[str, int]) -> None:
         text = json.dumps({"module": self.path, "dtype": str(dtype).removeprefix("torch.")}, indent=2)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 

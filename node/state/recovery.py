@@ -136,9 +136,10 @@ def acquire_stage(
         elif index in parts:
             from_disks[index] = bucket, parts[index]
         elif assignment.snapshot.folder:
-            check_checkpoint(assignment.snapshot.folder, loaded.allowed.places)
-            read_bucket(assignment.snapshot.folder, bucket, assignment.snapshot.manifest)
-            check_agreed([bucket], assignment.snapshot)
+            source = assignment.snapshot
+            check_checkpoint(source.folder, loaded.allowed.places)
+            read_bucket(source.folder, bucket, source.manifest, weights=source.weights)
+            check_agreed([bucket], source)
         elif assignment.step == 0:
             initialise(loaded.model, bucket, run.seed)
         else:

@@ -8,27 +8,33 @@ exists, which the coordinator writes last.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import torch
 from blake3 import blake3
+from safetensors.torch import save
 
 from dtfm.node.data.dataset import Data
 from dtfm.node.data.storage import PIECE_BYTES, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOMENTS, MOMENTUM, layout_digest
-from dtfm.protos.checkpoint_names import MANIFEST as MANIFEST
+from dtfm.protos.checkpoint_names import BUFFERS, MANIFEST as MANIFEST
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 """By the state's dtype, its name in a file."""
 _MOST_MANIFEST_BYTES = 1 << 24
+MOST_CONSTANTS_BYTES = 32 << 20
+"""Of the tensors of a model that nobody trains."""
 
 
 class SnapshotDamaged(ValueError):
@@ -63,9 +69,10 @@ def file_layout(spec: BucketSpec, dtype: torch.dtype) -> bytes:
     return layout_digest(whole[LENGTH_BYTES:], size) + layout_digest(weights[LENGTH_BYTES:], size // spec.tensors)
 
 
-def file_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
-    """The size of the bucket's file."""
-    return len(file_header(spec, dtype)) + bucket_bytes(spec, dtype)
+def file_bytes(spec: BucketSpec, dtype: torch.dtype, *, weights: bool = False) -> int:
+    """The size of the bucket's file, or of one with the ``weights`` alone."""
+    size = bucket_bytes(spec, dtype)
+    return len(file_header(spec, dtype, weights=weights)) + (size // spec.tensors if weights else size)
 
 
 class Loading:
@@ -75,11 +82,12 @@ class Loading:
     the caller to see: until then the bucket must not be used.
     """
 
-    def __init__(self, bucket: Bucket, where: str) -> None:
-        """What `finish` raises begins with ``where``."""
+    def __init__(self, bucket: Bucket, where: str, *, weights: bool = False) -> None:
+        """What `finish` raises begins with ``where``. ``weights``: the file has the parameters alone, and the rest of the bucket
+        stays as it is."""
         self._bucket, self._where = bucket, where
-        self._header = file_header(bucket.spec, bucket.parameters.dtype)
-        self._size = file_bytes(bucket.spec, bucket.parameters.dtype)
+        self._header = file_header(bucket.spec, bucket.parameters.dtype, weights=weights)
+        self._size = file_bytes(bucket.spec, bucket.parameters.dtype, weights=weights)
         self._at = 0  # bytes that have come
         self._sound = True
 
@@ -106,22 +114,39 @@ class Loading:
 
 
 def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype = torch.float32) -> None:
-    """Writes config.json and the tokenizer's files, with which transformers can load the weights.
+    """Writes what goes with the weights: config.json, generation_config.json, the tokenizer's files, and the model's constants.
 
     ``dtype`` is that of the weights. Raises as `write` does.
     """
     with tempfile.TemporaryDirectory(prefix="dtfm-model-") as local:
-        model.save_config(Path(local), dtype)
+        model.save_config(Path(local), dtype, data.tokenizer.special_ids if data.tokenizer is not None else {})
         if data.tokenizer is not None:
             data.tokenizer.save(Path(local))
+        if constants := constants_file(model.constants):
+            (Path(local) / BUFFERS).write_bytes(constants)
         for file in sorted(Path(local).iterdir()):
             write(folder, file.name, file.read_bytes())
 
 
-def read_bucket(folder: str, bucket: Bucket, manifest: bytes) -> None:
+def constants_file(constants: Mapping[str, torch.Tensor]) -> bytes:
+    """A safetensors file; empty: there are none, or more than go with a checkpoint."""
+    size = sum(tensor.nbytes for tensor in constants.values())
+    if size > MOST_CONSTANTS_BYTES:
+        log.warning(
+            "the model's buffers have %d bytes, and at most %d go with a checkpoint: they are left out. Register those that "
+            "can be computed again with persistent=False",
+            size,
+            MOST_CONSTANTS_BYTES,
+        )
+    if not size or size > MOST_CONSTANTS_BYTES:
+        return b""
+    return save({name: tensor.contiguous().clone() for name, tensor in constants.items()}, {"format": "pt"})
+
+
+def read_bucket(folder: str, bucket: Bucket, manifest: bytes, *, weights: bool = False) -> None:
     """Reads a bucket's state from the checkpoint at ``folder`` into ``bucket``, which keeps its device. After an error the bucket
     may have anything in it. ``manifest``: the BLAKE3 of the checkpoint's manifest, as the coordinator
-    has logged it.
+    has logged it. ``weights``: the checkpoint has the parameters alone.
 
     Raises:
         SnapshotDamaged: no whole checkpoint there, another one, or a damaged one.
@@ -131,8 +156,8 @@ def read_bucket(folder: str, bucket: Bucket, manifest: bytes) -> None:
     index = bucket.spec.index
     where = f"checkpoint {folder}, bucket {index}"
     entry = _manifest_entry(folder, index, manifest)
-    loading, digest, size = Loading(bucket, where), blake3(), 0
-    for piece in read_pieces(folder, entry["file"], file_bytes(bucket.spec, bucket.parameters.dtype)):
+    loading, digest, size = Loading(bucket, where, weights=weights), blake3(), 0
+    for piece in read_pieces(folder, entry["file"], file_bytes(bucket.spec, bucket.parameters.dtype, weights=weights)):
         digest.update(piece)
         size += len(piece)
         loading.take(piece)

@@ -21,7 +21,7 @@ import torch
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.problems import MOST_CHARACTERS
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import adamw, outer_step
+from dtfm.node.model.optimizer import Terms, adamw, outer_step
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import TERMS
@@ -138,7 +138,8 @@ class StandbyCopies:
         for copy in self._copies.values():
             follows = copy.step is not None and self._rounds.next_rest(copy.step) == commit.step
             if follows and copy.voted is not None and copy.voted[0] == commit.generation:
-                self._begin_update(copy, commit.step, commit.gradient_norm, commit.learning_rate)
+                numbers = commit.gradient_norm, commit.learning_rate, commit.clip_norm, commit.weight_decay
+                self._begin_update(copy, commit.step, Terms(*numbers))
         await self._updates()
         return {index: copy.bucket for index, copy in self._copies.items() if copy.step == commit.step}
 
@@ -231,14 +232,13 @@ class StandbyCopies:
             case Kind.UPDATE:
                 copy.voted = header.generation, await asyncio.to_thread(_gradients, copy.bucket, header.codec, whole)
             case Kind.COMMITTED:
-                norm, rate = TERMS.unpack(whole)
-                await asyncio.shield(self._begin_update(copy, step, norm, rate))
+                await asyncio.shield(self._begin_update(copy, step, Terms(*TERMS.unpack(whole))))
         copy.newest = header.part
         async with self._changed:
             self._changed.notify_all()
         self._tell_status()
 
-    def _begin_update(self, copy: _Copy, step: int, gradient_norm: float, rate: float) -> asyncio.Future[None]:
+    def _begin_update(self, copy: _Copy, step: int, terms: Terms) -> asyncio.Future[None]:
         """Applies the gradients voted for, in a thread. They are taken here and now, on the event loop, so that no other caller
         can apply them again."""
         assert copy.voted is not None
@@ -251,7 +251,7 @@ class StandbyCopies:
                 outer_step(train, bucket, gradients)
             elif len(gradients):
                 trained = self._rounds.trained(step) - self._trained_before
-                adamw(train, trained, rate, gradient_norm, bucket, gradients)
+                adamw(train, trained, terms, bucket, gradients)
             copy.step = step
 
         copy.applying = asyncio.get_running_loop().run_in_executor(None, update)

@@ -21,8 +21,8 @@ from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
-TERMS = struct.Struct("<dd")
-"""The payload of a COMMITTED frame: the global gradient norm, and the learning rate."""
+TERMS = struct.Struct("<dddd")
+"""The payload of a COMMITTED frame: the numbers of `Terms`, in order."""
 
 MAX_BEHIND = 8
 """Most steps of one bucket that may wait for a standby; a slower one is dropped."""
@@ -207,7 +207,8 @@ class StateStore:
             self.images.keep(shared=follows)
             update()
             self._held = replace(before, step=step)
-            terms = memoryview(TERMS.pack(commit.gradient_norm, commit.learning_rate))
+            numbers = commit.gradient_norm, commit.learning_rate, commit.clip_norm, commit.weight_decay
+            terms = memoryview(TERMS.pack(*numbers))
             for subscription in list(self._subscriptions):
                 headers = [
                     _header(Kind.COMMITTED, 0, step, index, step, len(terms))

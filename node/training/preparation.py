@@ -61,7 +61,7 @@ class Preparation:
 
     def load(self, run: Run, dialler: Dialler, allowed: Allowed, agreed: Agreed | None) -> bool:
         """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name
-        here. Returns whether it is another run than before.
+        here. Returns whether it is another run than before, or in another precision.
 
         Raises:
             ValueError: a user's mistake in the run, what is not allowed, or a device that cannot take part in it.
@@ -73,7 +73,8 @@ class Preparation:
             log.warning("%s", slow)
         check_place(run.checkpoint.uri, run.id, self._equipment.node)  # it writes there: only now that all is allowed
         is_new = self.loaded is None or self.loaded.run.id != run.id
-        timed_with = None if self.loaded is None or is_new else self.loaded.run.train.compile
+        before = None if self.loaded is None or is_new else self.loaded.run.train
+        timed_with = None if before is None else (before.compile, before.precision)
         if self.loaded is not None and not is_new:
             # A resumed run may differ in settings that do not change what is learned.
             self.loaded = replace(self.loaded, run=run, allowed=allowed)
@@ -92,12 +93,12 @@ class Preparation:
             self.loaded = LoadedRun(run, model, data, dialler, allowed)
         model = self.loaded.model
         model.set_momentum(run.train.outer_momentum > 0)
-        if timed_with != run.train.compile:
+        if timed_with != (run.train.compile, run.train.precision):
             model.compiles = run.train.compile and can_compile(device)
             self._equipment.preparing.does(Doing.COMPILING if model.compiles else Doing.TIMING_DEVICE)
             with long_part("compiling the layers and timing the device" if model.compiles else "timing the device"):
                 self.flops = layer_flops(model, run, device, self._equipment.hardware)
-        return is_new
+        return before is None or before.precision != run.train.precision
 
     def message(self) -> Prepared:
         """What the coordinator is told of the loaded run, which this node can now take part in."""
@@ -151,6 +152,7 @@ def description(run: Run, model: Model, data: Data) -> Prepared:
         tokens_per_sample=data.tokens_per_sample,
         buckets=len(model.buckets),
         layouts=b"".join(file_layout(spec, run_dtype(run)) for spec in model.buckets),
+        precision=run.train.precision,
     )
 
 

@@ -122,7 +122,9 @@ async def shown_certificate(address: str, timeout: float) -> bytes:
         raise ConnectionError(f"no answer within {timeout:.0f} s") from None
     except OSError as error:  # ssl.SSLError is one
         of_system = (error.errno or 0) > 0 and not isinstance(error, ssl.SSLError)
-        raise ConnectionError(os.strerror(error.errno or 0) if of_system else str(error)) from error
+        raise ConnectionError(
+            os.strerror(error.errno or 0) if of_system else str(error) or type(error).__name__
+        ) from error
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
     return ssl.DER_cert_to_PEM_cert(shown).encode()

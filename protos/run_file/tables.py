@@ -209,7 +209,8 @@ class Train(Table):
     precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
         default="auto",
         description='"bf16" computes in bfloat16, with weights in 32 bits; GPUs that cannot (compute capability below 8.0) are '
-        'refused. "auto": the device of the first node to join decides: "bf16" if it is a GPU that can, otherwise "fp32".',
+        'refused. "auto" is decided with the first plan, by its nodes: "bf16" if GPUs are among them and all of these can, '
+        'otherwise "fp32". The log says so, and until the first step is trained another plan may decide otherwise.',
     )
     activation_checkpointing: Literal["auto", "none", "layer"] = Field(
         default="auto",
@@ -539,7 +540,7 @@ class Notify(Table):
         max_length=2048,
         repr=False,
         description="Where `serve` sends a message (POST, JSON) when the run begins or ends, when no step is committed for long, "
-        "and when a member is quarantined. It may hold a token: keep the file to yourself.",
+        "when the loss spikes, and when a member is quarantined. It may hold a token: keep the file to yourself.",
     )
 
     @field_validator("url")

@@ -354,8 +354,8 @@ def learning_too_fast() -> Iterator[None]:
     """Inside, this process learns at three times the rate. It audits others as it should."""
     update = optimizer.adamw
 
-    def faster(train: Run.Train, step: int, rate: float, *rest: Any) -> None:
-        update(train, step, 3 * rate, *rest)
+    def faster(train: Run.Train, step: int, terms: optimizer.Terms, *rest: Any) -> None:
+        update(train, step, replace(terms, learning_rate=3 * terms.learning_rate), *rest)
 
     with mock.patch("dtfm.node.training.generation.adamw", faster):
         yield
@@ -385,10 +385,12 @@ def leaving_when_caught() -> Iterator[None]:
     asked: dict[tuple[str, int, int], set[int]] = {}
     last, ended, sessions = NodeMessage(), threading.Event(), list[tuple[asyncio.AbstractEventLoop, Session]]()
 
-    async def until_caught(session: Session, let_in: asyncio.Event) -> AsyncIterator[NodeMessage]:
+    async def until_caught(
+        session: Session, outgoing: asyncio.Queue[NodeMessage | None], let_in: asyncio.Event
+    ) -> AsyncIterator[NodeMessage]:
         sessions[:] = [(asyncio.get_running_loop(), session)]
         ended.clear()
-        async for message in messages(session, let_in):
+        async for message in messages(session, outgoing, let_in):
             if message is last:
                 return  # this closes the stream
             yield message

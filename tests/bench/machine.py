@@ -23,7 +23,7 @@ from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import measure_flops, open_device
 from dtfm.node.host.disk_speed import measure_disk
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
-from dtfm.node.model.optimizer import adamw
+from dtfm.node.model.optimizer import Terms, adamw
 from dtfm.protos.identity.private_files import cache_folder
 from dtfm.protos.plan_pb2 import Run
 from tests.bench.rows import Row, show
@@ -84,7 +84,7 @@ def bench_codecs(device: torch.device) -> list[Row]:
 
 def bench_update(device: torch.device) -> list[Row]:
     """AdamW, with the state on the device, and in the host's memory."""
-    speeds = {}
+    speeds, terms = {}, Terms(1.0, 1e-3, 0.0, 0.0)
     for home in dict.fromkeys((device, HOST)):
         bucket = Bucket(BucketSpec(0, (0,), (("matrix", (1, UPDATED)),)), device, torch.float32, home)
         seconds = []
@@ -92,7 +92,7 @@ def bench_update(device: torch.device) -> list[Row]:
             bucket.gradients.fill_(1)
             wait_until_computed(device)
             began = time.perf_counter()
-            adamw(Run.Train(beta1=0.9, beta2=0.95, epsilon=1e-8), step, 1e-3, 1.0, bucket, bucket.gradients)
+            adamw(Run.Train(beta1=0.9, beta2=0.95, epsilon=1e-8), step, terms, bucket, bucket.gradients)
             wait_until_computed(device)
             seconds.append(time.perf_counter() - began)
         speeds[home] = UPDATED / statistics.median(seconds[1:]) / 1e9  # the first warms up

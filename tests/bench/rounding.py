@@ -28,7 +28,7 @@ from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.load import load_model
-from dtfm.node.model.optimizer import adamw, squared_norms
+from dtfm.node.model.optimizer import Terms, adamw, squared_norms
 from dtfm.node.model.placement import pieces
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
@@ -107,11 +107,12 @@ class Work:
                 for stage in self.stages[:-1]:
                     x = stage.forward(x)
                 self.stages[-1].loss(x, labels, 1 / SHARE).weighted.backward()  # type: ignore[no-untyped-call]
-            rate = learning_rate(self.run.train, step)
+            train = self.run.train
             norm = sum(squared_norms(b.gradients for stage in self.stages for b in stage.buckets.values()))
+            terms = Terms(norm**0.5, learning_rate(train, step), train.clip_norm, train.weight_decay)
             for stage in self.stages:
                 for index, bucket in stage.buckets.items():
-                    adamw(self.run.train, step, rate, norm**0.5, bucket, bucket.gradients)
+                    adamw(train, step, terms, bucket, bucket.gradients)
                     stage.refresh(index)
 
     def results(self, given: Mapping[str, torch.Tensor] | None) -> Iterator[Result]:

@@ -260,7 +260,7 @@ def _around_append(pending: Pending) -> None:
     mock.patch.object(Store, "append", reaching).start()
 
 
-_SNAPSHOT_FILE = re.compile(r"/step-(\d+)/bucket-\d+(?:-[0-9a-f]+)?\.safetensors")
+_SNAPSHOT_FILE = re.compile(r"/step-(\d+)(?:\.[\w-]+\.partial)?/bucket-\d+(?:-[0-9a-f]+)?\.safetensors")
 
 
 def _before_fsync(pending: Pending) -> None:

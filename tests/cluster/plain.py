@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,8 +30,14 @@ from dtfm.protos.plan_pb2 import FP64, Run
 CPU = torch.device("cpu")
 
 
+Changes = Mapping[int, Mapping[str, float]]
+"""What an operator has set of [train], by the step from which on it holds."""
+
+
 def plain_losses(
-    run: Run, allowed_modules: tuple[str, ...] = (), held_out: list[float] | None = None
+    run: Run,
+    allowed_modules: tuple[str, ...] = (),
+    held_out: list[float] | None = None,
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on without end, each computed when it is asked for. ``held_out`` gets the held-out loss
     after each step, before the loss of the next one."""
@@ -52,12 +59,7 @@ def plain_losses(
         loss = mean_loss(module(inputs, **more), labels)
         torch.autograd.backward(loss)
         yield loss.item()
-        if train.clip_norm > 0:
-            nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = scheduled_rate(run, step)
-        optimizer.step()
-        optimizer.zero_grad()
+        update(run, module, optimizer, step)
         if held_out is not None:
             held_out.append(plain_held_out_loss(run, module, train.evaluation_samples))
 
@@ -69,6 +71,7 @@ def losses_of_islands(
     held_out: dict[int, float] | None = None,
     began: Callable[[int], Mapping[int, int]] = lambda _: {},
     device: torch.device = CPU,
+    changes: Changes = MappingProxyType({}),
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on, where islands train copies of the model. ``shares``: by step, the micro-batches of the
     run that each island trains, by its number; one that is missing has lost what it learnt since the last exchange. In a step
@@ -82,7 +85,7 @@ def losses_of_islands(
     momentum, loss = torch.zeros_like(anchor), 0.0
     sums = SparseSums()
     for step in itertools.count(1):
-        numbers = shares(step)
+        run, numbers = changed(run, changes.get(step, {})), shares(step)
         for island in numbers:
             if island not in copies or began(step).get(island) == step - 1 > 0:
                 module = copy.deepcopy(first)
@@ -92,16 +95,16 @@ def losses_of_islands(
         copies = {island: copies[island] for island in numbers}
         whole = sum(map(len, numbers.values()))
         if exchanges(step):
-            changes = {
+            learnt = {
                 island: (anchor - nn.utils.parameters_to_vector(module.parameters()).detach())
                 * (len(numbers[island]) / whole)
                 for island, (module, _) in copies.items()
             }
-            codec = run.network.exchange if len(changes) > 1 else "off"  # one island sends nothing
+            codec = run.network.exchange if len(learnt) > 1 else "off"  # one island sends nothing
             if codec == "topk":
-                change = sums(changes)
+                change = sums(learnt)
             else:
-                change = rounded(torch.stack([rounded(each, codec) for each in changes.values()]).sum(0), codec)
+                change = rounded(torch.stack([rounded(each, codec) for each in learnt.values()]).sum(0), codec)
             momentum = train.outer_momentum * momentum + change
             anchor = anchor - train.outer_rate * (train.outer_momentum * momentum + change)
             for module, _ in copies.values():
@@ -115,18 +118,36 @@ def losses_of_islands(
                 of_island = mean_loss(module(inputs.to(device)), labels.to(device))
                 torch.autograd.backward(of_island)
                 total += of_island.detach() * (len(numbers[island]) / whole)
-                if train.clip_norm > 0:
-                    nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
-                for group in optimizer.param_groups:
-                    group["lr"] = scheduled_rate(run, step)
-                optimizer.step()
-                optimizer.zero_grad()
+                update(run, module, optimizer, step)
             loss = total.item()
             if exchanges(step) is None:
                 anchor = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
         if held_out is not None and exchanges(step) is not False:
             held_out[step] = held_out_loss(data, module, train.evaluation_samples, device)
         yield loss
+
+
+def changed(run: Run, values: Mapping[str, float]) -> Run:
+    """The run with these keys of [train]."""
+    if not values:
+        return run
+    other = Run()
+    other.CopyFrom(run)
+    for name, value in values.items():
+        setattr(other.train, name, value)
+    return other
+
+
+def update(run: Run, module: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Applies the gradients of ``step``, and clears them."""
+    if run.train.clip_norm > 0:
+        nn.utils.clip_grad_norm_(module.parameters(), run.train.clip_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = scheduled_rate(run, step)
+        if group["weight_decay"]:
+            group["weight_decay"] = run.train.weight_decay
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def adamw_of(run: Run, module: nn.Module) -> torch.optim.Optimizer:

@@ -120,5 +120,12 @@ def held_out_loss(path: Path, module: Any, samples: int) -> float:
     return plain_held_out_loss(run, module, samples)
 
 
+def run_at(path: Path) -> Run:
+    """The run file at ``path``, as nodes get it."""
+    run = read_run_file(path).message("any")
+    _locate_corpus(run, path)
+    return run
+
+
 def _locate_corpus(run: Run, path: Path) -> None:
     run.data.source = run.data.source.replace(CORPUS, str(path.parent / CORPUS))

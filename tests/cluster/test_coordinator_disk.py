@@ -19,6 +19,16 @@ from tests.cluster.faults import HOLD, Phase, fail
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, held_out_loss, losses_alone, run_file
 
+HOME = {
+    "README.md",
+    "config.json",
+    "manifest.json",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+"""What lies beside the buckets of a checkpoint with the weights alone, of a run on bytes."""
+
 
 def steps_in(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "dtfm-runs/test").glob("step-*"))
@@ -44,8 +54,8 @@ def test_the_weights_come_to_the_coordinators_disk_and_load_in_transformers(tmp_
         assert cluster.finish() == 0
     home = tmp_path / "dtfm-runs/test/step-00000006"
     assert steps_in(tmp_path)[-1] == home.name
-    files = {path.name.split("-")[0] for path in home.iterdir()}
-    assert files == {"bucket", "config.json", "manifest.json", "model.safetensors.index.json"}
+    files = {"bucket" if path.name.startswith("bucket-") else path.name for path in home.iterdir()}
+    assert files == {*HOME, "bucket"}
     command = [sys.executable, "-m", "dtfm.coordinator.cli", "export", "--store", cluster.store]
     subprocess.run([*command, str(tmp_path / "model")], check=True, timeout=60)
     evaluated = cluster.of("evaluated")[-1]
@@ -121,3 +131,37 @@ def test_a_coordinator_that_dies_while_it_gets_the_last_checkpoint_gets_it_once_
         cluster.start_coordinator()
         assert cluster.finish() == 0
     assert steps_in(tmp_path) == ["step-00000004"]
+
+
+@pytest.mark.soak
+def test_a_folder_with_the_name_of_a_checkpoint_is_whole_whenever_the_coordinator_ends(tmp_path: Path) -> None:
+    """While a run trains, a node sends 100 kB a second at least: the model takes seconds."""
+    text = run_file(
+        model=GPT2.replace("n_embd = 32", "n_embd = 128"),
+        stages=[1, 1],
+        steps=100_000,
+        checkpoint_every=5,
+        precision="fp32",
+        storage="coordinator:",
+    )
+
+    def half_of_one_is_there() -> set[str]:
+        while True:
+            cluster.wait_for("step_committed", after=len(cluster.events))
+            found = {each.parent.name for each in (tmp_path / "dtfm-runs/test").glob("step-*.partial/bucket-*")}
+            if found:
+                return found
+
+    with Cluster(tmp_path, text, nodes="ab", invited=True) as cluster:
+        first = half_of_one_is_there()
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(10)
+        assert first <= set(steps_in(tmp_path))
+        cluster.start_coordinator()
+        assert first.isdisjoint(half_of_one_is_there())
+        cluster.coordinator.send(signal.SIGINT)
+        cluster.coordinator.wait(20)
+        left = steps_in(tmp_path)
+        assert all((tmp_path / "dtfm-runs/test" / name / "manifest.json").exists() for name in left)
+        assert not [name for name in left if name.endswith(".partial")]

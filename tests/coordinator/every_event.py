@@ -40,6 +40,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.RunPaused("bob"),
     ev.RunContinued("bob"),
     ev.RunChanged("bob", "train.steps", 400, 200),
+    ev.RunChanged("bob", "train.learning_rate", 0.001, 0.003, 7),
     ev.RunStopped(7, "why"),
     ev.Listens("0.0.0.0:7400", ("run.example.org",)),
     ev.NodeJoined("a", "first contact", "10.0.0.1:7000", DEVICE, "0.1"),
@@ -80,7 +81,9 @@ EVERY_EVENT: list[ev.Event] = [
     ev.SnapshotWritten(
         1, (ev.SnapshotPart(10, "ab"), ev.SnapshotPart(20, "cd")), {"a": ((0, 2),), "b": ((1, 2),)}, 0.5
     ),
+    ev.LossSpiked(1, "training", 9.5, 2.5, 3.5, 1, 0, 0.003),
     ev.RolledBack(0, 1, "why"),
+    ev.RolledBack(0, 1, "why", weights=True),
     ev.InvitationMade("0123456789ab", "ab" * 32, "Bob's PC", "node", 1.7e9, 1.8e9, 3, "operator"),
     ev.Enrolled("a", "node", "MFkw", "0123456789ab"),
     ev.Revoked("a", ("0123456789ab",), 1.75e9, "operator"),

@@ -120,7 +120,7 @@ def _set(message: Any, field: Any, random: Random, depth: int) -> None:
 
 def _value(field: Any, random: Random) -> Any:
     match field.type:
-        case Field.TYPE_DOUBLE:
+        case Field.TYPE_DOUBLE | Field.TYPE_FLOAT:
             return random.choice(DOUBLES)
         case Field.TYPE_BOOL:
             return random.random() < 0.5

@@ -201,7 +201,15 @@ class InProcess:
             for island in self.plan.islands
         }
         rate = learning_rate(self._loaded.run.train, step)
-        commit = Commit(step=step, gradient_norm=norms[min(norms)], learning_rate=rate, island_norms=norms)
+        train = self._loaded.run.train
+        commit = Commit(
+            step=step,
+            gradient_norm=norms[min(norms)],
+            learning_rate=rate,
+            clip_norm=train.clip_norm,
+            weight_decay=train.weight_decay,
+            island_norms=norms,
+        )
         self._all(lambda generation: generation.apply(commit))
         self.step = step
 

@@ -14,7 +14,7 @@ import torch
 from dtfm.kernels.transfer import arriving
 from dtfm.node.host.cuda_streams import DeviceWork, after
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.optimizer import adamw
+from dtfm.node.model.optimizer import Terms, adamw
 from dtfm.protos.plan_pb2 import Run
 from tests.cluster.runs import losses_alone, run_file
 from tests.node.in_process import nodes_of
@@ -114,12 +114,12 @@ def test_an_update_has_the_same_bits_wherever_the_state_is(home: str) -> None:
     some = torch.Generator().manual_seed(0)
     for mine, other in zip(here.state, there.state, strict=True):
         other.copy_(mine.uniform_(generator=some))
-    train = Run.Train(weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1.0)
+    train, terms = Run.Train(beta1=0.9, beta2=0.95, epsilon=1e-8), Terms(2.5, 1e-3, 1.0, 0.1)
     for step in range(1, 4):
         gradients = torch.randn(spec.size, generator=some)
         there.gradients.copy_(gradients)
-        adamw(train, step, 1e-3, 2.5, here, gradients)
-        adamw(train, step, 1e-3, 2.5, there, there.gradients)
+        adamw(train, step, terms, here, gradients)
+        adamw(train, step, terms, there, there.gradients)
         assert here.digests()[0] == there.digests()[0]
 
 

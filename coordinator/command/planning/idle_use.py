@@ -35,7 +35,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class IdleUse:
-    """Equal idle nodes, and each of what was tried that would put them to use; ``tried`` names all."""
+    """Idle nodes that are equal. ``uses``: the remedies that would put them to use; ``tried``: all remedies that were tried."""
 
     nodes: tuple[str, ...]
     uses: tuple[Use, ...]
@@ -77,7 +77,7 @@ def idle_uses(
 
 
 Remedy = tuple[Callable[[int], str], tuple[int, ...], Callable[[int], tuple[Cluster, Workload]]]
-"""Words for a factor, the factors, and what is planned with by one of them."""
+"""Words for a factor; the factors; the cluster and the workload with one of them."""
 
 
 def _remedies(cluster: Cluster, workload: Workload, numbers: Sequence[int]) -> Iterator[Remedy]:
@@ -119,7 +119,7 @@ def _least(
     search: Search,
     over: Callable[[], bool],
 ) -> Use | None:
-    """The least of the factors by which a node of these ``names`` is used, and it pays; None: by none, as far as was looked."""
+    """The least of the factors that makes the planner use a node of these ``names``, and pays. None: no factor does."""
     found = None
     for factor in reversed(factors):
         cluster, workload = changed(factor)
@@ -136,7 +136,7 @@ def _least(
 
 
 def _groups(cluster: Cluster, decision: Decision) -> list[list[int]]:
-    """The numbers of the idle nodes, those that are equal together, the largest group first."""
+    """The numbers of the idle nodes in groups of equal ones, the largest group first."""
     groups = dict[tuple[object, ...], list[int]]()
     for number, node in enumerate(cluster.nodes):
         if node.id in decision.plan.idle:
@@ -151,7 +151,7 @@ def _groups(cluster: Cluster, decision: Decision) -> list[list[int]]:
 
 
 def with_lines(cluster: Cluster, numbers: Sequence[int], factor: float) -> Cluster:
-    """The cluster, in which the lines of these nodes carry this number of times as much. A link between one of them and another
+    """The cluster after the lines of these nodes have become this number of times as fast. A link between one of them and another
     node carries no more than the other's line."""
     chosen = np.isin(np.arange(len(cluster.nodes)), list(numbers))
     ups, downs = (np.where(np.isnan(row), np.inf, row) for row in cluster.carries)
@@ -174,7 +174,7 @@ def with_lines(cluster: Cluster, numbers: Sequence[int], factor: float) -> Clust
 
 
 def with_memory(cluster: Cluster, numbers: Sequence[int], factor: float) -> Cluster:
-    """The cluster, in which the devices of these nodes have this number of times their memory."""
+    """The cluster after the devices of these nodes have got this number of times their memory."""
     chosen = set(numbers)
     return replace(
         cluster,

@@ -21,6 +21,8 @@ class Kind(enum.Enum):
     MEMORY = "memory"
     DISK = "disk"
     CHECKPOINT = "checkpoint"
+    WEIGHTS = "weights"
+    """A checkpoint without moments. Training goes on from there only if an operator has said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,13 @@ class ResumePoint:
 @dataclass(frozen=True, slots=True)
 class Availability:
     """``memory`` lists copies in memory by layer: a bucket that several layers use is wherever one of them is. ``disks`` lists
-    copies in whole snapshots on disks, by bucket. ``checkpoint``: the step of the newest one with all of the state; 0: none."""
+    copies in whole snapshots on disks, by bucket. ``checkpoint``: the step of the newest one from which training may go on; 0:
+    none. ``weights``: it has these alone."""
 
     memory: tuple[tuple[Copy, ...], ...]
     disks: tuple[tuple[Copy, ...], ...]
     checkpoint: int
+    weights: bool = False
 
     def in_memory(self, step: int) -> tuple[frozenset[str], ...]:
         """Per layer, the ready nodes that have its state as of ``step`` in memory."""
@@ -59,12 +63,12 @@ class Availability:
         step = max((self.checkpoint, *in_memory, *on_disks))
         if step == 0:
             return ResumePoint(0, None)
-        on = Kind.DISK if step in on_disks else Kind.CHECKPOINT
+        on = Kind.DISK if step in on_disks else Kind.WEIGHTS if self.weights else Kind.CHECKPOINT
         return ResumePoint(step, Kind.MEMORY if step in in_memory else on)
 
     def needed(self, point: ResumePoint, returning: Collection[str]) -> frozenset[str]:
         """Those of the ``returning`` nodes that have what ``point`` needs and no ready node has."""
-        if point.kind in (None, Kind.CHECKPOINT):
+        if point.kind in (None, Kind.CHECKPOINT, Kind.WEIGHTS):
             return frozenset()
         table = self.memory if point.kind is Kind.MEMORY else self.disks
         wanted = [[copy for copy in bucket if copy.step == point.step] for bucket in table]
@@ -94,7 +98,9 @@ def availability(state: State) -> Availability:
         if standby is not None and standby.is_of_all and step_of(standby, state) == ledger.training.step:
             for layer in range(*standby.layers):
                 memory[layer].append(Copy(node, ledger.training.step))
-    return Availability(tuple(map(tuple, memory)), _disks(state), ledger.copies.resumable_step)
+    checkpoint = ledger.copies.resumable_step
+    weights = checkpoint > 0 and ledger.copies.checkpoints[checkpoint].weights
+    return Availability(tuple(map(tuple, memory)), _disks(state), checkpoint, weights)
 
 
 def step_of(standby: Standby, state: State) -> int | None:

@@ -22,7 +22,7 @@ from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Tran
 from dtfm.coordinator.core.validation.files import check_moments, check_uploaded
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.checkpoint_names import bucket_of, step_folder
+from dtfm.protos.checkpoint_names import BUFFERS, bucket_of, gathering_folder, step_folder
 
 MOST_MODEL_FILE_BYTES = 64 << 20
 """A tokenizer's are the largest."""
@@ -44,7 +44,7 @@ MOST_ATTEMPTS = 5
 
 _MODEL_FILE = re.compile(
     r"(generation_)?config\.json|tokenizer[a-z_]*\.(json|model)|(special_tokens_map|added_tokens|vocab)\.json|"
-    r"vocab\.txt|merges\.txt|[a-z_]+\.model|chat_template\.jinja"
+    rf"vocab\.txt|merges\.txt|[a-z_]+\.model|chat_template\.jinja|{re.escape(BUFFERS)}"
 )
 """What a node may write beside the buckets: nothing that transformers would load in their place."""
 
@@ -152,7 +152,12 @@ def most_bytes(state: State, node: str, step: int, file: str) -> int:
     """How large the node may make this file of the checkpoint of ``step``, where the coordinator keeps checkpoints itself; 0: it
     may not write it."""
     upload, bucket = state.safekeeping.upload, bucket_of(file)
-    if upload is None or (upload.step, upload.place) != (step, state.run.own_folder) or node not in upload.sending:
+    if (
+        state.stopped
+        or upload is None
+        or (upload.step, upload.place) != (step, state.run.own_folder)
+        or node not in upload.sending
+    ):
         return 0
     if (bucket or 0) not in upload.sending[node].buckets:
         return 0
@@ -210,7 +215,8 @@ def _go_on(transition: Transition) -> None:
         _set(transition, replace(upload, finishing=True))
         folder = step_folder(upload.place, upload.step)
         files = tuple(upload.files[bucket] for bucket in sorted(upload.files))
-        transition.commands.append(WriteManifest(upload.step, folder, files))
+        gathered = gathering_folder(upload.place, upload.step, state.ledger.run_id)
+        transition.commands.append(WriteManifest(upload.step, folder, gathered, files))
         return
     missing = upload.missing - upload.on_the_way
     holders = on_disk(state, upload.step, missing)
@@ -244,7 +250,7 @@ def _send(transition: Transition, upload: Upload, node: str, buckets: Collection
     rate = 0.0 if idle else max(LINE_FRACTION * share, LEAST_BANDWIDTH)
     message = wire.Upload(
         step=upload.step,
-        folder=state.run.as_nodes_reach(step_folder(upload.place, upload.step)),
+        folder=state.run.as_nodes_reach(gathering_folder(upload.place, upload.step, state.ledger.run_id)),
         parts=[part_message(bucket, upload.parts[bucket], ()) for bucket in buckets],
         weights=upload.weights,
         bytes_per_second=rate,

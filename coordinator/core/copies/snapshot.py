@@ -160,10 +160,14 @@ def source(state: State) -> wire.SnapshotSource:
             parts = [part_message(b, whole.parts[b], nodes) for b, nodes in holders.items()]
             return wire.SnapshotSource(parts=parts, states=_states(ledger))
     checkpoint = ledger.copies.checkpoints.get(ledger.training.step)
-    if checkpoint is None or checkpoint.weights:
+    if checkpoint is None or not ledger.copies.may_go_on_from(checkpoint):
         return wire.SnapshotSource()
-    folder = state.run.as_nodes_reach(checkpoint.folder)
-    return wire.SnapshotSource(folder=folder, manifest=bytes.fromhex(checkpoint.manifest), states=_states(ledger))
+    return wire.SnapshotSource(
+        folder=state.run.as_nodes_reach(checkpoint.folder),
+        manifest=bytes.fromhex(checkpoint.manifest),
+        states=_states(ledger),
+        weights=checkpoint.weights,
+    )
 
 
 def pause_after(seconds: float, lease: float) -> float:

@@ -62,7 +62,7 @@ def _what_would_come(state: State, request: wire.EnrolRequest, holder: Holder) -
     if request.HasField("prepared"):
         described = check_prepared(request.prepared, state.run)
         check_pins(described, state.run.trust)
-        if ledger.described is not None:
+        if ledger.described is not None and state.run.train.precision != "auto":  # else others may prepare otherwise
             check_agrees(described, ledger.described)
     reply = wire.EnrolReply(role=holder.role, training=state.message)
     if ledger.described is not None and ledger.data_confirmed:

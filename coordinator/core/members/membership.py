@@ -9,21 +9,23 @@ from ipaddress import ip_address
 
 from dtfm.coordinator.core.copies import disks
 from dtfm.coordinator.core.ending import tell_end
+from dtfm.coordinator.core.members import welcoming
 from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.members.quarantine import refusal_of
+from dtfm.coordinator.core.plan import precision
 from dtfm.coordinator.core.reach import links, ways
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Admission, Session, State
-from dtfm.coordinator.core.step import telling
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Certify, HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello
 from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.candidates import origin_of
 from dtfm.protos.identity.credentials import CERTIFICATE_LIFETIME
+from dtfm.protos.run_file.run_file import PRECISIONS
 
 PREPARING: Mapping[int, ev.Preparing] = {
     wire.LOADING_MODEL: "loads the model",
@@ -76,11 +78,6 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
         return
     _check_crowd(transition.state, caller, origin)
     only = hello.relay == wire.Hello.ONLY
-    if not only and state.run.train.precision == "auto":
-        run = state.run.with_precision(bf16=hello.device.bf16)
-        by = f"{hello.node}, the first node to join ({device.name}),"
-        transition.emit(ev.RunChanged(by, "train.precision", run.train.precision, "auto"))
-        transition.set_run(run)
     session = Session(
         hello.node,
         stream,
@@ -88,26 +85,14 @@ def _admit(transition: Transition, stream: int, message: wire.NodeMessage, calle
         admission=Admission.RELAY if only else Admission.JOINED,
         certified=transition.now,
         origin=origin,
+        device=(device.kind, hello.device.bf16),
     )
     address = (*candidates, seen, "")[0]
     relays = "only" if only else "also" if hello.relay else ""
     version = shorten(hello.package_version)
-    transition.emit(ev.NodeJoined(hello.node, reason, address, device, version, process, candidates, relays))
-    transition.set_session(session)
-    if hello.relay:
-        ways.relay_came(transition)
-    welcome = wire.Welcome(
-        run=transition.state.message,
-        revoked=sorted(transition.state.ledger.access.revoked),
-        quarantined=transition.state.ledger.quarantined_names,
-        status=telling.status(transition.state),
-        worked_steps=transition.state.ledger.trust.worked[hello.node],
-        wait_for_coordinator_seconds=state.run.cluster.wait_for_coordinator,
+    welcoming.welcome(
+        transition, session, ev.NodeJoined(hello.node, reason, address, device, version, process, candidates, relays)
     )
-    if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
-        welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)
-        welcome.unigram_entropy = described.unigram_entropy
-    transition.commands.append(Certify(stream, hello.node, welcome))
 
 
 def _origin(seen: str) -> str:
@@ -158,9 +143,18 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
     if session.admission is not Admission.JOINED or session.prepared is not None:
         transition.log(f"ignored a second Prepared of {session.node}")
         return
-    state = transition.state
-    described = check_prepared(message, state.run)
+    state, known = transition.state, transition.state.run.train.precision
+    if message.precision not in (plan_pb2.PRECISION_UNSPECIFIED, PRECISIONS.get(session.precision)):
+        transition.log(f"ignored what {session.node} prepared in another precision than {session.precision}")
+        return
+    described = check_prepared(message, precision.prepared_for(state, session))
     check_pins(described, state.run.trust)
+    if session.precision != known != "auto":
+        if session.precision != precision.of_newcomer(state, session.device):
+            welcoming.prepare_again(transition, session)
+            return
+        welcoming.compute_in(transition, session.precision, f"{session.node}, whose GPU has no bf16,", but=session.node)
+        state = transition.state
     if state.ledger.described is not None or _is_believed(state):
         _go_on(transition, session, message, described)
         return
@@ -168,10 +162,14 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
     second = next((s for s in _waiting(transition.state) if _agree(transition.state, s, session, described)), None)
     if second is None:
         return
-    transition.emit(ev.RunDescribed(described, second.node))
+    welcoming.describe(transition, second, described)
     transition.emit(ev.DataConfirmed(session.node))
+    state = transition.state
     for waiting in _waiting(transition.state):
         assert waiting.prepared is not None
+        if waiting.precision != state.run.train.precision:
+            welcoming.prepare_again(transition, waiting)
+            continue
         said, waiting = waiting.prepared, replace(waiting, prepared=None)
         transition.set_session(waiting)
         try:
@@ -197,7 +195,7 @@ def _agree(state: State, one: Session, other: Session, described: ev.Described) 
     if one.prepared is None or not _are_two_users(state.ledger, one.node, other.node):
         return False
     try:
-        check_agrees(check_prepared(one.prepared, state.run), described)
+        check_agrees(check_prepared(one.prepared, precision.prepared_for(state, one)), described)
     except Refused:
         return False
     return True
@@ -207,7 +205,7 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
     """The node agrees with the run, or is the first to describe it. Then it measures its links."""
     ledger = transition.state.ledger
     if ledger.described is None:
-        transition.emit(ev.RunDescribed(described, session.node))
+        welcoming.describe(transition, session, described)
     else:
         check_agrees(described, ledger.described)
         if (

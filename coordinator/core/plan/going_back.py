@@ -11,6 +11,8 @@ from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos.printable import counted
 
+ORIGINS = {Kind.DISK: "the disks' snapshot", Kind.CHECKPOINT: "the checkpoint", Kind.WEIGHTS: "the weights"}
+
 MOST_UNDONE = 1000
 """Steps by which the run may go back to undo what a liar did."""
 
@@ -35,14 +37,16 @@ def newest_snapshot(state: State) -> ResumePoint:
     return replace(availability(state), memory=()).resume_point()
 
 
-def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt: bool = True) -> None:
+def go_back(transition: Transition, point: ResumePoint, reason: str, *, in_doubt: bool = True) -> ev.RolledBack:
     """Training goes back to a snapshot, or to the start. ``in_doubt``: what was trained since may be wrong."""
     ledger = transition.state.ledger
-    origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
-    origin = f"from {origin} of step {point.step}" if point.step else "from the start"
-    sentence = f"{reason}; {trained_again(ledger.training.step - point.step)} {origin}"
-    transition.emit(ev.RolledBack(point.step, ledger.training.step, sentence))
+    origin = f"from {ORIGINS[point.kind]} of step {point.step}" if point.kind is not None else "from the start"
+    weights = point.kind is Kind.WEIGHTS
+    moments = "; AdamW's moments begin at zero" if weights else ""
+    sentence = f"{reason}; {trained_again(ledger.training.step - point.step)} {origin}{moments}"
+    transition.emit(back := ev.RolledBack(point.step, ledger.training.step, sentence, weights=weights))
     snapshot.rolled_back(transition, ledger.copies.checkpoints if in_doubt else ())
+    return back
 
 
 def trained_again(steps: int) -> str:

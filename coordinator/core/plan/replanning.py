@@ -12,6 +12,7 @@ from dtfm.coordinator.core.copies.availability import availability
 from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
+from dtfm.coordinator.core.plan import precision
 from dtfm.coordinator.core.plan.adoption import adopt, is_length_of, rounds_of
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
@@ -121,6 +122,10 @@ def planned(transition: Transition, result: Planned) -> None:
         else:
             found = Answer(asked.question, False, None, outcome)
             transition.end_question(replace(planner, answer=found), False, outcome)
+        return
+    if isinstance(state.phase, Gathering) and (other := precision.of_plan(state, outcome.plan)) is not None:
+        transition.end_question(planner, False, f"the run is to compute in {other.precision}")
+        transition.find(other)
         return
     outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome, at_rest=True)))
     found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training

@@ -18,8 +18,10 @@ from dtfm.scheduler.model.plan import Plan
 
 def announce(transition: Transition, plan: Plan) -> None:
     """Sends the commit of the last step."""
-    state, run, committed = transition.state, transition.state.run, transition.state.ledger.training.last
+    state, run, training = transition.state, transition.state.run, transition.state.ledger.training
+    committed, applied = training.last, training.optimizer
     assert committed is not None
+    assert applied is not None
     step, rounds = committed.step, state.rounds
     at_rest = rounds.at_rest(step)  # else each island has weights of its own: nothing happens but the next step
     last, stuck = at_rest and step >= run.train.steps, at_rest and leaver_is_stuck(transition.state)
@@ -33,6 +35,8 @@ def announce(transition: Transition, plan: Plan) -> None:
         step=step,
         gradient_norm=committed.gradient_norm,
         learning_rate=committed.learning_rate,
+        clip_norm=applied.clip_norm,
+        weight_decay=applied.weight_decay,
         island_norms=committed.norms_by_island,
         evaluate=evaluate,
         snapshot=at_rest and snapshot.begin(transition, step, checkpoint=checkpoint, last=closing),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dtfm.coordinator.core.copies import agreed_state, standby
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, showing
+from dtfm.coordinator.core.step import spikes
 from dtfm.coordinator.core.step.announcing import announce
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
@@ -36,11 +37,11 @@ def commit_if_due(transition: Transition) -> None:
 
 def commit(transition: Transition, phase: Stepping) -> None:
     """Commits and announces a step for which all have voted, and of which nothing is known to be wrong."""
-    state, plan = transition.state, transition.state.ledger.training.in_force
+    state, ledger, plan = transition.state, transition.state.ledger, transition.state.ledger.training.in_force
     norms = {island.stages[0].island: _norm(island, phase.votes) for island in plan.islands}
     last = [phase.votes[node] for stage in plan.last_stages for node in stage.replicas]
     samples, exchanges = sum(vote.samples for vote in last), state.rounds.exchanges(phase.step)
-    before = state.ledger.training.last
+    before = ledger.training.last
     known = before.loss if before is not None else 0.0
     is_first = before is None or before.generation != plan.generation
     is_timed = is_first or phase.step <= TIMED_STEPS or phase.step % TIMED_EVERY == 0
@@ -51,14 +52,14 @@ def commit(transition: Transition, phase: Stepping) -> None:
             step=phase.step,
             generation=plan.generation,
             loss=known if exchanges else math.fsum(vote.loss_sum for vote in last) / samples,
-            tokens=samples * state.ledger.description.tokens_per_sample,
+            tokens=samples * ledger.description.tokens_per_sample,
             gradient_norm=_root_mean_square([*norms.values()]),
             seconds=round(transition.now - phase.since, 6),
             samples=samples,
             compute_seconds={node: round(vote.compute_seconds, 3) for node, vote in timed},
             wait_seconds={node: round(vote.wait_seconds, 3) for node, vote in timed},
             resumed=phase.resumed,
-            learning_rate=learning_rate(state.message.train, phase.step),
+            learning_rate=learning_rate(state.message.train, phase.step, ledger.optimizer.learning_rate),
             island_norms={str(island): norm for island, norm in norms.items()} if len(norms) > 1 else {},
             exchange=exchanges,
         )
@@ -66,6 +67,7 @@ def commit(transition: Transition, phase: Stepping) -> None:
     if clipped := _clipped(phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
     if not exchanges:
+        spikes.look(transition, "training")
         drift.committed(transition, phase.votes)
         showing.committed(transition, phase.votes)
     announce(transition, plan)
@@ -85,21 +87,23 @@ def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]
     return {by: whose for by, whose in sorted(told.items()) if whose}
 
 
-def learning_rate(train: Run.Train, step: int) -> float:
-    """The learning rate of ``step`` (from 1): a pure function of the run and the step.
+def learning_rate(train: Run.Train, step: int, highest: float | None = None) -> float:
+    """The learning rate of ``step`` (from 1): a pure function of the schedule, the step, and the ``highest`` rate, by default
+    that of the run.
 
-    It rises linearly to ``train.learning_rate`` during the warm-up. From there it falls to the final fraction of that, which it
+    It rises linearly to the highest during the warm-up. From there it falls to the final fraction of that, which it
     has at the last step: along a cosine, along a line, or, for warmup-stable-decay (Hu et al., arXiv 2404.06395), along a line
     in the last decay_steps alone; or it stays.
     """
+    highest = train.learning_rate if highest is None else highest
     if step <= train.warmup_steps:
-        return train.learning_rate * step / train.warmup_steps
+        return highest * step / train.warmup_steps
     if train.schedule == CONSTANT:
-        return train.learning_rate
+        return highest
     first = train.warmup_steps  # the last step at the full rate
     if train.schedule == WARMUP_STABLE_DECAY:
         first = max(first, train.steps - train.decay_steps)
     fallen = min(max(step - first, 0) / max(train.steps - first, 1), 1.0)
     left = 1 - fallen if train.schedule in (LINEAR, WARMUP_STABLE_DECAY) else 0.5 * (1 + math.cos(math.pi * fallen))
     final = train.final_learning_rate_fraction
-    return train.learning_rate * (final + (1 - final) * left)
+    return highest * (final + (1 - final) * left)

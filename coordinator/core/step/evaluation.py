@@ -11,6 +11,7 @@ from dtfm.coordinator.config.codecs import allowed_codecs
 from dtfm.coordinator.core.findings import contradicting
 from dtfm.coordinator.core.refusal import is_finite, require
 from dtfm.coordinator.core.state import Evaluation, State
+from dtfm.coordinator.core.step import spikes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.tolerance import tolerance
 from dtfm.coordinator.log import events as ev
@@ -101,6 +102,7 @@ def _announce(transition: Transition, evaluation: Evaluation) -> None:
         return
     samples = len(agreed) * state.run.train.micro_batch
     transition.emit(ev.Evaluated(step, math.fsum(agreed) / len(agreed), samples, described.unigram_entropy))
+    spikes.look(transition, "held-out")
     transition.state = replace(transition.state, evaluation=None)
 
 

@@ -168,8 +168,14 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
     losses = dict(zip(micro_batches_of(plan)[node], vote.losses, strict=True)) if last and not exchanges else {}
     order = wire.Audit(generation=plan.generation, step=phase.step, node=node)
     if exchanges and node in debts.alone.values():
+        of_round = state.ledger.optimizer  # in all of its steps
         for rate, ranges in zip(debts.rates, debts.of_round[plan.stages[index].island], strict=True):
-            order.trained.add(learning_rate=rate, borders=[border for each in ranges for border in each])
+            order.trained.add(
+                learning_rate=rate,
+                borders=[border for each in ranges for border in each],
+                clip_norm=of_round.clip_norm,
+                weight_decay=of_round.weight_decay,
+            )
     for number in () if exchanges else drawn.micro_batches:
         chain = chains(plan)[number]
         previous, after = chain[stage - 1] if stage else "", "" if last else chain[stage + 1]

@@ -77,7 +77,7 @@ export function chart(title, series, width, height, xText, { zero = false, level
 }
 
 // Like ``rough``, and for numbers below a thousandth as a power of ten.
-const small = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential(Number.isInteger(Math.log10(Math.abs(value))) ? 0 : 1) : rough(value));
+const small = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential(1).replace(".0", "") : rough(value));
 
 function describe(title, series, xText) {
   const said = series.filter((one) => one.points.length).map(({ points, name }) =>
@@ -85,22 +85,25 @@ function describe(title, series, xText) {
   return `${title}. ${said.join("; ")}`;
 }
 
-// The chart as an SVG file that looks the same without the page's style. Null: there is none yet.
-export function pictureOf(figure) {
-  const picture = figure.querySelector("svg");
-  if (!picture) return null;
-  const copy = picture.cloneNode(true), width = Number(picture.getAttribute("width")), height = Number(picture.getAttribute("height")) + HEAD;
-  const originals = [...picture.querySelectorAll("*")];
-  [...copy.querySelectorAll("*")].forEach((one, index) => {
-    const style = getComputedStyle(originals[index]);
-    for (const name of SHOWN) one.setAttribute(name, style.getPropertyValue(name));
-    one.removeAttribute("class");
-  });
-  const page = getComputedStyle(figure), surface = getComputedStyle(figure.closest("section")).backgroundColor;
-  const within = svg("g", { transform: `translate(0 ${HEAD})` }, ...copy.childNodes);
-  const names = [...figure.querySelectorAll("figcaption span:not(.readout)")].map((one) => one.textContent).join(", ");
-  const whole = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` },
-    svg("rect", { width, height, fill: surface }),
-    svg("text", { x: LEFT, y: 16, fill: page.color, "font-size": "13px", "font-family": page.fontFamily }, `${figure.querySelector("b").textContent}: ${names}`), within);
+// The charts one below the other, as an SVG file that looks the same without the page's style. Null: there are none yet.
+export function pictureOf(figures) {
+  const parts = [], drawn = figures.filter((figure) => figure.querySelector("svg"));
+  if (!drawn.length) return null;
+  let width = 0, top = 0;
+  for (const figure of drawn) {
+    const picture = figure.querySelector("svg"), copy = picture.cloneNode(true), originals = [...picture.querySelectorAll("*")];
+    [...copy.querySelectorAll("*")].forEach((one, index) => {
+      const style = getComputedStyle(originals[index]);
+      for (const name of SHOWN) one.setAttribute(name, style.getPropertyValue(name));
+      one.removeAttribute("class");
+    });
+    const { color, fontFamily } = getComputedStyle(figure), names = [...figure.querySelectorAll("figcaption span:not(.readout)")].map((one) => one.textContent).join(", ");
+    parts.push(svg("text", { x: LEFT, y: top + 16, fill: color, "font-size": "13px", "font-family": fontFamily }, `${figure.querySelector("b").textContent}: ${names}`),
+      svg("g", { transform: `translate(0 ${top + HEAD})` }, ...copy.childNodes));
+    width = Math.max(width, Number(picture.getAttribute("width")));
+    top += HEAD + Number(picture.getAttribute("height"));
+  }
+  const whole = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height: top, viewBox: `0 0 ${width} ${top}` },
+    svg("rect", { width, height: top, fill: getComputedStyle(drawn[0].closest("section")).backgroundColor }), ...parts);
   return new XMLSerializer().serializeToString(whole);
 }

@@ -1,13 +1,13 @@
 // The run's curves, and what people save of them.
 
 import { chart, pictureOf } from "./chart.js";
-import { choice, duration, el, narrow, number } from "./dom.js";
+import { choice, duration, el, empty, narrow, number } from "./dom.js";
 
 const COLUMNS = ["step", "time", "loss", "tokens_per_second", "gradient_norm", "learning_rate", "predicted_over_measured", "busy", "cost"];
-const SMOOTH = 0.9; // how much of the smoothed value before stays
 const GAP = 24;
 
 export function curves(doc, width, chosen, pick) {
+  if (!doc.losses.length && !doc.held_out.length) return empty("No curves yet: the first step is still to come.");
   const byTime = chosen.axis === "time", x = byTime ? 1 : 0;
   const xText = byTime ? (time) => duration(time - doc.began) : (step) => `step ${number(step)}`;
   const points = (rows, column) => rows.filter((row) => row[column] !== null).map((row) => [row[x], row[column]]);
@@ -33,23 +33,30 @@ export function curves(doc, width, chosen, pick) {
       choice("Lines", { smooth: "smooth", raw: "raw" }, chosen.smooth, (value) => pick({ smooth: value })),
       el("div", { class: "choice", role: "group", "aria-label": "Save" },
         el("button", { type: "button", "data-key": "csv", onclick: () => save(`${fileName(doc)}.csv`, "text/csv", csv(doc)) }, "Save CSV"),
-        el("button", { type: "button", "data-key": "pictures", onclick: () => savePictures(doc) }, "Save pictures"))),
+        el("button", { type: "button", "data-key": "picture", onclick: () => savePicture(doc) }, "Save picture"))),
     el("div", { class: "charts" }, shown),
     narrow() ? el("details", { "data-keep": "curves" }, el("summary", { "data-key": "curves" }, "More curves: speed, gradient norm, learning rate, predicted over measured"), el("div", { class: "charts" }, folded))
       : el("div", { class: "charts" }, folded),
   ];
 }
 
-// An exponential mean, which begins with the first value, and again where training went back.
+// The mean of the points around each, the nearer the more, which lags behind nothing. Where training went back, a new line begins.
 function smooth(points) {
-  let mean = 0, weight = 0, before = -Infinity;
-  return points.map(([x, y]) => {
-    if (x <= before) [mean, weight] = [0, 0];
-    before = x;
-    mean = SMOOTH * mean + (1 - SMOOTH) * y;
-    weight = SMOOTH * weight + (1 - SMOOTH);
-    return [x, mean / weight];
-  });
+  const half = Math.max(3, Math.min(20, Math.round(points.length / 30))), lines = [[]];
+  for (const point of points) {
+    if (lines.at(-1).length && point[0] <= lines.at(-1).at(-1)[0]) lines.push([]);
+    lines.at(-1).push(point);
+  }
+  return lines.flatMap((line) => line.map(([x], at) => {
+    const wide = Math.min(half, at, line.length - 1 - at); // as many on both sides
+    let sum = 0, weights = 0;
+    for (let off = -wide; off <= wide; off += 1) {
+      const weight = 1 + wide - Math.abs(off);
+      sum += weight * line[at + off][1];
+      weights += weight;
+    }
+    return [x, sum / weights];
+  }));
 }
 
 const fileName = (doc) => (doc.head.name || "run").replace(/[^\w.-]+/g, "-");
@@ -68,9 +75,7 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-function savePictures(doc) {
-  for (const figure of document.querySelectorAll("#curves figure")) {
-    const title = figure.querySelector("b").textContent, picture = pictureOf(figure);
-    if (picture) save(`${fileName(doc)}-${title.toLowerCase().replace(/ /g, "-")}.svg`, "image/svg+xml", picture);
-  }
+function savePicture(doc) {
+  const picture = pictureOf([...document.querySelectorAll("#curves figure")]);
+  if (picture) save(`${fileName(doc)}.svg`, "image/svg+xml", picture);
 }

@@ -9,7 +9,7 @@ const KINDS = {
   plans: (kind) => kind === "plan",
 };
 const SAID = { info: "", plan: "plan", warning: "warning", problem: "problem" };
-const MOST = 20, MOST_ON_A_PHONE = 4;
+const MOST = 20, MOST_ON_A_PHONE = 3;
 
 export function eventList(doc, chosen, pick, all) {
   const newest = [...doc.events].reverse(), count = (name) => newest.filter((one) => KINDS[name](one.kind)).length;

@@ -23,11 +23,11 @@ export function figures(head, now) {
     el("dl", {},
       figure("Step", number(head.step), ` of ${number(head.steps)}`),
       figure(...ending(head)),
-      figure("Loss", rough(head.loss), head.over ? " of the last step" : ""),
+      figure("Loss", rough(head.loss), head.over ? " of the last step" : ` ${head.loss_is}`),
       figure("Held-out loss", rough(head.held_out), head.frequencies === null ? "" : ` frequencies alone ${rough(head.frequencies)}`),
       figure("Tokens/s", number(head.tokens_per_second)),
       figure("Lent", rough(head.node_hours), ` node-hours${head.over ? "" : `, ${number(head.members)} node${head.members === 1 ? "" : "s"} now`}`),
-      head.has_prices && figure("Cost so far", money(head.cost, currency), cost(head))),
+      head.has_prices && figure(head.over ? "Cost" : "Cost so far", money(head.cost, currency), cost(head))),
     bar(part, "", `${Math.round(100 * part)}% of the steps`, "progress"),
     !head.has_prices && head.name && !head.over && el("p", { class: "quiet" }, "What this costs: ", el("code", {}, UNPRICED)),
   ];
@@ -35,7 +35,7 @@ export function figures(head, now) {
 
 function ending(head) {
   if (head.over) return ["Ended", dayAndTime(head.over), ` after ${duration(head.elapsed)}`];
-  if (head.ends === null) return ["Elapsed", head.began ? duration(head.elapsed) : "–", head.state === "paused" ? " its end is not known while it is paused" : ""];
+  if (head.ends === null) return ["Elapsed", head.elapsed ? duration(head.elapsed) : "–", head.state === "paused" ? " its end is not known while it is paused" : ""];
   return ["Ends", dayAndTime(head.ends), ` in ${duration(head.left)}, after ${duration(head.elapsed)}`];
 }
 

@@ -3,7 +3,7 @@
 import { nodeButtons } from "./direct.js";
 import { bar, duration, el, empty, few, kind, layers, narrow, number, rough, table, words } from "./dom.js";
 
-const MOST = 40, MOST_ON_A_PHONE = 6, GAVE = 12, GAVE_ON_A_PHONE = 4;
+const MOST = 40, MOST_ON_A_PHONE = 6, GAVE = 12, GAVE_ON_A_PHONE = 3;
 
 const gibibytes = (device) => `${rough(device.memory_bytes / 2 ** 30)} GiB`;
 const seconds = (value) => `${rough(value)} s`;
@@ -18,7 +18,7 @@ const urgency = (node) => (node.slow ? 0 : node.doing === "quarantined" ? 1 : no
 export function nodeTable(doc, open, all) {
   if (!doc.nodes.length) return empty("No node is here. dtfm-coordinator invite prints the line for one.");
   const small = narrow(), busy = doc.nodes.some((node) => node.gpu);
-  const heads = ["Node", ["Does", "does"], ["Micro-batches", "n wide"], "Last step", ["As planned", "n wide"], ["Device", "wide"], ["Memory", "n wide"], ["GFLOP/s planned with", "n wide"], busy && ["GPU now", "wide"], ["Standing", "wide"]].filter(Boolean);
+  const heads = ["Node", ["Does", "does"], ["Micro-batches", "n wide"], "Computed in the last step", ["Planned", "n wide"], ["Device", "wide"], ["Memory", "n wide"], ["GFLOP/s planned with", "n wide"], busy && ["GPU now", "wide"], ["Standing", "wide"]].filter(Boolean);
   const [shown, more] = few([...doc.nodes].sort((a, b) => urgency(a) - urgency(b)), small ? MOST_ON_A_PHONE : MOST, "all-nodes", all.is, all.toggle);
   const rows = shown.map((node) => [
     el("button", { type: "button", class: "name", "data-key": `node-${node.node}`, onclick: () => open(node.node) }, node.node),

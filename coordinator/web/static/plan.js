@@ -1,10 +1,11 @@
 // The plan: a column for each stage, a card for each replica, and what flows between them. Islands are one below the other.
 
-import { bar, cut, el, empty, layers, number, rough, stageClass, svg, table, words } from "./dom.js";
+import { bar, cut, el, empty, layers, narrow, number, rough, stageClass, svg, table, words } from "./dom.js";
 
-const CARD = 46, GAP = 10, HEAD = 40, MOST_CARDS = 16;
+const CARD = 46, GAP = 10, HEAD = 40, MOST_CARDS = 16, MOST_CARDS_ON_A_PHONE = 5;
 
 export function planGraph(plan, nodes, width, open) {
+  const most = narrow() ? MOST_CARDS_ON_A_PHONE : MOST_CARDS;
   const byName = new Map(nodes.map((node) => [node.node, node]));
   const columns = 1 + Math.max(...plan.stages.map((stage) => stage.column)), card = Math.max(122, Math.min(250, (width / columns) * 0.72));
   const between = columns > 1 ? Math.max(34, Math.min(400, (width - card * columns - 2) / (columns - 1))) : 0;
@@ -15,7 +16,7 @@ export function planGraph(plan, nodes, width, open) {
   plan.stages.forEach((stage, index) => {
     if (index && stage.column === 0) { top += HEAD + rows * (CARD + GAP) + 16; rows = 0; }
     const x = 1 + stage.column * (card + between);
-    const shown = stage.replicas.slice(0, MOST_CARDS);
+    const shown = stage.replicas.slice(0, most);
     cards.push(svg("text", { class: "column", x, y: top + 14 }, stage.name[0].toUpperCase() + stage.name.slice(1)), svg("text", { class: "tick", x, y: top + 29 }, layers(stage.layers)));
     const taken = (heirs) => heirs.map(([heir, count]) => `${count} to ${heir}`).join(", ") || "it had nothing to do";
     const seats = [...shown.map(([node, load]) => [node, load, ""]), ...stage.lost.map(([node, heirs]) => [node, 0, taken(heirs)])];
@@ -27,7 +28,7 @@ export function planGraph(plan, nodes, width, open) {
     rows = Math.max(rows, seats.length);
     if (stage.replicas.length > shown.length) cards.push(svg("text", { class: "tick", x, y: top + HEAD + seats.length * (CARD + GAP) + 10 }, `and ${stage.replicas.length - shown.length} more`));
   });
-  const most = Math.max(1, ...plan.flows.map((flow) => flow.micro_batches));
+  const heaviest = Math.max(1, ...plan.flows.map((flow) => flow.micro_batches));
   const counts = plan.flows.length <= 12;
   const flows = plan.flows.map((flow) => {
     const from = places[flow.stage].get(flow.sender), to = places[flow.stage + 1].get(flow.receiver);
@@ -36,10 +37,10 @@ export function planGraph(plan, nodes, width, open) {
     const label = counts && svg("text", { class: "load", x: x0 + (x1 - x0) * 0.3, y: from.y + (to.y - from.y) * 0.22 - 6, "text-anchor": "middle" }, flow.micro_batches);
     const path = `M${x0} ${from.y}C${middle} ${from.y} ${middle} ${to.y} ${x1} ${to.y}`;
     return svg("g", {},
-      svg("path", { class: `flow ${stageClass(flow.stage)}`, "stroke-width": (1.5 + (7 * flow.micro_batches) / most).toFixed(1), d: path },
+      svg("path", { class: `flow ${stageClass(flow.stage)}`, "stroke-width": (1.5 + (7 * flow.micro_batches) / heaviest).toFixed(1), d: path },
         svg("title", {}, `${flow.sender} to ${flow.receiver}: ${flow.micro_batches} micro-batches a step${flow.codec ? `, ${flow.codec}` : ""}`)), label || null);
   });
-  const height = top + HEAD + rows * (CARD + GAP) + (plan.stages.some((stage) => stage.replicas.length > MOST_CARDS) ? 16 : 0);
+  const height = top + HEAD + rows * (CARD + GAP) + (plan.stages.some((stage) => stage.replicas.length > most) ? 16 : 0);
   const said = plan.stages.map((stage) => `${stage.name}, ${layers(stage.layers)}: ${stage.replicas.map(([node]) => cut(node, 40)).join(", ")}`).join("; ");
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Plan ${plan.generation}` },
     svg("svg", { class: "plan", width: whole, height, viewBox: `0 0 ${whole} ${height}`, role: open ? "group" : "img", "aria-label": `Plan ${plan.generation}: ${said}` }, flows, cards));

@@ -5,9 +5,8 @@ Layer 0 is the embedding, layers 1 to N are the decoder layers, and layer N + 1 
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.causal.anatomy import Anatomy, NotSeparable, dissect
 from dtfm.node.model.causal.config import build, configure
+from dtfm.node.model.causal.exported import save_config
 from dtfm.node.model.causal.pretrained import Pretrained
 from dtfm.node.model.causal.slice import ISOLATING, Slice, documents_not_looked_for, has_separate_head
 from dtfm.node.model.causal.weight_files import WeightFiles
@@ -71,13 +71,11 @@ class CausalLM(Model):
         assert isinstance(self.module, PreTrainedModel)
         self.module._init_weights(module)
 
-    def save_config(self, folder: Path, dtype: torch.dtype) -> None:
+    def save_config(self, folder: Path, dtype: torch.dtype, special_ids: Mapping[str, int]) -> None:
         assert isinstance(self.module, PreTrainedModel)
-        config = copy.deepcopy(self.module.config)
-        config.architectures = [type(self.module).__name__]
-        config.dtype = dtype
-        config.use_cache = True  # off for training; makes generation fast
-        config.save_pretrained(folder)
+        save_config(
+            self.module, folder, dtype, special_ids, self._files.generation if self._files is not None else None
+        )
 
 
 def load_causal_lm(

@@ -44,18 +44,20 @@ class Pretrained:
     """The values of the parameters of ``module``, which may be on meta."""
 
     def __init__(self, files: WeightFiles, module: PreTrainedModel) -> None:
-        """Raises ValueError if the files do not have what the module needs, shape by shape; reads no tensor."""
+        """Gives the module the constants that the files have (Model.constants), and reads no other tensor. Raises ValueError if
+        the files do not have what the module needs, shape by shape."""
         self._files, self._module = files, module
         self._of: dict[str, _Made] = {}
         parameters = dict(module.named_parameters(remove_duplicate=False))
+        known: dict[str, torch.Tensor] = {**dict(module.named_buffers()), **parameters}
         unknown: list[str] = []
         for made in _assigned(files, module, unknown):
             for name, value in self._tried(made).items():
-                if name not in parameters:
+                if name not in known:
                     unknown.append(name)
-                elif value.shape != parameters[name].shape:
+                elif value.shape != known[name].shape:
                     raise self._wrong(
-                        f"{name} has shape {list(value.shape)} there, but {list(parameters[name].shape)} by its own config.json",
+                        f"{name} has shape {list(value.shape)} there, but {list(known[name].shape)} by its own config.json",
                         "the files are of different models; copy the folder again",
                     )
                 else:
@@ -75,6 +77,8 @@ class Pretrained:
             raise self._wrong(
                 f"{_some(missing)} {'is' if len(missing) == 1 else 'are'} missing", "copy the folder again"
             )
+        for name in self._of.keys() - parameters.keys():
+            known[name].copy_(self._of[name].make(module, self._files.read)[name])
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """The values of parameters, float32 (or float64, as stored) on the CPU. ``names``: the first ones of tied parameters.

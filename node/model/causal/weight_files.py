@@ -8,6 +8,7 @@ follows), then the tensors.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,10 @@ from blake3 import blake3
 
 from dtfm.node.data.problems import in_one_line
 
+log = logging.getLogger(__name__)
+
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MOST_HEADER_BYTES = 100 << 20
@@ -48,8 +52,9 @@ class StoredTensor:
 
 
 class WeightFiles:
-    """``config`` is the content of config.json. ``digest`` is of the config, and of all that the files say about the tensors; not
-    of the values: see `digest_of_values`."""
+    """``config`` is the content of config.json, and ``generation`` that of generation_config.json. The latter is None where there
+    is none, or none that can be read, which is no reason not to train. ``digest`` is of the config, and of all that the files say
+    about the tensors; not of the values: see `digest_of_values`."""
 
     def __init__(self, name: str) -> None:
         """Reads config.json and the files' headers.
@@ -65,6 +70,7 @@ class WeightFiles:
             digest = blake3()
             self.config = self._json(CONFIG, digest)
             self.tensors = self._headers(digest)
+            self.generation = self._generation()
         except FileNotFoundError as missing:
             raise self._wrong(
                 f"has no {CONFIG} ({missing})", "give a folder that transformers' save_pretrained wrote"
@@ -173,6 +179,15 @@ class WeightFiles:
         if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize or start + end > size:
             raise self._wrong(f"{file} is cut off, or its header is wrong about {name}", "copy it again")
         return StoredTensor(file, _DTYPES[dtype], shape, start + begin, start + end)
+
+    def _generation(self) -> dict[str, Any] | None:
+        try:
+            return self._json(GENERATION, blake3())
+        except FileNotFoundError:
+            return None
+        except Exception as problem:  # whatever the file system raises
+            log.warning("%s of %s is left out of exports: %s", GENERATION, self.name, in_one_line(problem))
+            return None
 
     def _json(self, file: str, digest: blake3) -> dict[str, Any]:
         content = self._fs.cat_file(f"{self._path}/{file}", start=0, end=MOST_JSON_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 from pathlib import Path
@@ -206,3 +207,33 @@ def test_a_damaged_invitation_is_named_and_not_repeated(command: tuple[str, ...]
     complaint = typed(*command, "dtfm1.QUJDREVGRw", code=2)
     assert "this invitation is truncated: it has 16 of" in complaint
     assert "QUJD" not in complaint
+
+
+@pytest.mark.parametrize(("answer", "asked"), [("y\n", [True, False]), ("n\n", [True]), ("\n", [True])])
+def test_a_rollback_says_what_is_lost_and_asks_first(
+    monkeypatch: pytest.MonkeyPatch, typed: Typed, answer: str, asked: list[bool]
+) -> None:
+    requests: list[wire.SteerRequest] = []
+
+    async def reply(_where: str, call: str, **fields: Any) -> wire.Done:
+        assert call == "Steer"
+        requests.append(wire.SteerRequest(**fields))
+        return wire.Done(sentence="3 steps would be lost" if fields.get("only_say") else "back at step 2")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("dtfm.coordinator.command.client.ask", reply)
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    printed = typed("rollback", "2")
+    assert [request.only_say for request in requests] == asked
+    assert {(request.wish, request.step) for request in requests} == {(wire.SteerRequest.ROLLBACK, 2)}
+    assert "3 steps would be lost. Go back? [y/N]" in typed.err
+    assert printed == ("back at step 2.\n" if len(asked) > 1 else "")
+    assert ("Nothing has changed." in typed.err) == (len(asked) == 1)
+
+
+def test_a_script_has_to_say_that_it_means_a_rollback(monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert "say --yes" in typed("rollback", "2", code=2)

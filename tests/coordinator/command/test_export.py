@@ -6,25 +6,34 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
+from safetensors.torch import load_file as load_torch_file
 
 from dtfm.coordinator.command import exporting
 from dtfm.coordinator.command.export import export
 from dtfm.coordinator.command.exporting import NotTheLogs, export_checkpoint
+from dtfm.coordinator.command.weights.check import BucketCheck
+from dtfm.coordinator.command.weights.formats import Format
+from dtfm.coordinator.command.weights.stored import look_at
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import CheckpointFile
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.service.checkpoint_folder import CheckpointError, write_manifest
+from dtfm.coordinator.log.steps import Evaluated
+from dtfm.coordinator.service.checkpoint_folder import BucketFile, CheckpointError, write_manifest
 from dtfm.coordinator.store.store import Store
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.snapshot_files import file_header
 from dtfm.protos.checkpoint_names import bucket_file
 from tests.coordinator.checkpoints import write_buckets, write_checkpoint
+from tests.coordinator.command.typed import Typed
 from tests.coordinator.stores import store_url
 
 
@@ -36,7 +45,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_an_export_holds_only_the_weights_and_the_models_files(checkpoint: Path, tmp_path: Path) -> None:
     target = tmp_path / "out" / "model"
     assert export_checkpoint(checkpoint.as_uri(), target) == 5
-    assert sorted(file.name for file in target.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(file.name for file in target.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     tensors = load_file(target / "model.safetensors")
     assert {name: float(tensor[0, 0]) for name, tensor in tensors.items()} == {"layer.0": 0, "layer.1": 1, "layer.2": 2}
     assert sorted(file.name for file in target.parent.iterdir()) == ["model"]
@@ -73,6 +82,96 @@ def test_where_nothing_can_be_written_that_is_said(checkpoint: Path, tmp_path: P
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=f"cannot export .* to {tmp_path}/file/model"):
         export_checkpoint(checkpoint.as_uri(), tmp_path / "file" / "model")
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_target_in_use_is_refused_in_one_line_and_nothing_is_touched(
+    kind: str, checkpoint: Path, tmp_path: Path, typed: Typed
+) -> None:
+    target = tmp_path / "model"
+    if kind == "folder":
+        target.mkdir()
+        (target / ".mine").write_text("mine")
+    else:
+        target.write_text("mine")
+    before = everything_in(tmp_path)
+    said = typed("export", str(target), "--checkpoint", checkpoint.as_uri(), code=2)
+    assert said.strip().splitlines() == [
+        f"dtfm-coordinator: {target} exists and is not an empty folder; give a new one"
+    ]
+    assert everything_in(tmp_path) == before
+
+
+def test_an_empty_folder_may_be_the_target(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert export_checkpoint(checkpoint.as_uri(), tmp_path / "model") == 5
+
+
+def test_an_export_may_have_another_format_which_its_config_says_too(
+    checkpoint: Path, tmp_path: Path, typed: Typed
+) -> None:
+    settings = {
+        "model_type": "llama",
+        "dtype": "float32",
+        "torch_dtype": "float32",
+        "text_config": {"dtype": "float32"},
+    }
+    (checkpoint / "config.json").write_text(json.dumps(settings))
+    for name, torch_name in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")):
+        target = tmp_path / name
+        said = typed("export", str(target), "--checkpoint", checkpoint.as_uri(), "--dtype", name, "--json")
+        assert json.loads(said)["infinite"] == 0
+        config = json.loads((target / "config.json").read_text())
+        assert config["dtype"] == config["torch_dtype"] == config["text_config"]["dtype"] == torch_name
+        tensors = load_torch_file(target / "model.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == {getattr(torch, torch_name)}
+        assert [float(tensors[f"layer.{number}"].sum()) for number in range(3)] == [0, 6, 12]
+        assert f"dtfm-coordinator export --dtype {name} DIR" in (target / "README.md").read_text()
+    typed("export", str(tmp_path / "other"), "--checkpoint", checkpoint.as_uri(), "--dtype", "int8", code=2)
+
+
+def test_numbers_that_are_too_large_for_the_format_are_said(tmp_path: Path, typed: Typed) -> None:
+    parts = write_buckets(tmp_path / "step-00000005", 1)
+    content = save({"layer.1": np.array([1e6, 1], np.float32)})
+    digest = blake3(content).hexdigest()
+    (tmp_path / "step-00000005" / bucket_file(1, digest[:32])).write_bytes(content)
+    parts.append(CheckpointFile(len(content), digest, digest[:32]))
+    place = (tmp_path / "step-00000005").as_uri()
+    write_manifest(place, {"name": "demo"}, "run-id", 5, parts)
+    typed("export", str(tmp_path / "model"), "--checkpoint", place, "--dtype", "fp16")
+    assert "1 numbers in 1 tensors (layer.1 is the first) are too large for fp16" in typed.err
+
+
+def test_constants_come_along_and_take_no_parameters_place(checkpoint: Path, tmp_path: Path) -> None:
+    constants: dict[str, NDArray[Any]] = {"layer.1": np.full((2, 3), 9, np.float32), "steps": np.array([5], np.int64)}
+    (checkpoint / "buffers.safetensors").write_bytes(save(constants))
+    export_checkpoint(checkpoint.as_uri(), tmp_path / "model", wanted=Format.BF16)
+    index = json.loads((tmp_path / "model/model.safetensors.index.json").read_text())["weight_map"]
+    assert index["layer.1"] != index["steps"]
+    assert load_torch_file(tmp_path / "model" / index["steps"]).keys() == {"steps"}
+    assert sorted(index) == ["layer.0", "layer.1", "layer.2", "steps"]
+
+
+def test_the_model_card_says_what_the_log_knows(checkpoint: Path, tmp_path: Path) -> None:
+    ledger = log_of(checkpoint, ())
+    run = {"name": "mine", "model": {"pretrained": "/home/jo/base"}, "data": {"source": "/home/jo/texts/*.txt"}}
+    held_out = Evaluated(step=5, loss=2.5, samples=8, unigram_entropy=3.0)
+    export_checkpoint(checkpoint.as_uri(), tmp_path / "model", replace(ledger, run=run, evaluated=held_out))
+    card = (tmp_path / "model/README.md").read_text()
+    digest = blake3((tmp_path / "model/model.safetensors").read_bytes()).hexdigest()
+    for line in (
+        "# mine",
+        "| Held-out loss after step 5 | 2.5000 nats per token |",
+        f"| Checkpoint | manifest BLAKE3 `{blake3((checkpoint / 'manifest.json').read_bytes()).hexdigest()}` |",
+        f"| model.safetensors | BLAKE3 `{digest}` |",
+    ):
+        assert line in card.splitlines()
+    assert "/home" not in card
+    assert str(tmp_path) not in card
 
 
 def log_of(checkpoint: Path, agreed: Iterable[str]) -> Ledger:
@@ -153,4 +252,14 @@ def test_the_digest_of_a_file_is_that_which_nodes_take_of_its_state() -> None:
     for number, tensor in enumerate(bucket.state):
         tensor.copy_(torch.arange(spec.size) + number)
     content = file_header(spec, torch.float32) + bytes(bucket.read())
-    assert exporting._state_digest(content, moments="") == bucket.digests()[0].hex()
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe_file("/bucket", content)
+    file = BucketFile(2, "bucket", len(content), blake3(content).hexdigest())
+    for size in (1, 7, 4096):
+        check = BucketCheck(look_at(filesystem, "/bucket", len(content)), file, bucket.digests()[0].hex())
+        for at in range(0, len(content), size):
+            check.add(content[at : at + size])
+        check.add(b"")
+        assert check.state == bucket.digests()[0].hex()
+    with pytest.raises(CheckpointError, match="is damaged"):
+        BucketCheck(look_at(filesystem, "/bucket", len(content)), file, "").add(b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from dtfm.coordinator.command.planning.idle_use import idle_uses, with_lines, with_memory
 from dtfm.scheduler.model.cluster import Cluster, Line, Node
+from dtfm.scheduler.model.plan import Plan, Stage
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.command.typed import Typed
@@ -60,6 +62,26 @@ def test_what_would_help_nobody_is_told_with_all_that_was_tried() -> None:
     assert found.uses == ()
     assert str(found).startswith("Idle: far. Nothing that was tried would put it to use: its line at 0.008 Mbit/s")
     assert idle_uses(network, WORK, decision, SEARCH, over=lambda: True) == []
+
+
+def test_equal_nodes_that_change_places_are_no_use() -> None:
+    network = cluster()
+    decision = SEARCH(network, WORK)
+    swapped = Plan(1, (Stage((0, 6), ("far",), (8,)),), (), ("a", "b"))
+    (found,) = idle_uses(
+        network,
+        WORK,
+        decision,
+        lambda _cluster, work: replace(
+            decision,
+            plan=swapped,
+            predicted=replace(
+                decision.predicted,
+                iteration_seconds=decision.predicted.iteration_seconds * work.micro_batches / WORK.micro_batches,
+            ),
+        ),
+    )
+    assert found.uses == ()
 
 
 def test_a_link_carries_no_more_than_the_line_at_its_other_end() -> None:

@@ -30,7 +30,12 @@ def test_a_node_that_missed_the_last_commit_learns_of_it_with_the_next_plan() ->
     for node in ("b", "c"):
         assignment = world.last_to(node, "assignment")
         commit = wire.Commit(
-            generation=1, step=1, gradient_norm=committed.gradient_norm, learning_rate=committed.learning_rate
+            generation=1,
+            step=1,
+            gradient_norm=committed.gradient_norm,
+            learning_rate=committed.learning_rate,
+            clip_norm=1.0,
+            weight_decay=0.1,
         )
         assert (assignment.step, assignment.last_commit) == (1, commit)
 

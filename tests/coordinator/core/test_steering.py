@@ -10,10 +10,14 @@ from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.checkpoint_names import gathering_folder
 from dtfm.protos.control_pb2 import SteerRequest
 from dtfm.protos.run_file.run_file import parse_run
 from tests.coordinator.doors import Door
+from tests.coordinator.islands import ROUNDS, each_alone, exchange
 from tests.coordinator.script import LEASE, LONG, World, restarted, training
+
+ISLANDS = {"rounds": ROUNDS, "steps": 12, "evaluate_every": 0}
 
 
 def steer(world: World, wish: SteerRequest.Wish, by: str = "operator", key: str = "", value: object = "") -> str:
@@ -201,6 +205,55 @@ def test_more_steps_while_the_run_goes_on_change_its_end_and_the_learning_rate_f
     assert [event.step for event in world.events(ev.RunFinished)] == [5]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("train.learning_rate", 0.5), ("train.clip_norm", 0.25), ("train.weight_decay", 0)]
+)
+def test_what_an_operator_sets_of_the_optimizer_holds_from_the_next_step_on(key: str, value: float) -> None:
+    name = key.removeprefix("train.")
+    settings = {**LONG, "train": {**LONG["train"], "schedule": "constant", "warmup_steps": 0}}
+    world = training("a", "b", "c", **settings)
+    before = getattr(world.state.run.train, name)
+    world.step()
+    assert getattr(world.last_to("a", "commit"), name) == before
+    assert set_key(world, key, value) == f"operator set {key} to {float(value)}, from step 2 on; it was {before}"
+    world.lose("a")  # with the next plan nodes hear of the commit of step 1 again
+    world.settle()
+    assert getattr(world.last_to("b", "assignment").last_commit, name) == before
+    world.step()
+    for node in world.plan_in_force.nodes:
+        assert getattr(world.last_to(node, "commit"), name) == value
+    ledger = restarted(world, **settings).state.ledger
+    assert getattr(ledger.training.optimizer, name) == getattr(ledger.optimizer, name) == value
+
+
+def test_a_learning_rate_is_told_as_the_schedule_makes_it() -> None:
+    world = training(train={"steps": 500, "warmup_steps": 10, "evaluate_every": 0})
+    world.step()
+    assert set_key(world, "train.learning_rate", 0.01).endswith("it was 0.003. In step 2 the schedule makes it 0.002")
+    world.step()
+    assert world.last_to("a", "commit").learning_rate == 0.002
+
+
+def test_with_rounds_it_holds_from_the_next_round_on_also_over_a_crash() -> None:
+    world = each_alone("a", "b", "c", train={**ISLANDS, "schedule": "constant", "warmup_steps": 0})
+    world.step()
+    assert set_key(world, "train.learning_rate", 0.5).startswith(
+        "operator set train.learning_rate to 0.5, from step 4 on; it was 0.003"
+    )
+    set_key(world, "train.weight_decay", 0.75)
+    ledger = world.refolded()
+    assert (ledger.optimizer.learning_rate, ledger.optimizer.weight_decay) == (0.003, 0.1)
+    seen = list[tuple[int, float, float]]()
+    while len(seen) < 2 * ROUNDS:
+        if world.state.ledger.training.step % (ROUNDS + 1) == ROUNDS:
+            exchange(world)
+        else:
+            world.step()
+        commit = world.last_to("a", "commit")
+        seen.append((commit.step, commit.learning_rate, commit.weight_decay))
+    assert seen == [(2, 0.003, 0.1), (3, 0.003, 0.1), (4, 0.5, 0.75), (5, 0.5, 0.75)]
+
+
 def rate_of(world: World, steps: int) -> float:
     train = type(world.state.message.train)()
     train.CopyFrom(world.state.message.train)
@@ -262,7 +315,9 @@ def test_a_last_checkpoint_that_cannot_be_sent_goes_to_the_place_that_an_operato
     world.write_checkpoint(problem="the storage is full")
     assert isinstance(world.state.phase, Pausing)
     set_key(world, "checkpoint.uri", "file:///elsewhere")
-    assert world.last_to("a", "upload").folder == "file:///elsewhere/step-00000001"  # it is tried at once
+    assert world.last_to("a", "upload").folder == gathering_folder(
+        "file:///elsewhere", 1, world.state.ledger.run_id
+    )  # at once
     world.save()
     assert world.manifests[-1].folder == "file:///elsewhere/step-00000001"
     assert [event.folder for event in world.events(ev.CheckpointWritten)] == ["file:///elsewhere/step-00000001"]
@@ -280,7 +335,7 @@ def test_a_checkpoint_under_way_is_finished_where_it_began() -> None:
     assert world.events(ev.CheckpointWritten)[-1].folder == f"{before}/step-00000001"
     world.step()
     world.write_snapshot()
-    assert world.last_to("a", "upload").folder == "file:///elsewhere/step-00000002"
+    assert world.last_to("a", "upload").folder == gathering_folder("file:///elsewhere", 2, world.state.ledger.run_id)
 
 
 def test_with_a_shorter_lease_silence_counts_from_when_nodes_are_told_of_it() -> None:
@@ -300,10 +355,15 @@ def test_with_a_shorter_lease_silence_counts_from_when_nodes_are_told_of_it() ->
     ("key", "value", "sentence"),
     [
         (
-            "train.learning_rate",
+            "train.warmup_steps",
             1,
-            "'train.learning_rate' cannot be set while the run goes on. These can: train.steps, ",
+            "'train.warmup_steps' cannot be set while the run goes on. These can: train.learning_rate, ",
         ),
+        ("train.learning_rate", 0, "train.learning_rate = 0: must be above 0"),
+        ("train.learning_rate", "nan", "train.learning_rate = nan: must be"),
+        ("train.learning_rate", "fast", "train.learning_rate = 'fast': must be a number"),
+        ("train.clip_norm", "inf", "train.clip_norm = inf: must be"),
+        ("train.weight_decay", -1, "train.weight_decay = -1: must be at least 0"),
         ("", "", "'' cannot be set"),
         ("checkpoint.uri", "ftp://x", "checkpoint.uri = 'ftp://x': names 'ftp://x', which no run may use"),
         ("checkpoint.keep", "many", "checkpoint.keep = 'many': must be a whole number"),

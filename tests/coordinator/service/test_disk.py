@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
+from dtfm.coordinator.core.transition import StopAsked
 from dtfm.coordinator.service.disk import MOST_PIECE_BYTES, Disk, Forbidden
 from dtfm.coordinator.service.grpc_services import Files
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.checkpoint_names import bucket_file
+from dtfm.protos.checkpoint_names import bucket_file, gathering_folder
 from tests.coordinator.script import World, fresh_state, training
 
-FILE = f"step-00000002/{bucket_file(0, 'ab' * 16)}"
+FOLDER = "step-00000002.run.partial"
+FILE = f"{FOLDER}/{bucket_file(0, 'ab' * 16)}"
 UPLOAD, ANOTHER = bytes(16), bytes([1]) * 16
 
 
@@ -30,7 +33,7 @@ def disk(tmp_path: Path) -> Disk:
     return Disk(tmp_path / "run")
 
 
-def files(disk: Disk, folder: str = "step-00000002") -> list[tuple[str, int]]:
+def files(disk: Disk, folder: str = FOLDER) -> list[tuple[str, int]]:
     return [(entry.path, entry.size_bytes) for entry in disk.look(folder)]
 
 
@@ -54,13 +57,13 @@ def test_a_file_of_which_something_is_missing_does_not_become_whole(disk: Disk) 
 
 def test_two_attempts_do_not_mix_and_the_later_one_takes_the_place_of_the_first(disk: Disk, tmp_path: Path) -> None:
     disk.put(put(data=b"one"), most_bytes=100)
-    later = f"step-00000002/{bucket_file(0, 'cd' * 16)}"
+    later = f"{FOLDER}/{bucket_file(0, 'cd' * 16)}"
     disk.put(put(later, data=b"another", upload=ANOTHER), most_bytes=100)
     with pytest.raises(OSError, match="No such file"):
         disk.put(put(offset=3, last=True), most_bytes=100)
     disk.put(put(later, offset=7, last=True, upload=ANOTHER), most_bytes=100)
     assert disk.get(later, 0, 100) == b"another"
-    assert len(list((tmp_path / "run").rglob("*.*"))) == 1
+    assert len(list((tmp_path / "run").rglob("bucket-*"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -125,6 +128,12 @@ def test_who_is_to_send_a_bucket_may_write_its_file_and_nobody_else() -> None:
     assert most_bytes(state, "a", 1, bucket_file(0, "ab" * 16)) == 0, "no checkpoint of that step is under way"
 
 
+def test_nobody_writes_while_a_coordinator_that_stops_tidies_up() -> None:
+    world = checkpoint_under_way()
+    world.feed(StopAsked("Ctrl-C"))
+    assert most_bytes(world.state, "a", 2, bucket_file(0, "ab" * 16)) == 0
+
+
 class CallOfA:
     """A gate, and the context of a call, which is a's."""
 
@@ -134,6 +143,20 @@ class CallOfA:
     async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
         assert code is grpc.StatusCode.PERMISSION_DENIED
         raise Forbidden(sentence)
+
+
+async def test_a_file_comes_into_the_folder_of_its_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call: Any = CallOfA()
+    world, name = checkpoint_under_way(), bucket_file(0, "ab" * 16)
+    own = Files(lambda: world.state, call)
+    os.makedirs(place := world.state.run.own_folder.removeprefix("file://"))
+    for folder in ("step-00000002.another.partial", "step-00000002"):
+        with pytest.raises(Forbidden, match="may write 0 bytes"):
+            await own.Put(put(f"{folder}/{name}", b"x"), call)
+    folder = gathering_folder("", 2, world.state.ledger.run_id).removeprefix("/")
+    await own.Put(put(f"{folder}/{name}", b"x"), call)
+    assert os.listdir(place) == [folder]
 
 
 async def test_strangers_and_runs_with_other_storage_have_nothing_there() -> None:

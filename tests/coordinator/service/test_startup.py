@@ -67,8 +67,8 @@ async def test_a_run_without_its_log_goes_on_from_its_checkpoint(tmp_path: Path)
 async def test_a_run_cannot_be_resumed_with_another_training_setup(tmp_path: Path) -> None:
     with Store(store_url(tmp_path), write=True) as store:
         store.append([ev.RunStarted("id", run_in(tmp_path).model_dump(mode="json"))])
-    with pytest.raises(ValueError, match=r"train.learning_rate is 0.5 in the run file, and was 0.003"):
-        async with serving(tmp_path, run_in(tmp_path, train={"learning_rate": 0.5})):
+    with pytest.raises(ValueError, match=r"train.beta1 is 0.5 in the run file, and was 0.9"):
+        async with serving(tmp_path, run_in(tmp_path, train={"beta1": 0.5})):
             pass
     sparing = {"activation_checkpointing": "layer", "optimizer_state": "host"}  # as a run that fits nowhere is advised
     async with serving(tmp_path, run_in(tmp_path, cluster={"nodes": 3}, train=sparing)) as served:

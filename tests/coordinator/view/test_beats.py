@@ -12,7 +12,7 @@ from dtfm.coordinator.view.page import page_text
 from dtfm.coordinator.view.story import Story
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import training
-from tests.coordinator.view.test_condition import until
+from tests.coordinator.view.condition.test_condition import until
 
 
 def test_the_page_says_how_busy_a_gpu_is_and_how_warm() -> None:

@@ -7,7 +7,7 @@ import pytest
 from dtfm.coordinator.command.options import print_record
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.store.store import Record
-from dtfm.coordinator.view.for_people import is_for_people
+from dtfm.coordinator.view.for_people import Severity, is_for_people, severity
 from tests.coordinator.every_event import EVERY_EVENT
 
 
@@ -33,6 +33,26 @@ def test_what_changes_the_run_is_told_and_its_bookkeeping_is_not() -> None:
         "ways_chosen",
         "work_audited",
     }
+
+
+def test_events_are_as_serious_as_a_person_must_take_them() -> None:
+    of = {word: {each.event for each in EVERY_EVENT if severity(each).word == word} for word in ("warning", "problem")}
+    assert of["problem"] == {"digest_mismatch", "node_quarantined", "rolled_back", "run_failed"}
+    assert of["warning"] >= {
+        "checkpoint_failed",
+        "disk_short",
+        "node_refused",
+        "plan_failed",
+        "run_paused",
+        "step_aborted",
+    }
+    assert not of["warning"] & {"waiting", "plan_adopted", "step_committed", "node_joined", "evaluated"}
+    lost, home = ev.NodeLeft("a", "its connection broke"), ev.NodeLeft("a", "in order: SIGTERM")
+    assert [severity(each) for each in (lost, home)] == [Severity.WARNING, Severity.INFO]
+    slower, faster = (
+        ev.DeviceDrifted("a", 1.0, f"in training it is 3.3 times {how} than planned") for how in ("slower", "faster")
+    )
+    assert [severity(each) for each in (slower, faster)] == [Severity.WARNING, Severity.INFO]
 
 
 def test_of_steps_the_first_and_every_tenth_are_told() -> None:

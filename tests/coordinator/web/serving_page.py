@@ -66,8 +66,8 @@ async def refuse(_request: Request | wire.PlanNowRequest, _by: str) -> Granted:
 async def page_of(
     records: list[Record], folder: Path, so_far: int | None = None, later: float = 1.0, problem: str = ""
 ) -> AsyncIterator[PageServed]:
-    """The page, when the first ``so_far`` of the records are written, or all, so many seconds after the last. ``problem``: of the
-    coordinator."""
+    """The page, when the first ``so_far`` of the records are written, or all, ``later`` seconds after the last. ``problem``: why
+    the coordinator is not well."""
     with Store(store_url(folder), write=True) as store:
         page, metrics = bind_page("127.0.0.1:0"), bind("127.0.0.1:0", "--metrics")
         follower = Follower(store, Story())

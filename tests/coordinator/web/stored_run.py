@@ -13,7 +13,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.store.store import Record, Store
-from dtfm.coordinator.view.pace import planned_seconds
+from dtfm.coordinator.view.condition.pace import planned_seconds
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
 from dtfm.scheduler.model.workload import Layer, Workload
 
@@ -120,6 +120,12 @@ def rising_run() -> list[Record]:
 def idle_run() -> list[Record]:
     """The same, until the first plan, which does without a node, trains."""
     return telling_of_a_run(180).records[:80]
+
+
+def early_run() -> list[Record]:
+    """The same, until its second node joins."""
+    records = telling_of_a_run(180).records
+    return records[: [record.sequence for record in records if isinstance(record.event, ev.NodeJoined)][1]]
 
 
 def finished_run() -> list[Record]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,11 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.store.store import Record
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.identity.access import Role
 from tests.coordinator.web.serving_page import page_of
-from tests.coordinator.web.stored_run import MARKUP, finished_run, stored_run
+from tests.coordinator.web.stored_run import MARKUP, early_run, finished_run, idle_run, rising_run, slow_run, stored_run
 from tests.coordinator.web.test_viewers import page_for_viewers
 
 PICTURES = Path("build/page")
@@ -124,17 +125,60 @@ async def test_a_person_sees_the_run_its_plan_its_past_and_who_takes_part(tmp_pa
         # For everybody, everywhere.
         for scheme in ("dark", "light"):
             await page.emulate_media(color_scheme=scheme)
-            found = await Axe().run(page)
-            serious = [f for f in found.response["violations"] if f["impact"] in ("serious", "critical")]
-            assert not serious, found.generate_report()
+            await nothing_hinders(page)
         tops = await page.eval_on_selector_all(".figure", "all => all.map((one) => one.getBoundingClientRect().top)")
         assert (len(tops), len(set(tops))) == (7, 2), "seven tiles in two rows"
         await page.set_viewport_size({"width": 390, "height": 844})
         await page.reload()
         await page.wait_for_function("document.documentElement.scrollWidth === 390")
-        await shows("verdict", "training, as planned")
+        await shows("figures", "180 of 240")
         await page.wait_for_function(f"document.documentElement.scrollHeight <= {4 * 844}")
+        await nothing_hinders(page)
         await page.screenshot(path=PICTURES / "phone.png", full_page=True)
+    assert not problems
+
+
+async def nothing_hinders(page: Page) -> None:
+    """Nobody who sees or hears the page otherwise is kept from it."""
+    found = await Axe().run(page)
+    serious = [f for f in found.response["violations"] if f["impact"] in ("serious", "critical")]
+    assert not serious, found.generate_report()
+
+
+ANSWERS: dict[str, tuple[Callable[[], list[Record]], str, str | re.Pattern[str]]] = {
+    "healthy, and who is slow": (slow_run, "verdict", "slow: runpod-2 takes 2.9 times what was planned, since "),
+    "when over": (slow_run, "figures", re.compile(r"Ends\w{3} \d+ \w{3}, \d\d:\d\d in 1\d min ")),
+    "cost": (slow_run, "figures", re.compile(r"1\.\d\d EUR 1\.90 EUR an hour, about 1\.\d\d EUR in all")),
+    "which plan changed, and why": (
+        slow_run,
+        "plan-view",
+        ", after step 150attic is quarantined: runpod-2 computes the last stage alone",
+    ),
+    "who gave most": (slow_run, "given-view", "home-409035.3%"),
+    "why idle": (idle_run, "plan-view", "attic is idle: its fastest link to the plan's nodes carries 112 Mbit/s"),
+    "did the loss go wrong": (rising_run, "verdict", "loss rises since step 181, from about 3.52 to 4.4"),
+    "how long so far": (early_run, "figures", re.compile(r"Elapsed\d+ ")),
+    "waits for whom": (early_run, "verdict", "waits for lab-3090 (reads the run and its data)"),
+}
+"""What a person asks, of which run, in which part of the page, and what it must say there."""
+
+
+async def test_what_people_ask_is_answered_where_it_can_be_seen(tmp_path: Path) -> None:
+    problems = list[str]()
+    async with browser_at("about:blank", problems) as page:
+        for number, story in enumerate(dict.fromkeys(story for story, _, _ in ANSWERS.values())):
+            (folder := tmp_path / str(number)).mkdir()
+            async with page_of(story(), folder) as served:
+                for width in (1280, 390):
+                    await page.set_viewport_size({"width": width, "height": 844})
+                    await page.goto(served.link)
+                    for question, (of, where, answer) in ANSWERS.items():
+                        if of is story:
+                            await expect(page.locator(f"#{where}"), question).to_contain_text(answer)
+                            await expect(page.locator(f"#{where}")).to_be_visible()
+                await page.wait_for_function(f"document.documentElement.scrollHeight <= {4 * 844}")
+                await page.wait_for_function("document.documentElement.scrollWidth <= 390")
+                await page.goto("about:blank")
     assert not problems
 
 
@@ -156,10 +200,10 @@ async def test_curves_are_smooth_or_raw_and_are_saved_as_pictures_and_as_figures
         assert rows[50].startswith("50,")
         assert float(held_out) == pytest.approx(6.408, abs=0.01)
         async with page.expect_download() as saved:
-            await page.get_by_role("button", name="Save pictures").click()
+            await page.get_by_role("button", name="Save picture").click()
         picture = ElementTree.parse(await (await saved.value).path()).getroot()
         strokes = [each.get("stroke") for each in picture.iter("{http://www.w3.org/2000/svg}path")]
-        assert len(strokes) == 2
+        assert len(strokes) == 6, "all curves: raw, and the held-out loss"
         assert all(stroke and stroke.startswith("rgb") for stroke in strokes), (
             "it looks the same without the page's style"
         )
@@ -198,6 +242,7 @@ async def test_a_link_on_another_site_opens_the_page_and_stays_in_no_address_unt
         await page.goto(elsewhere)
         await page.get_by_text("Look!").click()
         await expect(page.locator("#figures")).to_contain_text("0 nodes now")
+        await expect(page.locator("#verdict")).to_contain_text("waits for nodes: none is here")
         assert page.url == address
         await page.go_back()
         assert page.url == elsewhere

@@ -12,17 +12,16 @@ from hypothesis import given, settings, strategies as st
 from dtfm.kernels.adamw import Floats
 from dtfm.node.model import optimizer
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, squared_norms
+from dtfm.node.model.optimizer import CPU_CHUNK, Terms, adamw, clip_coefficient, squared_norms
 from dtfm.protos.plan_pb2 import Run
 from tests.node.allocated import most_allocated
 
 TRAIN = Run.Train(
-    weight_decay=0.1,
     beta1=0.9,
     beta2=0.95,
     epsilon=1e-8,
-    clip_norm=1.0,
 )
+CLIP_NORM, WEIGHT_DECAY = 1.0, 0.1
 
 
 def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_matrices_only() -> None:
@@ -45,7 +44,7 @@ def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_matrices_only() 
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 / step
         optimizer.step()
-        adamw(TRAIN, step, 1e-3 / step, norm, bucket, gradients)
+        adamw(TRAIN, step, Terms(norm, 1e-3 / step, CLIP_NORM, WEIGHT_DECAY), bucket, gradients)
     expected = torch.cat([p.detach().flatten() for p in theirs])
     torch.testing.assert_close(bucket.parameters, expected, rtol=1e-12, atol=1e-14)
 
@@ -85,16 +84,16 @@ def test_on_the_host_every_operation_is_rounded_by_itself(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimizer, "HOST_CHUNK", 256)
         patch.setattr(torch, "get_num_threads", lambda: threads)
-        adamw(TRAIN, step, 1e-3, 2.5, bucket, gradients)
+        adamw(TRAIN, step, Terms(2.5, 1e-3, CLIP_NORM, WEIGHT_DECAY), bucket, gradients)
     terms = {
-        "clip": clip_coefficient(2.5, TRAIN.clip_norm),
+        "clip": clip_coefficient(2.5, CLIP_NORM),
         "to_mean": 1 / (1 - TRAIN.beta1**step),
         "to_root": 1 / math.sqrt(1 - TRAIN.beta2**step),
         "rate": 1e-3,
         "epsilon": TRAIN.epsilon,
         **{"beta1": TRAIN.beta1, "add1": 1 - TRAIN.beta1, "beta2": TRAIN.beta2, "add2": 1 - TRAIN.beta2},
     }
-    for part, keep in ((slice(0, rows * columns), 1 - 1e-3 * TRAIN.weight_decay), (slice(rows * columns, None), 1.0)):
+    for part, keep in ((slice(0, rows * columns), 1 - 1e-3 * WEIGHT_DECAY), (slice(rows * columns, None), 1.0)):
         expected = rounded_one_by_one({**terms, "keep": keep}, *(array[part] for array in before))
         for found, wanted in zip(bucket.state, expected, strict=True):
             assert found[part].numpy().tobytes() == wanted.tobytes()
@@ -120,6 +119,6 @@ def test_a_norm_and_an_update_take_little_memory_beside_the_bucket() -> None:
 
     def update() -> None:
         norm = math.sqrt(*squared_norms([bucket.gradients]))
-        adamw(TRAIN, 1, 1e-3, norm, bucket, bucket.gradients)
+        adamw(TRAIN, 1, Terms(norm, 1e-3, CLIP_NORM, WEIGHT_DECAY), bucket, bucket.gradients)
 
     assert 0 < most_allocated(update) <= 8 * 4 * CPU_CHUNK

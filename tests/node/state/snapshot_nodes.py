@@ -36,10 +36,12 @@ SPECS = (BucketSpec(0, (0,), (("first", (600, 500)),)), BucketSpec(1, (1,), (("s
 class SpecsOnly:
     """A model of which only the buckets are known."""
 
+    constants: Mapping[str, torch.Tensor] = {}
+
     def __init__(self, buckets: Sequence[BucketSpec]) -> None:
         self.buckets = tuple(buckets)
 
-    def save_config(self, folder: Path, dtype: torch.dtype) -> None:
+    def save_config(self, folder: Path, dtype: torch.dtype, special_ids: Mapping[str, int]) -> None:
         (folder / "config.json").write_text(f"{dtype}")
 
 

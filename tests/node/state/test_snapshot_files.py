@@ -17,16 +17,20 @@ from blake3 import blake3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.samples import Sample
 from dtfm.node.data.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.generate_text import forget, generate, main as sample_command
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
+from dtfm.node.model.sequential import load_sequential
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.state.recovery import check_agreed
 from dtfm.node.state.snapshot_files import (
+    MOST_CONSTANTS_BYTES,
     Loading,
     SnapshotDamaged,
+    constants_file,
     file_header,
     file_name,
     read_bucket,
@@ -310,3 +314,23 @@ def test_what_is_no_file_of_the_bucket_is_refused(content: bytes, at_once: int) 
         loading.take(memoryview(content)[start : start + at_once])
     with pytest.raises(ValueError, match=f"^here: its {len(content)} bytes are not what a bucket .*, which are"):
         loading.finish()
+
+
+class Scaled(torch.nn.Linear):
+    """A layer with a constant that its state dict has, and one that it has not."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+        self.register_buffer("scale", torch.tensor([3, 4]))
+        self.register_buffer("computed", torch.ones(2), persistent=False)
+
+
+def test_constants_of_the_state_dict_go_with_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    constants = load_sequential(
+        lambda: torch.nn.Sequential(Scaled(4)), "mine:model", Sample((4,), torch.float32)
+    ).constants
+    assert {name: value.tolist() for name, value in constants.items()} == {"0.scale": [3, 4]}
+    assert safetensors.torch.load(constants_file(constants))["0.scale"].tolist() == [3, 4]
+    assert constants_file({}) == b""
+    assert constants_file({"mask": torch.empty(MOST_CONSTANTS_BYTES + 1, dtype=torch.uint8)}) == b""
+    assert "they are left out. Register those that can be computed again with persistent=False" in caplog.text

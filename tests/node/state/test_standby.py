@@ -15,7 +15,7 @@ import torch
 
 from dtfm.kernels.codec import Codec, decode, encode
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import adamw, outer_step
+from dtfm.node.model.optimizer import Terms, adamw, outer_step
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies
@@ -41,6 +41,7 @@ RUN = Run(
         weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1, outer_rate=0.7, outer_momentum=0.9
     ),
 )
+"""Its weight decay and bound of the norm are those that it began with: each commit has others."""
 # The first is several frames long.
 SPECS = [BucketSpec(0, (0,), (("w", (700, 500)), ("b", (500,)))), BucketSpec(1, (1,), (("v", (7, 3)),))]
 
@@ -103,7 +104,7 @@ class Donor:
             if self.rounds.exchanges(step):
                 outer_step(RUN.train, bucket, bucket.gradients)
                 continue
-            adamw(RUN.train, step, RATE / step, NORM_OF_ALL, bucket, bucket.gradients)
+            adamw(RUN.train, step, terms_of(step), bucket, bucket.gradients)
 
 
 @pytest.fixture
@@ -152,7 +153,19 @@ class Threads(ThreadPoolExecutor):
 
 
 def committed(step: int, generation: int = GENERATION) -> Commit:
-    return Commit(generation=generation, step=step, gradient_norm=NORM_OF_ALL, learning_rate=RATE / step)
+    terms = terms_of(step)
+    return Commit(
+        generation=generation,
+        step=step,
+        gradient_norm=terms.gradient_norm,
+        learning_rate=terms.learning_rate,
+        clip_norm=terms.clip_norm,
+        weight_decay=terms.weight_decay,
+    )
+
+
+def terms_of(step: int) -> Terms:
+    return Terms(NORM_OF_ALL, RATE / step, clip_norm=2 / step, weight_decay=step / 10)
 
 
 def same(copied: Mapping[int, Bucket], donor: Donor, specs: Sequence[BucketSpec] = SPECS) -> bool:

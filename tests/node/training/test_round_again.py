@@ -54,7 +54,12 @@ def trained_by(run: Run, plan: Plan, node: str, first: int, last: int) -> list[A
     assert number is not None
     mine = [shares(plan, step)[number] for step in range(first, last + 1)]
     return [
-        Audit.Trained(learning_rate=learning_rate(run.train, step), borders=[of_step[0], of_step[-1] + 1])
+        Audit.Trained(
+            learning_rate=learning_rate(run.train, step),
+            borders=[of_step[0], of_step[-1] + 1],
+            clip_norm=run.train.clip_norm,
+            weight_decay=run.train.weight_decay,
+        )
         for step, of_step in zip(range(first, last + 1), mine, strict=True)
     ]
 

@@ -42,9 +42,11 @@ from dtfm.protos.control_pb2 import (
     NodeMessage,
     Peer,
     PlanFailed,
+    Prepared,
     SnapshotSource,
     StepProblem,
 )
+from dtfm.protos.plan_pb2 import BF16, FP32, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.cluster.runs import run_file, write_corpus
@@ -412,6 +414,38 @@ async def test_a_run_that_goes_on_with_compiled_layers_is_timed_with_them(
     assert timed == [False, True]
 
 
+def on_any_disk(prepared: Preparation) -> Prepared:
+    """What it says, without how much of the disk is free just now."""
+    said = prepared.message()
+    said.ClearField("disk_bytes")
+    return said
+
+
+async def test_a_node_that_is_welcomed_to_another_precision_is_timed_in_that_and_reads_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=5, precision="fp32"))
+    mark(f"{tmp_path}/checkpoints", "test")
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    prepared = Preparation(Node(tmp_path / "snapshots").equipment, asyncio.get_running_loop())
+    assert await asyncio.to_thread(prepared.load, run, dialler("n0"), Allowed(["/"]), None)
+    before = on_any_disk(prepared)
+    monkeypatch.setattr(preparation, "load_data", None)  # which cannot be called
+    monkeypatch.setattr(preparation, "layer_flops", lambda *_: 1.0)
+    assert not await asyncio.to_thread(prepared.load, run, dialler("n0"), Allowed(["/"]), None)
+    assert on_any_disk(prepared) == before
+    other = Run()
+    other.CopyFrom(run)
+    other.train.precision = BF16
+    assert await asyncio.to_thread(prepared.load, other, dialler("n0"), Allowed(["/"]), None), "it holds no state of it"
+    now = on_any_disk(prepared)
+    assert (before.precision, now.precision, now.flops) == (FP32, BF16, 1.0)
+    assert now.layers[1].activation_bytes * 2 == before.layers[1].activation_bytes
+    assert now.data_fingerprint == before.data_fingerprint
+
+
 def snapshot_in(root: Path) -> Path:
     """The folder of the only snapshot under ``root``."""
     (file,) = root.rglob("bucket-00000*")
@@ -492,7 +526,7 @@ async def test_until_a_plan_begins_a_node_has_what_it_held_though_it_got_another
     assert (await node.reports.get()).applied.step == 1
     mine = dict(node.equipment.store.held.buckets)
     for check in ("check_checkpoint", "read_bucket"):  # the other state is zeros
-        monkeypatch.setattr(f"dtfm.node.state.recovery.{check}", lambda *_: None)
+        monkeypatch.setattr(f"dtfm.node.state.recovery.{check}", lambda *_, **__: None)
     others = assigned(
         replace(plan, generation=2),
         step=1,

@@ -35,28 +35,6 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
     assert world.names() == ["node_joined", "waiting"]
 
 
-@pytest.mark.parametrize(("bf16", "precision"), [(True, plan_pb2.BF16), (False, plan_pb2.FP32)])
-def test_the_first_node_that_may_compute_decides_the_precision(bf16: bool, precision: plan_pb2.Precision) -> None:
-    def device(bf16: bool) -> wire.Device:
-        return wire.Device(kind="cuda", name="a GPU", memory_bytes=1 << 33, flops=1e13, bf16=bf16)
-
-    world = World(fresh_state(train={"precision": "auto"}))
-    world.greet("relay", relay=wire.Hello.ONLY, device=device(not bf16))
-    assert not world.events(ev.RunChanged)
-    world.greet("a", device=device(bf16))
-    world.greet("b", device=device(not bf16))
-    assert [world.last_to(node, "welcome").run.train.precision for node in "ab"] == [precision, precision]
-    (changed,) = world.events(ev.RunChanged)
-    assert changed.narrate().startswith("a, the first node to join (a GPU), set train.precision to ")
-    assert world.refolded().run["train"]["precision"] == world.state.run.train.precision
-
-
-def test_an_operator_decides_the_precision_first() -> None:
-    world = World(fresh_state(train={"precision": "fp64"}))
-    world.greet("a", device=wire.Device(kind="cuda", name="a GPU", memory_bytes=1 << 33, flops=1e13, bf16=True))
-    assert world.last_to("a", "welcome").run.train.precision == plan_pb2.FP64
-
-
 @pytest.mark.parametrize(
     ("changes", "reason", "words"),
     [

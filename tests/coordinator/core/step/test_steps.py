@@ -27,7 +27,7 @@ def test_a_commit_is_in_the_log_before_any_node_hears_of_it() -> None:
     assert [type(command) for command in ready.commands] == [t.Send, t.Send]
 
 
-def test_a_commit_carries_the_whole_models_norm_the_mean_loss_and_the_learning_rate() -> None:
+def test_a_commit_carries_the_whole_models_norm_the_mean_loss_and_with_what_the_step_is_applied() -> None:
     world = training()
     world.now += 2.0
     world.step()
@@ -48,7 +48,9 @@ def test_a_commit_carries_the_whole_models_norm_the_mean_loss_and_the_learning_r
     )
     rate = learning_rate(world.state.message.train, 1)
     assert rate == committed.learning_rate > 0
-    commit = wire.Commit(generation=1, step=1, gradient_norm=2.0, learning_rate=rate, status=fares)
+    commit = wire.Commit(
+        generation=1, step=1, gradient_norm=2.0, learning_rate=rate, clip_norm=1.0, weight_decay=0.1, status=fares
+    )
     assert world.last_to("a", "commit") == world.last_to("b", "commit") == commit
 
 

@@ -45,9 +45,10 @@ def test_an_auditor_is_told_the_samples_and_learning_rates_of_the_round() -> Non
     assert (audit.node, list(audit.micro_batches)) == ("b", [])
     # Of each step's four micro-batches, a has the first two.
     train = world.state.message.train
-    assert [(step.learning_rate, list(step.borders)) for step in audit.trained] == [
-        (learning_rate(train, 4), [10, 11]),
-        (learning_rate(train, 5), [14, 15]),
+    told = [(step.learning_rate, step.clip_norm, step.weight_decay, list(step.borders)) for step in audit.trained]
+    assert told == [
+        (learning_rate(train, 4), train.clip_norm, train.weight_decay, [10, 11]),
+        (learning_rate(train, 5), train.clip_norm, train.weight_decay, [14, 15]),
     ]
     assert {(each.bucket, each.piece) for each in audit.pieces} == {*itertools.product(range(LAYERS), (0, 2))}, (
         "it adds up piece 1 of three"

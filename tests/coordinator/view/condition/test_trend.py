@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from dtfm.coordinator.view.trend import HeldOut, Trend
+from dtfm.coordinator.view.condition.trend import HeldOut, Trend
 
 
 def rises(losses: Iterable[float]) -> list[int]:
@@ -30,6 +30,7 @@ def falling(step: int) -> float:
 def test_a_loss_that_falls_or_is_level_never_rises_however_noisy(noise: float, seed: int) -> None:
     draw = random.Random(seed)
     assert rises(falling(step) + draw.gauss(0, noise) for step in range(1, 3000)) == []
+    assert rises(2 + draw.gauss(0, noise) for _ in range(1, 3000)) == []
 
 
 def test_a_loss_that_rises_is_seen_within_some_steps() -> None:
@@ -38,6 +39,20 @@ def test_a_loss_that_rises_is_seen_within_some_steps() -> None:
     found = rises(losses)
     assert 900 < found[0] < 930
     assert found[-1] == 999
+
+
+def test_the_trend_in_a_word() -> None:
+    trend, words = Trend(), list[str]()
+    losses = [*(10 - step * 0.01 for step in range(100)), *[9.0] * 60, *(9 + step * 0.1 for step in range(40))]
+    for step, loss in enumerate(losses, start=1):
+        trend = trend.after(step, loss)
+        if not words or words[-1] != trend.word:
+            words.append(trend.word)
+    assert [word for word in words if word] == ["falling", "rising"], words
+    draw, trend = random.Random(1), Trend()
+    for step in range(1, 2000):
+        trend = trend.after(step, 2 + draw.gauss(0, 0.1))
+    assert trend.word == "level"
 
 
 def test_one_step_far_off_or_without_a_loss_is_no_rise() -> None:

@@ -1,4 +1,4 @@
-"""How the run fares, in a sentence and a colour: the first line of the page and of `watch`, from what the view knows."""
+"""How the run fares, in a sentence and a colour: the first line of the page and of `watch`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtfm.protos.printable import counted
 LATE_STEPS = 3.0
 """A step is late once it has taken this number of times what the last ones took, and a lease."""
 STEP_SLOW = 1.3
-"""Steps are slow if they take this number of times what was planned."""
+"""Steps are slow if they take this number of times the planned seconds."""
 FEWEST_STEPS = 3
 """The number of steps of a plan before they are compared with it."""
 

@@ -12,16 +12,16 @@ from dtfm.scheduler.model.memory import Checkpointing, Keeping
 from dtfm.scheduler.model.plan import Plan
 
 SLOW = 1.5
-"""A node is slow if it takes this many times what was planned, and this many times what the others take of theirs."""
+"""A node is slow if it takes this number of times its planned seconds, and the other nodes do not."""
 STEPS_IN_A_ROW = 3
 """The number of timed steps in a row that make a node slow: a single one is noise."""
 MEAN_OF = 5
-"""The number of timed steps of which the mean is told."""
+"""``Slow.times`` is a mean over this number of timed steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A node took SLOW ``times`` what was planned in each of the last ``steps`` timed ones, since that time."""
+    """A node takes ``times`` its planned seconds. It has been slow in each of the last ``steps`` timed steps, ``since`` then."""
 
     since: float
     times: float

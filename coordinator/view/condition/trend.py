@@ -28,7 +28,7 @@ class Trend:
     spread: float = 0.0
     """The mean distance of a step's loss from ``level``."""
     low: float = 0.0
-    """The lowest ``level`` so far."""
+    """The lowest ``level`` since the first WINDOW steps, whose spread is not known yet."""
     low_spread: float = 0.0
     """The ``spread`` at that step."""
     low_step: int = 0
@@ -46,7 +46,7 @@ class Trend:
         level = self.level + weight * max(-most, min(off, most))
         spread = self.spread + weight * (abs(off) - self.spread)
         later = replace(self, count=self.count + 1, level=level, spread=spread, since_low=self.since_low + 1)
-        if level > self.low:
+        if level > self.low and self.count > WINDOW:
             return later
         return replace(later, low=level, low_spread=spread, low_step=step, since_low=0)
 
@@ -57,6 +57,13 @@ class Trend:
             return None
         above = self.level - self.low
         return self.low_step if above > max(SPREADS * self.low_spread, LEAST_RISE * abs(self.low)) else None
+
+    @property
+    def word(self) -> str:
+        """ "falling", "level" or "rising"; empty: too few steps say nothing."""
+        if self.count <= WINDOW:
+            return ""
+        return "rising" if self.rises_since is not None else "falling" if self.since_low < WINDOW else "level"
 
 
 @dataclass(frozen=True, slots=True)

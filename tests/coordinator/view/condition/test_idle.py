@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.view.idle import idle_nodes
+from dtfm.coordinator.view.condition.idle import idle_nodes
 from dtfm.scheduler.model.plan import Plan, Stage
 from dtfm.scheduler.model.workload import Layer, Workload
 

@@ -10,7 +10,7 @@ from dtfm.coordinator.log.members import planned_flops
 from dtfm.scheduler.model.plan import Plan
 
 MOST_COMPARED = 48
-"""The number of the plan's nodes with which a node's links are compared."""
+"""A node's links are compared with the links of at most this number of nodes of the plan."""
 STANDS_OUT = 1.5
 """A line, or a device, stands out if it is this number of times slower than the slowest in the plan."""
 
@@ -28,7 +28,7 @@ class Idle:
 
 
 def idle_nodes(ledger: Ledger, nodes: Iterable[str]) -> dict[str, Idle]:
-    """By node, for those of the ``nodes`` that could be in the plan and are not."""
+    """By node: why the plan leaves it out. Nodes that compute, or cannot be planned with yet, are not in it."""
     plan = ledger.training.plan
     if plan is None:
         return {}
@@ -93,7 +93,7 @@ def _device(ledger: Ledger, plan: Plan, node: str) -> Idle | None:
 def _work(plan: Plan) -> Idle:
     if all(max(stage.loads) <= 1 for stage in plan.stages):
         return Idle(
-            "each node of the plan computes a single micro-batch of a step: there is none left for it",
+            "each node of the plan computes a single micro-batch of a step, so no micro-batch is left",
             "a larger train.global_batch, or smaller micro-batches",
         )
     return Idle(

@@ -1,0 +1,58 @@
+"""Whether a bucket's file is the one that the run has written."""
+
+from __future__ import annotations
+
+from blake3 import blake3
+
+from dtfm.coordinator.command.weights.stored import Stored
+from dtfm.coordinator.service.checkpoint_folder import BucketFile, CheckpointError, state_of_weights
+from dtfm.protos.bucket_layout import OPTIMIZER
+
+
+class NotTheLogs(CheckpointError):
+    """What lies in the storage is not what the run's log says of it."""
+
+
+class BucketCheck:
+    """Checks, as a bucket's file comes piece by piece, that it is the one of the manifest, with the state that its trainers
+    agreed on. ``state``: the digest (hex) of that; empty: it is not known."""
+
+    def __init__(self, stored: Stored, bucket: BucketFile, state: str) -> None:
+        self._path, self._bucket, self._state = stored.path, bucket, state
+        self._whole, self._at = blake3(), 0
+        found = [(each.begin, each.end) for each in stored.tensors if each.name.startswith(OPTIMIZER)]
+        count = 1 if bucket.moments else 1 + len(found)
+        self._each = (stored.size - stored.data_begin) // count
+        self._begin = stored.data_begin
+        self._tensors = [blake3() for _ in range(count)]
+        expected = [(i * self._each, (i + 1) * self._each) for i in range(1, count)]
+        self._as_nodes_write = bool(bucket.moments) or found == expected
+
+    def add(self, piece: bytes) -> None:
+        """The next piece; b"" after the last one. Raises CheckpointError."""
+        if not piece:
+            self._finish()
+            return
+        self._whole.update(piece)
+        for number, digest in enumerate(self._tensors):
+            begin = self._begin + number * self._each - self._at
+            digest.update(memoryview(piece)[max(0, begin) : max(0, begin + self._each)])
+        self._at += len(piece)
+
+    @property
+    def state(self) -> str:
+        """Of what has come: the BLAKE3 (hex) of those of its parameters and the rest of its state, as nodes take it
+        (Bucket.digest). Empty: they do not lie as nodes write them."""
+        if self._bucket.moments:
+            return state_of_weights(self._tensors[0].digest(), self._bucket.moments)
+        whole = blake3(b"".join(digest.digest() for digest in self._tensors)).hexdigest()
+        return whole if self._as_nodes_write else ""
+
+    def _finish(self) -> None:
+        if self._at != self._bucket.bytes or self._whole.hexdigest() != self._bucket.blake3:
+            raise CheckpointError(f"{self._path} is damaged (its BLAKE3 differs); use an older checkpoint")
+        if self._state not in ("", self.state):
+            raise NotTheLogs(
+                f"{self._path} is whole, but not the state that its trainers agreed on: its writer has made it up. Use an older "
+                "checkpoint"
+            )

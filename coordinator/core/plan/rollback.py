@@ -1,0 +1,89 @@
+"""Going back to an earlier step for an operator: the steps there are, what is lost, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, on_disk
+from dtfm.coordinator.core.messages import abort
+from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.plan.adoption import regroup
+from dtfm.coordinator.core.plan.going_back import go_back
+from dtfm.coordinator.core.refusal import Refused, name_some
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.transition import Transition
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.printable import counted
+
+MOST_LISTED = 8
+"""The number of steps that a refusal lists, the newest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Training can go back to ``point``. ``where`` describes it, like "the whole state, on the disks of a, b"."""
+
+    point: ResumePoint
+    where: str
+
+
+def places(state: State) -> tuple[Place, ...]:
+    """Where training can go back to, the newest first. Of each step it is the best: the whole state rather than the weights."""
+    copies, now, found = state.ledger.copies, state.ledger.training.step, {0: Place(ResumePoint(0, None), "the start")}
+    for step, checkpoint in copies.checkpoints.items():
+        kind = Kind.WEIGHTS if checkpoint.weights else Kind.CHECKPOINT
+        what = "the weights, without AdamW's moments" if checkpoint.weights else "the whole state"
+        found[step] = Place(ResumePoint(step, kind), f"{what}, in {checkpoint.folder}")
+    for step, snapshot in copies.on_disks.items():
+        holders = on_disk(state, step, range(len(snapshot.parts)))
+        if len(holders) == len(snapshot.parts):
+            nodes = {node for nodes in holders.values() for node in nodes}
+            found[step] = Place(ResumePoint(step, Kind.DISK), f"the whole state, on the disks of {name_some(nodes)}")
+    return tuple(place for step, place in sorted(found.items(), reverse=True) if step < now)
+
+
+def place_of(state: State, step: int) -> Place:
+    """Where the state after ``step`` is. Raises Refused."""
+    there, now = places(state), state.ledger.training.step
+    if found := next((place for place in there if place.point.step == step), None):
+        return found
+    if step == now:
+        raise Refused(wire.MALFORMED, f"the run is at step {now}, and needs no way back there{_instead(there)}")
+    if step in state.ledger.copies.on_disks:
+        nodes = state.ledger.copies.on_disks[step].holders.keys() - state.members.sessions.keys()
+        why = f"part of the state after step {step} is on the disks of nodes that are not here: {name_some(nodes)}"
+        raise Refused(wire.MALFORMED, f"{why}{_instead(there)}")
+    raise Refused(wire.MALFORMED, f"the state after step {step} is nowhere{_instead(there)}")
+
+
+def consequences(state: State, place: Place) -> str:
+    """What going back to the place means, as a sentence."""
+    now, step = state.ledger.training.step, place.point.step
+    later = sorted(each for each in state.ledger.copies.checkpoints if each > step)
+    deleted = f"; the checkpoints of steps {', '.join(map(str, later))} are deleted" if later else ""
+    moments = "; AdamW's moments begin at zero" if place.point.kind is Kind.WEIGHTS else ""
+    lost = counted(now - step, "step")
+    return (
+        f"training would go back from step {now} to step {step} ({place.where}): {lost} would be lost{moments}{deleted}"
+    )
+
+
+def roll_back(transition: Transition, place: Place, by: str) -> str:
+    """Gives up the current step and all steps after the place's. A paused run stays paused. Returns the event's sentence."""
+    state, plan = transition.state, transition.state.ledger.training.plan
+    reason = f"{by} went back to step {place.point.step}"
+    if isinstance(state.phase, Stepping) and plan is not None:
+        transition.send(plan.nodes, abort(plan, state.phase.step, reason))
+    transition.state = replace(state, evaluation=None)  # of a step that is undone
+    back = go_back(transition, place.point, reason)
+    regroup(transition, reason)
+    return back.narrate()
+
+
+def _instead(there: tuple[Place, ...]) -> str:
+    """Where it can go, as the end of a sentence."""
+    told = [f"{place.point.step} ({place.where})" for place in there]
+    shown = told[:MOST_LISTED]
+    if len(told) > MOST_LISTED:
+        shown = [*told[: MOST_LISTED - 1], f"{len(told) - MOST_LISTED} more", told[-1]]
+    return f". There are: {'; '.join(shown)}" if shown else ". There is nothing before it"

@@ -1,0 +1,1 @@
+"""How the run fares: the verdict, and what it rests on."""

@@ -1,0 +1,68 @@
+"""A tokenizer's files, as AutoTokenizer of transformers 5 and of older releases loads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+CONFIG = "tokenizer_config.json"
+FAST = "PreTrainedTokenizerFast"
+"""What every transformers calls a tokenizer that tokenizer.json describes in full."""
+_RENAMED = "TokenizersBackend"
+"""What transformers 5 calls it."""
+_PRIVATE = ("is_local", "local_files_only", "name_or_path")
+"""Settings that say where this node has the tokenizer from."""
+_REBUILT = frozenset({"CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer", "LlamaTokenizer"})
+"""Classes by which transformers 4 decides itself what a text begins and ends with, unless it is told."""
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes the files of a tokenizer of transformers into a local folder."""
+    tokenizer.save_pretrained(folder)
+    file = folder / CONFIG
+    if file.is_file():
+        config = with_older_names(json.loads(file.read_text(encoding="utf-8")), *_ends(tokenizer))
+        file.write_text(json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def with_older_names(config: dict[str, Any], adds_bos: bool, adds_eos: bool) -> dict[str, Any]:
+    """The content of a tokenizer_config.json of transformers 5, as older releases can read it too. ``adds_bos``, ``adds_eos``:
+    whether the tokenizer puts such a token before and after a text."""
+    found = {key: value for key, value in config.items() if key not in _PRIVATE}
+    kind = str(found.get("tokenizer_class", "")).removesuffix("Fast")
+    if kind == _RENAMED:
+        found["tokenizer_class"] = FAST
+    if kind in _REBUILT:
+        found |= {"add_bos_token": adds_bos, "add_eos_token": adds_eos}
+    if isinstance(extra := found.get("extra_special_tokens"), list):  # older releases read a table here
+        del found["extra_special_tokens"]
+        found["additional_special_tokens"] = extra
+    return found
+
+
+def save_bytes(folder: Path) -> None:
+    """Writes the files of a tokenizer that makes a token of each byte of the UTF-8, whose id is the byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab=byte_vocabulary(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": FAST, "clean_up_tokenization_spaces": False}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def byte_vocabulary() -> dict[str, int]:
+    """The byte that each character stands for in byte-level tokenizers: printable ones of Latin-1 for themselves, the others, in
+    order, by the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def _ends(tokenizer: Any) -> tuple[bool, bool]:
+    """Whether it puts a token before, and one after, each text."""
+    ids = tokenizer("a")["input_ids"]
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return bool(ids) and begin is not None and ids[0] == begin, bool(ids) and end is not None and ids[-1] == end
