@@ -23,7 +23,7 @@ TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --no-compile --pro
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docker-test soak pythons lint proto bench gpu clean
+.PHONY: help setup demo wheel templates test docker-test soak pythons lint proto bench gpu clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -43,6 +43,22 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine
 	@$(BIN)/dtfm-coordinator demo
+
+# Built in a folder of its own: setuptools would leave build/ and dtfm.egg-info here.
+PACKED := pyproject.toml README.md LICENSE constraints.txt dtfm coordinator kernels node protos scheduler
+wheel:  ## Build dist/dtfm-*.whl, which installs where no clone is, and put constraints.txt beside it
+	@into=$$(mktemp -d) && trap 'rm -rf $$into' EXIT && mkdir $$into/source && cp -R $(PACKED) $$into/source && \
+	$(PYTHON) -m venv $$into/venv && $$into/venv/bin/pip wheel -q --disable-pip-version-check --no-deps -w dist $$into/source && cp constraints.txt dist && ls dist/dtfm-*.whl
+
+# What `make templates` fills in: an image that you have pushed, and where pip finds dtfm on an instance that has no such image.
+IMAGE :=
+SOURCE :=
+TEMPLATES := vast-onstart.sh runpod.json skypilot.yaml node.dstack.yml
+templates:  ## The files for Vast, RunPod, SkyPilot and dstack with your image in them: make templates IMAGE=... [SOURCE=...]
+	@[ -n "$(IMAGE)" ] || { echo "Which image? make templates IMAGE=YOU/dtfm-node [SOURCE=the URL of a wheel]"; exit 2; }
+	@mkdir -p dist/templates && for name in $(TEMPLATES); do \
+	  sed -e 's|YOUR/dtfm-node|$(IMAGE)|' -e 's|^SOURCE=.*|SOURCE=$${SOURCE:-$(SOURCE)}|' -e "s|docker/$$name|dist/templates/$$name|" \
+	    docker/$$name > dist/templates/$$name || exit; echo dist/templates/$$name; done
 
 # Many tests start processes that mostly wait for each other: two tests share the machine well. Those of tests/wan emulate links and
 # measure them, so nothing runs beside them, except where links have no speed of their own.
@@ -90,7 +106,8 @@ bench: $(READY)  ## Some of the measurements in docs/measurements.md (a quarter 
 	$(BIN)/python -m tests.bench.scheduler
 
 gpu: $(READY)  ## On a machine with a GPU: test and measure all that needs one, into one file to send in (a quarter of an hour)
+	@line=$$($(BIN)/dtfm-node install-line) && sh -c "$$line"
 	$(BIN)/python -m tests.bench.gpu
 
 clean:  ## Remove .venv and caches
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist

@@ -42,12 +42,32 @@ class _Loan:
 
 
 class Memory:
-    """Keeps up to ``kept`` bytes of unused blocks, which ``fresh`` makes, uninitialised, 1-D. Thread-safe."""
+    """Keeps up to ``kept`` bytes of unused blocks, which ``fresh`` makes, uninitialised, 1-D. Thread-safe.
 
-    def __init__(self, kept: int = KEPT_BYTES, fresh: Callable[[int], NDArray[np.uint8]] = _from_the_system) -> None:
+    With ``remembered``, the most bytes that were in use at one time in the last ``remembered`` seconds (or twice that) raise this
+    limit: the next step finds the blocks that one step has freed. All blocks together take no more than that, plus ``kept``.
+    """
+
+    def __init__(
+        self,
+        kept: int = KEPT_BYTES,
+        fresh: Callable[[int], NDArray[np.uint8]] = _from_the_system,
+        remembered: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._most = kept
         self._fresh = fresh
-        self._free: list[NDArray[np.uint8]] = []  # least recently used first; whoever takes one out has the lock
+        self._remembered = remembered
+        self._clock = clock
+        self._made = 0  # bytes of all blocks, used and unused; whoever changes it has the lock
+        self._peaks = (
+            0,
+            0,
+        )  # the most bytes in use at a time, in this span of ``remembered`` seconds and in the one before
+        self._span_began = clock()
+        self._free: list[
+            NDArray[np.uint8]
+        ] = []  # least recently used first; a thread that takes one out holds the lock
         self._lock = threading.Lock()
 
     @property
@@ -62,14 +82,24 @@ class Memory:
             fitting = [n for n, block in enumerate(self._free) if size <= block.nbytes <= 2 * size]
             best = min(fitting, key=lambda n: self._free[n].nbytes, default=None)
             block = self._free.pop(best) if best is not None else None
+            self._made += size if block is None else 0
+            self._note_use()
             self._drop()
-        loan = _Loan(self, self._fresh(size) if block is None else block)
+        if block is None:
+            try:
+                block = self._fresh(size)
+            except BaseException:
+                with self._lock:
+                    self._made -= size
+                raise
+        loan = _Loan(self, block)
         return np.asarray(loan)[:size]
 
     def forget(self) -> None:
         """Frees all unused blocks."""
         with self._lock:
-            self._free.clear()
+            while self._free:
+                self._made -= self._free.pop().nbytes
 
     def _give_back(self, block: NDArray[np.uint8]) -> None:
         """Only adds the block while the lock is held: the garbage collector may call this anywhere, also within `take`."""
@@ -80,10 +110,21 @@ class Memory:
             finally:
                 self._lock.release()
 
+    def _note_use(self) -> None:
+        """Remembers how much is in use now, if that counts. The lock is held."""
+        if not self._remembered:
+            return
+        now, used = self._clock(), self._made - self.free_bytes
+        mine, before = self._peaks
+        if now - self._span_began >= self._remembered:
+            mine, before = used, mine if now - self._span_began < 2 * self._remembered else 0
+            self._span_began = now
+        self._peaks = max(mine, used), before
+
     def _drop(self) -> None:
         """Drops the longest unused blocks if there are too many. The lock is held."""
-        while self.free_bytes > self._most:
-            self._free.pop(0)
+        while self.free_bytes > self._most and self._made > max(self._peaks):
+            self._made -= self._free.pop(0).nbytes
 
 
 MEMORY = Memory()
@@ -92,7 +133,7 @@ MEMORY = Memory()
 
 class _GivingBack:
     """Gives freed memory back to the system: what MEMORY keeps, and what malloc keeps between pieces in use, which grows from
-    step to step. It does so seldom, because the next use must have the pages zeroed again."""
+    step to step. That is seldom, because the next use must have the pages zeroed again."""
 
     def __init__(self) -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None

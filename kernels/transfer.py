@@ -1,14 +1,18 @@
 """Copies between a GPU's memory and the host's through pinned memory.
 
 From unpinned memory the driver makes one more copy, and blocks the caller until the stream has finished all earlier
-work.
+work. Where the driver refuses to pin, as in WSL 2, memory that is not pinned serves: slower, and right.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import logging
 import mmap
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -16,8 +20,16 @@ from numpy.typing import NDArray
 
 from dtfm.kernels.memory import SMALLEST_BYTES, Memory
 
+log = logging.getLogger(__name__)
+
+_CUDA_RUNTIMES = "libcudart.so.12", "libcudart.so.13"
+_ONLY_LOADED = 4
+"""RTLD_NOLOAD of Linux's dlfcn.h: a library that is not in use is not opened."""
+
 KEPT_BYTES = 1 << 30
-"""Most bytes of unused pinned blocks that are kept: they take far longer to make than others."""
+"""Bytes of unused pinned blocks that are kept: they take far longer to make than others. More are kept where steps use more."""
+USE_SECONDS = 900.0
+"""The pool remembers at least this long how much was in use at one time. A step should take less."""
 
 
 def arriving(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -47,22 +59,49 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def page_locked(size: int) -> NDArray[np.uint8]:
-    """``size`` bytes that GPUs read and write by themselves ("pinned"), until nothing refers to them. Raises what CUDA does."""
+    """``size`` bytes that GPUs read and write by themselves ("pinned"), until nothing refers to them. Not pinned where CUDA
+    refuses it."""
     block = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # whole pages
     cuda, address = torch.cuda.cudart(), block.ctypes.data  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(int(cuda.cudaHostRegister(address, size, 0)))
-    weakref.finalize(block, cuda.cudaHostUnregister, address).atexit = False
+    if refused := int(cuda.cudaHostRegister(address, size, 0)):
+        _forget_error()
+        _say_once(f"CUDA error {refused}")
+    else:
+        weakref.finalize(block, cuda.cudaHostUnregister, address).atexit = False
     return block
 
 
-PINNED = Memory(KEPT_BYTES, page_locked)
-"""This process's memory for what comes from GPUs. torch's would round up to powers of two, and keep all that it ever had."""
+def pinned(size: int) -> torch.Tensor:
+    """``size`` bytes (1-D uint8) of pinned memory from torch's allocator, for small pieces; not pinned where CUDA refuses it."""
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:  # torch has taken CUDA's error away by then
+        _say_once(str(error).partition("\n")[0])
+        return torch.empty(size, dtype=torch.uint8)
+
+
+def _forget_error() -> None:
+    """Takes away CUDA's last error, which the next kernel would be blamed for."""
+    for name in _CUDA_RUNTIMES:
+        with suppress(OSError):  # only one of them is loaded
+            ctypes.CDLL(name, mode=_ONLY_LOADED).cudaGetLastError()
+
+
+@functools.cache
+def _say_once(why: str) -> None:
+    log.warning(
+        "CUDA pins no memory of the host here (%s): copies between the GPU and the host are slower. In WSL 2 this is usual; a "
+        "larger memory= in .wslconfig may help",
+        why,
+    )
+
+
+PINNED = Memory(KEPT_BYTES, page_locked, USE_SECONDS)
+"""This process's memory for tensors from GPUs. torch's allocator would round up to powers of two, and free nothing."""
 
 
 def _pinned(size: int) -> torch.Tensor:
-    if size >= SMALLEST_BYTES:
-        return torch.from_numpy(PINNED.take(size))
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return torch.from_numpy(PINNED.take(size)) if size >= SMALLEST_BYTES else pinned(size)
 
 
 def to_device(data: memoryview, device: torch.device) -> torch.Tensor:
@@ -70,6 +109,6 @@ def to_device(data: memoryview, device: torch.device) -> torch.Tensor:
 
     Does not wait; ``data`` may change at once.
     """
-    copy = torch.empty(len(data), dtype=torch.uint8, pin_memory=True)
+    copy = pinned(len(data))
     copy.numpy()[:] = np.frombuffer(data, np.uint8)
     return copy.to(device, non_blocking=True)

@@ -35,11 +35,10 @@ def gpu_kernels(device: torch.device) -> ModuleType | None:
     except Exception as error:  # it is not there, or the driver, the compiler or the file system raises
         log.warning(
             "tensors on a GPU are encoded and decoded on the CPU, which is slower, and the state is copied to the host for its "
-            "digest: CuPy cannot be used on %s (%s). To use it: pip install 'cupy-cuda%sx>=14', with a compiler "
-            "(nvidia-cuda-nvrtc) that knows this GPU, and a folder in CUPY_CACHE_DIR that can be written",
+            "digest: CuPy cannot be used on %s (%s). It needs CuPy (`dtfm-node install-line` prints how to install it), a "
+            "compiler that knows this GPU (NVRTC, which PyTorch brings), and a folder in CUPY_CACHE_DIR that can be written",
             device,
             " ".join(f"{type(error).__name__}: {error}".split())[:300],
-            str(torch.version.cuda).partition(".")[0],
         )
         return None
     return module

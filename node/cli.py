@@ -7,6 +7,7 @@ import typer
 from dtfm.installed import Version
 from dtfm.node.command.doctor import doctor
 from dtfm.node.command.health import health
+from dtfm.node.command.install_line import install_line
 from dtfm.node.command.join import join
 from dtfm.node.command.relay import relay
 from dtfm.node.command.workload import workload
@@ -30,6 +31,7 @@ app.command(context_settings=ENVIRONMENT)(relay)
 app.command(context_settings=ENVIRONMENT)(doctor)
 app.command(context_settings=ENVIRONMENT)(health)
 app.command()(workload)
+app.command("install-line")(install_line)
 
 
 def main() -> None:

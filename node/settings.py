@@ -12,16 +12,16 @@ from dtfm.protos.identity.private_files import cache_folder
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this node joins. Addresses are HOST:PORT; ``advertise`` are IP addresses, with or without a port, at which peers reach
-    it; ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
+    """How this node joins. Addresses are HOST:PORT; peers reach it at ``advertise``, IP addresses with or without a port;
+    ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
     through this node. With ``open_port`` it asks the home router to open its port.
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
     which the node exits, until it is let in: then the run says how long.
 
     ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
-    import_allowed and check_places); None: what was allowed this run before. ``snapshots`` is the folder for its part in
-    snapshots on disks.
+    import_allowed and check_places); None: what was allowed this run before. With ``leave_on_preemption`` the node leaves when
+    its cloud gives notice. ``snapshots`` is the folder for its part in snapshots on disks.
     """
 
     coordinator: Entry
@@ -34,4 +34,5 @@ class Settings:
     open_port: bool = False
     allowed_modules: tuple[str, ...] | None = None
     allowed_data: tuple[str, ...] | None = None
+    leave_on_preemption: bool = False
     snapshots: Path = field(default_factory=lambda: (cache_folder() / "snapshots").absolute())

@@ -40,9 +40,28 @@ def test_more_is_installed_for_the_same_python_from_the_same_source(
     found = SimpleNamespace(read_text={"direct_url.json": json.dumps(source) if source else None}.get)
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: found)
     assert installed.install_line("s3") == f"{sys.executable} -m {line}"
-    assert installed.install_line("s3", "--force-reinstall torch").endswith(
-        line.replace("install", "install --force-reinstall torch")
-    )
+    monkeypatch.setattr("shutil.which", lambda _: "/bin/uv")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "")
+    which = f"uv pip install --python {sys.executable} --torch-backend=auto"
+    rest = f"-c {installed.CONSTRAINTS} {line.removeprefix('pip install ')}"
+    assert installed.torch_line("s3") == f"{which} {rest}"
+    assert installed.torch_line("s3", again=True) == f"{which} --reinstall-package torch {rest}"
+
+
+def test_uv_is_installed_where_it_is_missing_and_one_cupy_gives_way_to_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.metadata.version", {"cupy-cuda13x": "14.0"}.__getitem__)
+    first, second, third = installed.torch_line("gpu").split(" && ")
+    assert first == f"{sys.executable} -m pip install uv"
+    assert second == f"{sys.executable} -m uv pip uninstall --python {sys.executable} cupy-cuda13x"
+    assert third.startswith(f"{sys.executable} -m uv pip install --python {sys.executable} --torch-backend=auto -c ")
+
+
+def test_the_versions_that_were_tested_are_those_of_the_clone() -> None:
+    assert installed.CONSTRAINTS.read_text() == (Path(__file__).parents[1] / "constraints.txt").read_text()
 
 
 def test_a_program_is_called_by_its_path_where_the_shell_does_not_find_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,18 @@ from dtfm import __version__
 from tests.coordinator.command.test_commands import NETWORK, WORKLOAD
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "dtfm", "coordinator", "kernels", "node", "protos", "scheduler")
+SOURCES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "constraints.txt",
+    "dtfm",
+    "coordinator",
+    "kernels",
+    "node",
+    "protos",
+    "scheduler",
+)
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -72,10 +84,11 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_every_file_of_the_packages_and_the_license(wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
-    packages = (path for name in SOURCES[4:] for path in (ROOT / name).rglob("*") if path.is_file())
+    packages = (path for name in SOURCES[5:] for path in (ROOT / name).rglob("*") if path.is_file())
     wanted = {f"dtfm/{path.relative_to(ROOT)}" for path in packages if "__pycache__" not in path.parts}
     assert wanted <= packed
     assert f"dtfm-{__version__}.dist-info/licenses/LICENSE" in packed
+    assert zipfile.ZipFile(wheel).read("dtfm/constraints.txt") == (ROOT / "constraints.txt").read_bytes()
     assert all(name.startswith(("dtfm/", f"dtfm-{__version__}.dist-info/")) for name in packed)
 
 
@@ -92,3 +105,29 @@ def test_the_programs_work_outside_of_a_clone(programs: Path, wheel: Path, tmp_p
     program = "from dtfm.installed import install_line; print(install_line('s3'))"
     told = run(programs / "python", "-c", program, at=tmp_path).strip()
     assert told == f"{programs / 'python'} -m pip install 'dtfm[s3] @ {wheel.as_uri()}'"
+    line = run(programs / "dtfm-node", "install-line", "--device", "cpu", at=tmp_path).strip()
+    assert line.endswith(f"dtfm/constraints.txt 'dtfm[node] @ {wheel.as_uri()}'")
+    (named,) = re.findall(r" -c (\S+)", line)
+    assert Path(named).read_bytes() == (ROOT / "constraints.txt").read_bytes()
+
+
+@pytest.mark.soak
+def test_the_wheel_trains_and_generates_where_no_clone_is(programs: Path, tmp_path: Path) -> None:
+    home = {name: str(tmp_path / name) for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")}
+    said = run(
+        programs / "dtfm-coordinator",
+        "demo",
+        "--nodes",
+        "2",
+        "--steps",
+        "4",
+        "--no-page",
+        "--json",
+        at=tmp_path,
+        **home,
+    )
+    committed = [json.loads(line) for line in said.splitlines() if '"step_committed"' in line]
+    assert committed[-1]["step"] == 4
+    (model,) = (path.parent for path in tmp_path.rglob("model.safetensors"))
+    generate = (programs / "python", "-m", "dtfm.node.model.generate_text", model, "--tokens", "5")
+    assert run(*generate, at=tmp_path, **home).strip()

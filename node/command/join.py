@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from contextlib import nullcontext
+from enum import StrEnum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ from dtfm.node.data.allowed import read_allowed
 from dtfm.node.data.problems import told_together
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.long_parts import long_part
-from dtfm.node.host.named_devices import devices_named, slots
+from dtfm.node.host.named_devices import devices_named, gpus_here, see_only, slots
 from dtfm.node.host.packages import require_extra
 from dtfm.node.host.trace import write_trace
 from dtfm.node.network.place_on_the_net import resolved
@@ -40,6 +41,11 @@ _network = partial(typer.Option, rich_help_panel="How others reach this node")
 _machine = partial(typer.Option, rich_help_panel="What of this machine is used")
 _allowed = partial(typer.Option, rich_help_panel="What of this machine the run may name")
 _end = partial(typer.Option, rich_help_panel="When it ends")
+
+
+class Preemption(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
 
 
 def join(
@@ -79,7 +85,7 @@ def join(
     ] = "auto",
     memory: Annotated[
         str,
-        _machine(help="The most memory that work on this node may take, e.g. 6GiB. Default: what is free."),
+        _machine(help="The most memory that work on this node may take, e.g. 6GiB. Default: all free memory."),
     ] = "",
     threads: Annotated[int, _machine(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
     give_up_after: Annotated[
@@ -90,6 +96,13 @@ def join(
             "(an hour, by default).",
         ),
     ] = 300.0,
+    preemption: Annotated[
+        Preemption,
+        _end(
+            help="auto: on AWS, Google Cloud or Azure, as the firmware says, watch for a preemption notice, and leave in order "
+            "then. off: ask no cloud."
+        ),
+    ] = Preemption.AUTO,
     allow_module: Annotated[
         list[str] | None,
         _allowed(
@@ -145,11 +158,13 @@ def join(
             open_port=open_port and behind_nat,
             allowed_modules=tuple(allow_module) if allow_module else None,
             allowed_data=read_allowed(allow_data) if allow_data else None,
+            leave_on_preemption=preemption is Preemption.AUTO,
             snapshots=(snapshots or cache_folder() / "snapshots").absolute(),
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
         with write_trace(traced, node) if traced else nullcontext():
-            joined = _join(settings, devices[number], threads, most_memory, supervised=len(devices) > 1)
+            gpus = max(gpus_here() or 0, sum(each.startswith("cuda") for each in devices))
+            joined = _join(settings, devices[number], threads, most_memory, gpus, len(devices) > 1)
             return asyncio.run(joined)
 
     with mistakes():
@@ -170,7 +185,10 @@ def join(
         raise typer.Exit(supervise(slots(devices), member) if len(devices) > 1 else member(0))
 
 
-async def _join(settings: Settings, device: str, threads: int, most_memory: int | None, *, supervised: bool) -> int:
+async def _join(
+    settings: Settings, device: str, threads: int, most_memory: int | None, gpus: int, supervised: bool
+) -> int:
+    alone = see_only(device)  # before CUDA is used
     with long_part("loading PyTorch"):
         torch = await asyncio.to_thread(import_module, "torch")
         await asyncio.to_thread(import_module, "dtfm.node.session")
@@ -178,9 +196,9 @@ async def _join(settings: Settings, device: str, threads: int, most_memory: int 
         torch.set_num_threads(threads)
     from dtfm.node.host.device import measure_device, open_device
 
-    opened = open_device(device)
+    opened = open_device(alone, device)
     with long_part("measuring the device"):
-        measured = await asyncio.to_thread(measure_device, opened)
+        measured = await asyncio.to_thread(measure_device, opened, gpus or None)
     measured.memory_bytes = min(measured.memory_bytes, most_memory or measured.memory_bytes)
     memory, speed = measured.memory_bytes / 2**30, measured.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"

@@ -9,10 +9,12 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from dtfm.node.command.runs_here import list_runs, tell_which
 from dtfm.node.command.status_line import status_line
+from dtfm.node.host.preemption import notices
 from dtfm.node.host.pulse import pulse
 from dtfm.node.network.discovery import follow
 from dtfm.node.network.place_on_the_net import NoWayThere, nth_port, place_on_the_net, resolved, usual_listen
@@ -94,8 +96,16 @@ async def take_part(settings: Settings, device: torch.device, hardware: Device, 
 
     for handler in logging.root.handlers:
         handler.addFilter(session.places)
+
+    def on_notice(notice: str) -> None:
+        if signalled is None:
+            log.warning("%s: handing over to the others, then leaving.", notice)
+            session.leave(notice)
+
+    watching = notices(on_notice) if settings.leave_on_preemption else nullcontext()
     with heeding(on_signal):
         async with (
+            watching,
             status_line(session.status_line),
             pulse(settings.node, lambda: session.problem, session.status_line),
         ):

@@ -47,14 +47,15 @@ async def examine(
     places: tuple[str, ...] | None = None,
     modules: tuple[str, ...] | None = None,
 ) -> list[Finding]:
-    """All findings, in the order in which to fix them. Without ``coordinator`` none is asked. No invitation is used up.
+    """All findings, the first to fix first. Without ``coordinator`` none is asked. No invitation is used up.
     ``places``, ``modules``: see dry_join.Wish."""
     missing = missing_packages()
     versions = {}
     for name in EXTRA:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
-    found = [await asyncio.to_thread(look_at_state_folder), findings.on_packages(missing, versions)]
+    extra = "gpu" if has_nvidia_gpu() else "node"
+    found = [await asyncio.to_thread(look_at_state_folder), findings.on_packages(missing, versions, extra)]
     if "torch" not in missing:
         found += await asyncio.to_thread(look_at_device, place.device)
     found += [await asyncio.to_thread(look_at_disk, place.snapshots), findings.on_open_files(raise_limit())]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from dtfm.installed import install_line
+from dtfm.installed import torch_line
 from dtfm.node.host.packages import EXTRA
 from dtfm.protos.candidates import way_to
 from dtfm.protos.connection import read_address
@@ -30,9 +30,10 @@ class Finding:
     fix: str = ""
 
 
-def on_packages(missing: Sequence[str], versions: Mapping[str, str]) -> Finding:
+def on_packages(missing: Sequence[str], versions: Mapping[str, str], extra: str = "node") -> Finding:
+    """``extra``: dtfm's extra for this machine, with or without a GPU."""
     if missing:
-        return Finding("packages", False, f"{', '.join(missing)} not installed", install_line("node"))
+        return Finding("packages", False, f"{', '.join(missing)} not installed", torch_line(extra))
     return Finding("packages", True, ", ".join(f"{name} {versions[name]}" for name in EXTRA if name in versions))
 
 
@@ -59,7 +60,7 @@ def on_disk(folder: str, free: int, written: float | None, problem: str = "") ->
 
 
 def on_open_files(most: int) -> Finding:
-    """``most``: what a node's process may have open, once it has raised its limit as far as it is let."""
+    """``most``: the number of files that a node's process may have open, with its limit raised as far as possible."""
     if most >= ENOUGH_OPEN_FILES:
         return Finding("open files", True, f"at most {most}")
     fix = (

@@ -1,1 +1,1 @@
-"""The machine: device, memory, identity, trace."""
+"""The machine: device, memory, preemption notices, identity, trace."""

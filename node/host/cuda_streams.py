@@ -10,6 +10,8 @@ from functools import cache
 
 import torch
 
+from dtfm.kernels.transfer import pinned
+
 
 def wait_until_computed(device: torch.device) -> None:
     """Waits, without spinning, until ``device`` has finished the work queued on this thread's stream."""
@@ -20,8 +22,11 @@ def wait_until_computed(device: torch.device) -> None:
 
 
 def brought(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``tensor``, which is in the host's memory, on ``device``; from pinned memory, or the host would wait for what is queued."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """``tensor``, in the host's memory, on ``device``. It goes through pinned memory: otherwise the host would wait."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    flat = pinned(tensor.nbytes).view(tensor.dtype)
+    return flat.view(tensor.shape).copy_(tensor).to(device, non_blocking=True)
 
 
 class DeviceWork:

@@ -19,7 +19,7 @@ MEASURE_SECONDS = 0.1
 RESERVE_FRACTION, LEAST_RESERVE_BYTES = 0.03, 512 << 20
 """Of a GPU's free memory, for the workspaces of libraries and for what torch's allocator cannot use of the blocks that it has."""
 HOST_FRACTION = 0.75
-"""Of the host's free memory, for optimizer state and what is kept for safety; the rest is for data and other processes."""
+"""Of the host's free memory, for optimizer state and copies for safety; the rest is for data and other processes."""
 MOST_NAME = 80
 """Characters of a CPU's name."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
@@ -41,10 +41,12 @@ def keep_freed_memory() -> None:
             mallopt(number, value)
 
 
-def open_device(name: str) -> torch.device:
+def open_device(name: str, asked: str = "") -> torch.device:
     """The device named ``auto`` (the first GPU, or the CPU of a machine without one), ``cpu``, ``cuda`` or ``cuda:N``.
 
-    Also sets malloc to keep freed memory. Raises ValueError for a device that does not exist, and for ``auto`` if PyTorch cannot
+    ``asked``: what the user calls it, where this process sees that GPU alone. Also sets malloc to keep freed memory.
+
+    Raises ValueError for a device that does not exist, and for ``auto`` if PyTorch cannot
     use the GPU of this machine: its owner would not notice that the CPU works instead.
     """
     keep_freed_memory()
@@ -65,8 +67,8 @@ def open_device(name: str) -> torch.device:
         count = torch.cuda.device_count()
         if not torch.cuda.is_available() or (device.index or 0) >= count:
             raise ValueError(
-                f"device {name!r} is not there: PyTorch {torch.__version__} sees {count} GPUs. Is a CUDA build of PyTorch "
-                "installed, and does nvidia-smi show the GPU? --device cpu works without one"
+                f"device {asked or name!r} is not there: PyTorch {torch.__version__} sees {count} GPUs. Is a CUDA build of "
+                "PyTorch installed, and does nvidia-smi show the GPU? --device cpu works without one"
             )
         return torch.device("cuda", device.index or 0)
     return device
@@ -92,19 +94,33 @@ def check_bf16(device: torch.device) -> None:
         )
 
 
-def measure_device(device: torch.device) -> Device:
-    """Name, memory in bytes and sustained FLOP/s of matrix products (fp32 on a CPU, bf16 on a GPU).
+def why_slow_in_fp32(device: torch.device) -> str:
+    """What a run in fp32 does not use of ``device``, as a sentence: its tensor cores, if it is a GPU older than bf16. Empty
+    otherwise."""
+    if device.type != "cuda" or has_bf16(device):
+        return ""
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return (
+        f"this run computes in fp32, and so not on the tensor cores of {torch.cuda.get_device_name(device)} (compute capability "
+        f"{capability}), which know fp16 and no bf16; dtfm has no fp16. Among GPUs of 8.0 or more alone a run in bf16 is several "
+        "times as fast: such a run refuses this GPU"
+    )
 
-    Of a GPU's free memory a reserve is left out. The host's memory is divided among the machine's GPUs.
+
+def measure_device(device: torch.device, gpus: int | None = None) -> Device:
+    """Name, memory in bytes and sustained FLOP/s of matrix products (bf16 on a GPU that has it, otherwise fp32).
+
+    Of a GPU's free memory a reserve is left out. The host's memory is divided among the machine's GPUs: ``gpus``, by default
+    the number that this process sees.
     """
     if device.type == "cuda":
         free = free_memory(device)  # with the driver's context made, which takes some hundreds of MiB
-        of_host = int(HOST_FRACTION * free_memory(torch.device("cpu")) / torch.cuda.device_count())
+        of_host = int(HOST_FRACTION * free_memory(torch.device("cpu")) / (gpus or torch.cuda.device_count()))
         return Device(
             kind="cuda",
             name=torch.cuda.get_device_name(device),
             memory_bytes=max(0, free - max(LEAST_RESERVE_BYTES, int(RESERVE_FRACTION * free))),
-            flops=measure_flops(device, torch.bfloat16),
+            flops=measure_flops(device, torch.bfloat16 if has_bf16(device) else torch.float32),
             host_memory_bytes=of_host,
             bf16=has_bf16(device),
         )

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtfm.installed import install_line
+from dtfm.installed import torch_line
 
-_OLDEST_CUDA, _NEWEST_CUDA = 12, 13
-"""Major versions of CUDA for which there is an extra."""
+_OLDEST_CUDA, _OLDEST_DRIVER = 12, (525, 60, 13)
+"""PyTorch has no build for an older CUDA. This driver is the first that runs that CUDA, with all its minor versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,14 @@ def judge(
             return None, f"no NVIDIA driver; {build}", fix
         return True, f"no NVIDIA driver, and none is needed; {build}", ""
     known = f"driver {driver.version}"
-    extra = "cuda12"
     if driver.cuda is not None:
         known += f" runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
-        extra = f"cuda{min(driver.cuda[0], _NEWEST_CUDA)}"
-    install = install_line(extra, "--force-reinstall torch")
-    if driver.cuda is not None and driver.cuda[0] < _OLDEST_CUDA:
-        return False, f"{known}; dtfm needs CUDA {_OLDEST_CUDA}", "update the driver"
+    if why := too_old(driver):
+        return False, f"{known}; {why}", UPDATE
     if not built_for:
-        return False, f"{known}, but {build}: the GPU lies idle", install
-    if driver.cuda is not None and int(built_for.partition(".")[0]) > driver.cuda[0]:
-        return False, f"{known}, but {build}", f"{install}, or update the driver"
+        return False, f"{known}, but {build}: the GPU lies idle", torch_line("gpu", again=True)
+    if is_too_new(built_for, driver):
+        return False, f"{known}, but {build}", f"{torch_line('gpu', again=True)}, or update the driver"
     if not gpus:
         fix = (
             "does nvidia-smi show the GPU, and is CUDA_VISIBLE_DEVICES unset? In a container, start it with --gpus all; after an "
@@ -58,6 +55,38 @@ def judge(
         )
         return False, f"{known}; {build}, sees no GPU", fix
     return True, f"{known}; {build}, sees {gpus} GPUs", ""
+
+
+UPDATE = "update NVIDIA's driver to 525.60.13 or newer; --device cpu works without it"
+
+
+def too_old(driver: Driver) -> str:
+    """Why no build of PyTorch runs under this driver; empty if one does, or if the driver does not say enough."""
+    numbers = tuple(int(part) for part in driver.version.split(".") if part.isdecimal())
+    old = driver.cuda[0] < _OLDEST_CUDA if driver.cuda is not None else () < numbers < _OLDEST_DRIVER
+    return f"no build of PyTorch that dtfm can use runs under it: they need CUDA {_OLDEST_CUDA}" if old else ""
+
+
+def is_too_new(built_for: str, driver: Driver) -> bool:
+    """Whether this build of PyTorch is for a later major version of CUDA than the driver runs. Minor versions do not matter."""
+    return driver.cuda is not None and int(built_for.partition(".")[0]) > driver.cuda[0]
+
+
+def line_for(driver: Driver | None, in_machine: bool, torch_here: bool, built_for: str | None) -> tuple[str, str]:
+    """The shell line that installs what a node on this machine needs, and why this one. ``torch_here``: PyTorch is installed, for
+    the CUDA ``built_for``. Raises ValueError, with the fix, where a GPU is there that no build of PyTorch can use."""
+    if driver is None:
+        if in_machine:
+            raise ValueError(
+                "an NVIDIA GPU is in this machine, but no driver: install it, or in a container, start it with --gpus all; "
+                "`dtfm-node install-line --device cpu` prints the line for the CPU alone"
+            )
+        return torch_line("node"), "no NVIDIA driver: PyTorch for the CPU"
+    if why := too_old(driver):
+        raise ValueError(f"driver {driver.version}: {why}; {UPDATE} (`dtfm-node install-line --device cpu`)")
+    again = torch_here and (not built_for or is_too_new(built_for, driver))
+    up_to = f", which runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda is not None else ""
+    return torch_line("gpu", again=again), f"driver {driver.version}{up_to}"
 
 
 def nvidia_driver(said: Path = Path("/proc/driver/nvidia/version")) -> Driver | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from dtfm.protos.identity.access import MOST_NAMES_OF_A_KEY
 
@@ -41,6 +43,37 @@ def slots(devices: Sequence[str]) -> list[str]:
     """For each of several devices a name of letters and digits, the same at every start: cuda0, cpu, cpu2."""
     counted = [devices[: number + 1].count(name) for number, name in enumerate(devices)]
     return [name.replace(":", "") + (str(n) if n > 1 else "") for name, n in zip(devices, counted, strict=True)]
+
+
+def gpus_here(devices: Path = Path("/dev")) -> int | None:
+    """The number of GPUs that this process may use, without asking CUDA; None if nothing says it, as in WSL."""
+    if (visible := _visible()) is not None:
+        return len(visible)
+    return len([each for each in devices.glob("nvidia*") if each.name.removeprefix("nvidia").isdecimal()]) or None
+
+
+def see_only(name: str) -> str:
+    """Hides all other GPUs from this process, if ``name`` is cuda:N and that GPU is there. Returns what PyTorch calls it now.
+
+    Call it before CUDA is used. Each new thread begins on the first GPU that the process sees, and would take memory there for a
+    context. N counts in CUDA_VISIBLE_DEVICES as the user has set it, be that numbers, GPU-... or MIG-...
+    """
+    kind, _, number = name.partition(":")
+    count = gpus_here()
+    if kind != "cuda" or not number or (count is not None and int(number) >= count):
+        return name
+    visible = _visible()
+    os.environ["CUDA_VISIBLE_DEVICES"] = number if visible is None else visible[int(number)]
+    return "cuda:0"
+
+
+def _visible() -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES names; CUDA reads it up to the first name that cannot be. None: it is not set."""
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return None
+    names = (name.strip() for name in said.split(","))
+    return list(itertools.takewhile(re.compile(r"\d+|(GPU|MIG)-.+").fullmatch, names))
 
 
 def _count_gpus() -> int:

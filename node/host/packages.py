@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from dtfm.installed import install_line
+from dtfm.installed import torch_line
 
 EXTRA = ("torch", "transformers", "safetensors")
 """What the extra "node" brings in that no node can do without."""
@@ -18,6 +18,6 @@ def require_extra() -> None:
     """Raises ValueError, with the fix, where the extra is not installed."""
     if missing := missing_packages():
         raise ValueError(
-            f"dtfm-node: {missing[0]} is not installed; a node needs more than the coordinator: {install_line('node')} (with a "
-            f"GPU [cuda13] or [cuda12] in place of [node], to match its driver)"
+            f"dtfm-node: {missing[0]} is not installed; a node needs more than the coordinator: {torch_line('node')} (with a GPU "
+            "[gpu] in place of [node]; `dtfm-node install-line` prints the line for this machine)"
         )

@@ -20,7 +20,7 @@ from dtfm.node.data.allowed import Allowed, check_places
 from dtfm.node.data.dataset import Agreed, Data, is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
 from dtfm.node.data.storage import check_place
-from dtfm.node.host.device import check_bf16
+from dtfm.node.host.device import check_bf16, why_slow_in_fp32
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.layer_costs import layer_costs, layer_flops
@@ -69,6 +69,8 @@ class Preparation:
         """
         device = self._equipment.device
         check_run(run, device, allowed)
+        if compute_dtype(run) is torch.float32 and self.loaded is None and (slow := why_slow_in_fp32(device)):
+            log.warning("%s", slow)
         check_place(run.checkpoint.uri, run.id, self._equipment.node)  # it writes there: only now that all is allowed
         is_new = self.loaded is None or self.loaded.run.id != run.id
         before = None if self.loaded is None or is_new else self.loaded.run.train

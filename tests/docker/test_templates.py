@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,19 +85,50 @@ def test_compose_mounts_no_secret_where_others_read_it() -> None:
 
 
 def test_the_on_start_script_pins_what_it_installs_but_for_pytorch_and_keeps_its_log_to_itself(tmp_path: Path) -> None:
-    for program, does in (("pip", 'cat "$3" > pinned; echo "$4" > wanted'), ("dtfm-node", 'echo "$1"')):
+    makes = 'cp dtfm.whl "$5/dtfm-1-py3-none-any.whl"; echo "$6" > source; exit'
+    pip = f'[ "$1" = wheel ] && {{ {makes}; }}; cat "$3" > pinned; echo "$4" > wanted'
+    with zipfile.ZipFile(tmp_path / "dtfm.whl", "w") as wheel:
+        wheel.write(ROOT / "constraints.txt", "dtfm/constraints.txt")
+    for program, does in (("pip", pip), ("dtfm-node", 'echo "$1"')):
         (tmp_path / program).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / program).chmod(0o700)
     script = (DOCKER / "vast-onstart.sh").read_text().replace("/var/log/", f"{tmp_path}/")
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    given = {"PATH": path, "SOURCE": "dtfm.whl", "CONSTRAINTS": (ROOT / "constraints.txt").as_uri()}
+    given = {"PATH": path, "SOURCE": "https://example.org/dtfm.whl"}
     subprocess.run(["bash", "-c", f"{script}\nwait"], cwd=tmp_path, env=given, check=True, timeout=60)
     pinned = (tmp_path / "pinned").read_text().splitlines()
     named = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("torch==")]
     assert pinned == [*named, f"torch=={torch.__version__}"]
-    assert (tmp_path / "wanted").read_text() == "dtfm[cuda13] @ dtfm.whl\n"
+    assert (tmp_path / "source").read_text() == "https://example.org/dtfm.whl\n"
+    assert re.fullmatch(r"dtfm\[gpu\] @ file:///\S+/dtfm-1-py3-none-any\.whl\n", (tmp_path / "wanted").read_text())
     log = tmp_path / "dtfm-node.log"
     assert (log.read_text(), log.stat().st_mode & 0o777) == ("join\n", 0o600)
+
+
+def test_the_on_start_script_asks_for_what_it_is_to_install(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", DOCKER / "vast-onstart.sh"], cwd=tmp_path, text=True, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert "Give -e SOURCE=URL" in done.stderr
+
+
+def test_the_templates_leave_one_thing_to_be_filled_in(tmp_path: Path) -> None:
+    for name in ("Makefile", "docker"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    make = ("make", "templates", "IMAGE=registry.example/me/dtfm-node:1", "SOURCE=https://example.org/dtfm.whl")
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    made = {path.name: path.read_text() for path in (tmp_path / "dist" / "templates").iterdir()}
+    assert set(made) == {"vast-onstart.sh", "runpod.json", "skypilot.yaml", "node.dstack.yml"}
+    for name, text in made.items():
+        assert "YOUR" not in text
+        assert f"docker/{name}" not in text
+        wanted = (
+            "SOURCE=${SOURCE:-https://example.org/dtfm.whl}"
+            if name.endswith(".sh")
+            else "registry.example/me/dtfm-node:1"
+        )
+        assert wanted in text
 
 
 def test_the_units_are_what_systemd_reads(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 
 @pytest.fixture(autouse=True)
 def _with_cupy() -> None:
-    pytest.importorskip("cupy", reason="pip install 'dtfm[cuda13]', or cuda12")
+    pytest.importorskip("cupy", reason="dtfm-node install-line | sh")
 
 
 @pytest.fixture

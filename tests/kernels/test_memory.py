@@ -1,4 +1,4 @@
-"""What nobody uses any more is used again, and nothing before."""
+"""Memory is used again once nothing uses it, and not before."""
 
 from __future__ import annotations
 
@@ -139,3 +139,33 @@ def test_what_was_freed_is_given_back_but_seldom() -> None:
     assert resident() < before - 32 * MIB
     fill_and_free()
     assert not give_back(), "it has just been done"
+
+
+def test_what_a_step_uses_is_kept_for_the_next_until_steps_use_less() -> None:
+    now = 0.0
+    memory = Memory(kept=2 * MIB, remembered=100.0, clock=lambda: now)
+
+    def step(blocks: int) -> set[int]:
+        used = [memory.take(2 * MIB) for _ in range(blocks)]
+        return {address(block) for block in used}
+
+    first = step(5)
+    assert memory.free_bytes == 10 * MIB
+    assert step(5) == first
+    now = 150.0
+    step(1)
+    assert memory.free_bytes == 10 * MIB, "a step as before may follow"
+    now = 260.0
+    step(1)
+    step(1)
+    assert memory.free_bytes == 2 * MIB
+
+
+def test_no_more_is_kept_than_was_in_use_at_a_time() -> None:
+    memory = Memory(kept=2 * MIB, remembered=100.0, clock=lambda: 0.0)
+    blocks = [memory.take(4 * MIB), memory.take(4 * MIB)]
+    blocks.clear()
+    large = memory.take(10 * MIB)  # none of the two is large enough for it
+    assert memory.free_bytes <= 2 * MIB
+    del large
+    assert memory.free_bytes == 10 * MIB

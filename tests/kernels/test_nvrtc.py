@@ -25,6 +25,9 @@ class Nvrtc:
     def __init__(self) -> None:
         files = metadata.files("nvidia-cuda-nvrtc") or []
         (found,) = [file for file in files if file.name.startswith("libnvrtc.so.")]
+        # NVRTC loads its builtins by name, and before 13.1 it does not look beside itself.
+        for builtins in (file for file in files if file.name.startswith("libnvrtc-builtins.so.")):
+            ctypes.CDLL(str(builtins.locate()))
         self._library = ctypes.CDLL(str(found.locate()))
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
 

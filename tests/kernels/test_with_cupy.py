@@ -69,7 +69,7 @@ def test_without_cupy_the_work_is_done_on_the_cpu_and_the_log_says_why_and_what_
     prepare(GPU)
     costs = ("encoded and decoded on the CPU, which is slower", "copied to the host for its digest")
     (told,) = caplog.messages
-    for part in (*costs, why, "pip install 'cupy-cuda"):
+    for part in (*costs, why, "dtfm-node install-line"):
         assert part in told
     prepare(GPU)
     assert len(caplog.messages) == 1  # once

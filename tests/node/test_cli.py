@@ -22,7 +22,8 @@ from dtfm.node.cli import app
         (["127.0.0.1:1", "--memory", "0"], "not an amount of memory"),
     ],
 )
-def test_bad_options(options: list[str], complaint: str) -> None:
+def test_bad_options(options: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     result = CliRunner().invoke(app, ["join", *options, "--id", "n"])
     assert result.exit_code == 2
     assert complaint in result.stderr

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from dtfm.installed import install_line
+from dtfm.installed import torch_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +27,7 @@ def test_a_missing_extra_is_named_with_the_fix() -> None:
     ended = without("torch", "join")
     assert ended.returncode == 2
     assert "torch is not installed" in ended.stderr
-    assert install_line("node") in ended.stderr
+    assert torch_line("node") in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -34,7 +35,15 @@ def test_the_doctor_works_without_the_extra_and_names_it() -> None:
     ended = without("torch", "doctor")
     assert ended.returncode == 1
     assert "BAD  packages: torch not installed" in ended.stdout
-    assert f"1. packages: {install_line('node')}" in ended.stdout
+    assert f"1. packages: {torch_line('node')}" in ended.stdout
+
+
+def test_the_line_that_installs_more_is_all_that_a_pipe_gets() -> None:
+    ended = without("torch", "install-line", "--device", "cpu")
+    assert (ended.returncode, ended.stdout) == (0, f"{torch_line('node')}\n")
+    assert ended.stderr == "# --device cpu\n"
+    told = json.loads(without("torch", "install-line", "--device", "cpu", "--json").stdout)
+    assert told == {"line": torch_line("node"), "why": "--device cpu"}
 
 
 def test_what_is_missing_otherwise_is_a_bug_and_not_hidden() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -106,3 +107,45 @@ def test_one_whose_device_has_failed_is_started_again_if_it_had_worked(
     assert running.returncode == code
     assert output == ("" if code else "[d1] again\n")
     assert ("[d1] its device has failed; it is started again\n" in errors) is not bool(code)
+
+
+JOINING = """
+import os, sys
+from dtfm.node import supervisor
+from dtfm.node.command import join
+from dtfm.node.host import device, named_devices
+
+supervisor.PRELOADED = ()
+join.place_of = lambda *_: ("127.0.0.1:0", (), "127.0.0.1", False)
+named_devices._count_gpus = lambda: 3
+
+def opened(name, asked):
+    print(f"{asked} is {name}, and sees {os.environ['CUDA_VISIBLE_DEVICES']} alone", flush=True)
+    raise ValueError("no such GPU")
+
+device.open_device = opened
+from dtfm.node.cli import main
+sys.argv = ["dtfm-node", "join", "127.0.0.1:1", "--id", "box", "--device", sys.argv[1]]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("devices", "seen"),
+    [
+        ("all", ["[cuda0] cuda:0 is cuda:0, and sees 5", "[cuda1] cuda:1 is cuda:0, and sees 2",
+                 "[cuda2] cuda:2 is cuda:0, and sees 7"]),
+        ("cuda:2", ["cuda:2 is cuda:0, and sees 7"]),
+    ],
+)  # fmt: skip
+def test_each_node_sees_its_own_gpu_alone(devices: str, seen: list[str], tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "5,2,7",
+        "XDG_STATE_HOME": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
+    line = [sys.executable, "-c", JOINING, devices]
+    done = subprocess.run(line, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{line} alone" for line in seen], done.stderr

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dtfm.node.command import taking_part
-from dtfm.node.command.taking_part import invitation_needed, place_of
+from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
+from dtfm.node.host import preemption
 from dtfm.node.network.place_on_the_net import NoWayThere
+from dtfm.node.settings import Settings
+from dtfm.protos.control_pb2 import Device, Hello
 from dtfm.protos.identity.access import Access, Role, keep
 from dtfm.protos.identity.credentials import make_key
 from dtfm.protos.identity.enrolment import Entry
 from dtfm.protos.identity.invitation import Invitation
 from dtfm.protos.local_network.announcement import Announcement
+from tests.node.host.metadata import serving
 
 PIN = bytes(range(32))
 INVITATION = str(Invitation(("192.168.1.2:7400",), PIN, "00" * 6, bytes(32)))
@@ -93,3 +101,60 @@ def test_where_no_way_leads_to_the_coordinator_it_is_looked_for(monkeypatch: pyt
         with pytest.raises(NoWayThere, match="nothing leads"):
             place_of(entry, "0.0.0.0:0", None)
     assert asked == ["192.168.1.2:7400"]
+
+
+class Leaves:
+    """In place of a session: it is over once it has left, which takes until the host's SIGTERM comes as well."""
+
+    def __init__(self, *_: object) -> None:
+        self.reasons: list[str] = []
+        self.problem = ""
+        self._left = asyncio.Event()
+
+    def places(self, record: logging.LogRecord) -> bool:
+        return True
+
+    def status_line(self) -> str:
+        return ""
+
+    def leave(self, reason: str) -> None:
+        self.reasons.append(reason)
+        if len(self.reasons) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self._left.set()
+
+    async def run(self) -> int:
+        await self._left.wait()
+        return 0
+
+
+async def test_a_preemption_notice_is_a_reason_to_leave_and_the_signal_after_it_is_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Leaves()
+    monkeypatch.setattr("dtfm.node.session.Session", lambda *_: session)
+    monkeypatch.setattr(preemption, "cloud_here", lambda _: preemption.CLOUDS[1])
+    with serving("Google Cloud", tmp_path) as service:
+        monkeypatch.setattr(preemption.preemption_notice, "__defaults__", (service, 0.01))
+        (tmp_path / "notice").touch()
+        assert await take_part(settings(leave_on_preemption=True), torch.device("cpu"), Device()) == 0
+    notice, signalled = session.reasons
+    assert notice.startswith("Google Cloud takes this machine back (")
+    assert signalled == "SIGTERM"
+
+
+async def test_with_preemption_off_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Leaves()
+    monkeypatch.setattr("dtfm.node.session.Session", lambda *_: session)
+    monkeypatch.setattr("dtfm.node.command.taking_part.notices", None)
+    joined = asyncio.create_task(take_part(settings(leave_on_preemption=False), torch.device("cpu"), Device()))
+    await asyncio.sleep(0)
+    session.leave("once")
+    session.leave("twice")
+    assert await joined == 0
+
+
+def settings(*, leave_on_preemption: bool) -> Settings:
+    entry = Entry(INVITATION, [Role.NODE], "n")
+    return Settings(entry, "n", "127.0.0.1:0", (), "127.0.0.1", Hello.NO, 1.0, leave_on_preemption=leave_on_preemption)

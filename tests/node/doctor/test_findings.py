@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.installed import install_line
+from dtfm.installed import torch_line
 from dtfm.node.doctor import findings as f
 from dtfm.node.doctor.findings import Finding
 from dtfm.node.host.driver import Driver, judge
@@ -17,11 +17,13 @@ TWELVE = Driver("550.54.15", (12, 4))
     [
         (None, None, 0, True, "none is needed", ""),
         (None, "12.8", 0, None, "no NVIDIA driver", "--gpus all"),
-        (TWELVE, None, 0, False, "the GPU lies idle", "[cuda12]"),
-        (Driver("580.82", (13, 0)), None, 0, False, "driver 580.82 runs CUDA up to 13.0", "[cuda13]"),
-        (Driver("470.57", (11, 4)), "12.8", 1, False, "dtfm needs CUDA 12", "update the driver"),
-        (Driver("600.1", (14, 1)), None, 0, False, "up to 14.1", "[cuda13]"),
-        (TWELVE, "13.0", 0, False, "up to 12.4, but PyTorch 2.9, built for CUDA 13.0", "[cuda12]"),
+        (TWELVE, None, 0, False, "the GPU lies idle", "[gpu]"),
+        (Driver("580.82", (13, 0)), None, 0, False, "driver 580.82 runs CUDA up to 13.0", "[gpu]"),
+        (Driver("470.57", (11, 4)), "12.8", 1, False, "they need CUDA 12", "update NVIDIA's driver"),
+        (Driver("520.61.05", None), "12.8", 1, False, "they need CUDA 12", "525.60.13 or newer"),
+        (Driver("525.60.13", None), "12.8", 1, True, "sees 1 GPUs", ""),
+        (Driver("600.1", (14, 1)), None, 0, False, "up to 14.1", "[gpu]"),
+        (TWELVE, "13.0", 0, False, "up to 12.4, but PyTorch 2.9, built for CUDA 13.0", "[gpu]"),
         (TWELVE, "12.8", 0, False, "sees no GPU", "nvidia-smi"),
         (TWELVE, "12.8", 2, True, "sees 2 GPUs", ""),
         (Driver("of unknown version", None), "12.8", 1, True, "driver of unknown version", ""),
@@ -43,7 +45,8 @@ def test_a_gpu_without_a_driver_is_no_machine_without_a_gpu() -> None:
 
 def test_what_is_not_installed_is_named() -> None:
     found = f.on_packages(["torch"], {})
-    assert (found.good, found.fix) == (False, install_line("node"))
+    assert (found.good, found.fix) == (False, torch_line("node"))
+    assert f.on_packages(["torch"], {}, "gpu").fix == torch_line("gpu")
     assert f.on_packages([], {"torch": "2.9", "transformers": "5"}).finding == "torch 2.9, transformers 5"
 
 

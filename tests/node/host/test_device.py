@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtfm.node.host.device import MOST_NAME, check_bf16, cpu_name, has_bf16, measure_device
+from dtfm.node.host import device as device_module
+from dtfm.node.host.device import MOST_NAME, check_bf16, cpu_name, has_bf16, measure_device, why_slow_in_fp32
 
 GPU = torch.device("cuda", 0)
 
@@ -20,6 +21,18 @@ def test_a_gpu_without_bfloat16_is_refused_and_told_what_to_do(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     assert has_bf16(GPU) == can
+    assert ("computes in fp32" in why_slow_in_fp32(GPU)) is not can
+    measured_in: list[torch.dtype] = []
+
+    def measure_flops(_: torch.device, dtype: torch.dtype) -> float:
+        measured_in.append(dtype)
+        return 1.0
+
+    monkeypatch.setattr(device_module, "measure_flops", measure_flops)
+    monkeypatch.setattr(device_module, "free_memory", lambda _: 8 << 30)
+    shares = [measure_device(GPU, gpus).host_memory_bytes for gpus in (1, 4)]
+    assert measured_in == 2 * [torch.bfloat16 if can else torch.float32]
+    assert shares[0] == 4 * shares[1]
     if can:
         check_bf16(GPU)
         return

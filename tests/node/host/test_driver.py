@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dtfm.installed import torch_line
 from dtfm.node.host import device
-from dtfm.node.host.driver import Driver, has_nvidia_gpu, nvidia_driver
+from dtfm.node.host.driver import Driver, has_nvidia_gpu, line_for, nvidia_driver
 
 NVIDIA, INTEL = "0x10de", "0x8086"
 
@@ -62,7 +63,7 @@ def test_auto_takes_no_cpu_in_place_of_a_gpu_that_is_there(gpu_out_of_reach: Non
         ValueError, match=r"driver 550\.54 runs CUDA up to 12\.4, but PyTorch .*, built for CUDA 13\.0"
     ) as refused:
         device.open_device("auto")
-    assert "[cuda12]" in str(refused.value)
+    assert torch_line("gpu", again=True) in str(refused.value)
     assert "--device cpu works without it" in str(refused.value)
     assert device.open_device("cpu").type == "cpu"
 
@@ -70,3 +71,37 @@ def test_auto_takes_no_cpu_in_place_of_a_gpu_that_is_there(gpu_out_of_reach: Non
 def test_auto_takes_the_cpu_where_no_gpu_is(gpu_out_of_reach: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "has_nvidia_gpu", lambda: False)
     assert device.open_device("auto").type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch_here", "built_for", "extra", "again"),
+    [
+        (None, False, None, "node", False),
+        (Driver("550.54.14", (12, 4)), False, None, "gpu", False),
+        (Driver("550.54.14", (12, 4)), True, "13.0", "gpu", True),
+        (Driver("570.86.10", (12, 8)), True, "12.9", "gpu", False),
+        (Driver("580.65.06", (13, 0)), True, "13.2", "gpu", False),
+        (Driver("580.65.06", (13, 0)), True, None, "gpu", True),
+    ],
+    ids=[
+        "no GPU",
+        "12.4",
+        "12.4, PyTorch for 13",
+        "12.8, PyTorch for 12.9",
+        "13.0, PyTorch for 13.2",
+        "PyTorch for the CPU",
+    ],
+)
+def test_a_build_of_pytorch_is_replaced_only_where_the_driver_cannot_run_it(
+    driver: Driver | None, torch_here: bool, built_for: str | None, extra: str, again: bool
+) -> None:
+    line, why = line_for(driver, driver is not None, torch_here, built_for)
+    assert line == torch_line(extra, again=again)
+    assert (driver is None) == ("CPU" in why)
+
+
+def test_no_line_is_printed_for_a_driver_that_no_build_runs_under() -> None:
+    with pytest.raises(ValueError, match=r"driver 470\.57.*CUDA 12; update NVIDIA's driver to 525"):
+        line_for(Driver("470.57", (11, 4)), True, False, None)
+    with pytest.raises(ValueError, match="no driver: install it"):
+        line_for(None, True, False, None)
