@@ -15,16 +15,16 @@ START_AGAIN = 3
 
 
 def endings() -> tuple[signal.Signals, ...]:
-    """The signals at which a program ends in order. SIGHUP comes when ssh or a terminal closes; nohup has it ignored, and so it
-    stays."""
+    """The signals that end a program in order. SIGHUP comes when ssh or a terminal closes. Where it is ignored, as under nohup, it
+    stays ignored."""
     hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
     return (signal.SIGTERM, signal.SIGINT, *hang_up)
 
 
 @contextmanager
 def heeding(end: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """A context, on a running event loop, in which ``end`` is called at each of the signals `endings`. SIGHUP calls it only if no
-    other signal came before: a shell passes on what the terminal has sent already."""
+    """A context on a running event loop: each signal of `endings` calls ``end``. SIGHUP calls it only if no other signal came
+    before, since a shell repeats the SIGHUP of its terminal."""
     loop, heard = asyncio.get_running_loop(), False
 
     def hear(number: signal.Signals) -> None:
@@ -55,7 +55,7 @@ def heeding(end: Callable[[signal.Signals], None]) -> Iterator[None]:
 
 
 def leave_terminal() -> None:
-    """After SIGHUP: sends what goes to the terminal nowhere, since each write to a terminal that is gone would fail."""
+    """After SIGHUP: discards all output to the terminal, since each write to it would fail."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         with suppress(OSError):  # it was closed before

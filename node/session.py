@@ -444,7 +444,7 @@ class Session:
     def _fail(self, error: Exception) -> None:
         log.error("%s", sentence := sentence_of(error))
         self._exit = exit_code(error)
-        if self._exit == START_AGAIN:  # it comes back, as who it is and with what is on its disk
+        if self._exit == START_AGAIN:  # it comes back under its name, with its disk
             self._hang_up()
         else:
             self._send(wire.NodeMessage(goodbye=wire.Goodbye(reason=sentence)))

@@ -34,7 +34,7 @@ def said(command: list[str], folder: Path, prefix: list[str], **environment: str
     )
     assert done.returncode in (1, 2), done
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-    return [line for line in lines if not line.endswith(" ...")]  # what is said of anything that takes long
+    return [line for line in lines if not line.endswith(" ...")]  # without the lines about long tasks
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a user without a name needs a namespace")

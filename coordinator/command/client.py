@@ -41,7 +41,7 @@ async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[
 
 
 async def told(where: str, *, follow: bool = True) -> AsyncIterator[SoFar]:
-    """Yields the run so far, as the running coordinator has it, and the same again after each later event. Raises ValueError."""
+    """Yields the run so far, as the running coordinator has it, and once more after each later event. Raises ValueError."""
     from dtfm.coordinator.store.record import Record
     from dtfm.coordinator.view.so_far import SoFar
     from dtfm.coordinator.view.story_snapshot import story_format, story_from
@@ -90,7 +90,7 @@ async def ask(where: str, call: str, *, roles: Sequence[Role] = DIRECTING, **fie
 
 
 async def open_way(where: str, roles: Sequence[Role] = DIRECTING) -> Opened:
-    """The way to the coordinator, for who has one of the ``roles``. Raises ValueError."""
+    """Opens the way to the coordinator in one of the ``roles``. Raises ValueError."""
     may_be_member = roles == LOOKING
     known = None if where else await which_run(roles, Path.cwd(), or_as_member=may_be_member)
     entry = Entry(where, roles, _drawn_name(), or_as_member=may_be_member, known=known)

@@ -1,4 +1,4 @@
-"""Which run a command means that names none: that of the folder it stands in, as with git, or else the only one that is up."""
+"""The run that a command means if it names none: the run of the current folder, as with git, or else the only run that is up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtfm.protos.identity.proof import ClockError
 LOOK_SECONDS = 3.0
 """How long to look which of several coordinators answer."""
 MOST_RUNS = 20
-"""Of those that this user has had to do with, the newest."""
+"""The newest of the runs that this user remembers."""
 OF_A_RUN = "*.authority.pem"
 """The key of a run's authority, beside its store."""
 
@@ -28,7 +28,7 @@ async def which_run(roles: Sequence[Role], folder: Path, *, or_as_member: bool =
     has no such role anywhere. ``or_as_member``: the role of a node will do, too. Raises ValueError if it cannot be told which is
     meant, or if this user has nodes there and none of the roles."""
     members = _enrolled([Role.NODE])
-    # Of each run what is newest, and a role before a node.
+    # The newest access to each run. One of the roles comes before a node.
     runs = {access.pin: access for access in [*reversed(members if or_as_member else []), *reversed(_enrolled(roles))]}
     here = [pin for pin in _pins_in(folder) if pin in runs]
     if here:
@@ -46,7 +46,7 @@ async def which_run(roles: Sequence[Role], folder: Path, *, or_as_member: bool =
 
 
 def _pins_in(folder: Path) -> list[bytes]:
-    """The pins of the authorities whose keys are there. A key that this user may not read is none of theirs."""
+    """The pins of the authorities whose keys are there. Keys that this user may not read are left out."""
     pins = []
     for path in sorted(folder.glob(OF_A_RUN)):
         try:

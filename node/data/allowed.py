@@ -77,8 +77,8 @@ def _check(key: str, path: str, allowed: Sequence[str]) -> None:
 
 
 def glob_of(path: Path) -> str:
-    """What `glob` takes for ``path``, which may be a pattern. Folders and files that exist are taken as they are, though their
-    names have brackets."""
+    """What `glob` takes for ``path``, which may be a pattern. Brackets in the names of existing folders and files are
+    no wildcards."""
     start = 0
     while start < len(path.parts) and Path(*path.parts[: start + 1]).exists():
         start += 1

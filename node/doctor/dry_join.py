@@ -1,6 +1,6 @@
-"""What `join` would meet at the coordinator, found out by the code that joins: whether this machine is let in, what the run wants
-of it, and whether it has the same data and weights as the others. Nobody is enrolled, and nothing of the run is written but the
-tokens of its text, which a later `join` finds."""
+"""A join without joining, by the code that joins. It finds out whether the coordinator lets this machine in, whether the
+machine may use what the run names, and whether its data and weights equal the others'. Nobody is enrolled. The tokens of the
+text are kept for a later `join`; nothing else of the run is written."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dtfm.protos.places import COORDINATORS_DISK
 from dtfm.protos.plan_pb2 import Run
 
 ANSWER_SECONDS = 20.0
-"""Most seconds to wait for what the coordinator says of the run."""
+"""Most seconds to wait for the coordinator's answer."""
 FAR_SECONDS = 0.3
-"""A round trip to the coordinator from which on it is worth a word."""
+"""A round trip to the coordinator that is worth a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How a node would join: on which ``device``, and with what its operator allows. None: as before."""
+    """How a node would join: its ``device``, and the places and modules that its operator allows. None: as before."""
 
     device: str
     places: tuple[str, ...] | None = None
@@ -63,7 +63,7 @@ async def look_at_line(entry: Entry) -> Finding:
 
 
 def _allowed(entry: Entry, wish: Wish) -> Allowed:
-    """As `join` has it: what is said now, else what was said before; and everything to the user who runs the coordinator."""
+    """As in `join`: what the operator says now, or else said before. The user who runs the coordinator may use everything."""
     _, pin = entry.leads_to
     before = next(iter(kept([Role.NODE], pin)), None) if pin is not None else None
     places, modules = wish.places, wish.modules
@@ -87,7 +87,7 @@ async def _look_at_run(entry: Entry, reply: EnrolReply, allowed: Allowed, device
     found = [Finding("run", True, _wants(run))]
     if run.model.pretrained.startswith(COORDINATORS_DISK):
         sentence = "the run begins with weights that are on the coordinator's disk, which members alone may read"
-        return [*found, Finding("weights", None, sentence, "join reads them, and says what is wrong")]
+        return [*found, Finding("weights", None, sentence, "join reads them")]
     agreed = Agreed(reply.data_fingerprint, reply.unigram_entropy) if reply.data_fingerprint else None
     try:
         with long_part("reading the run's model and data"):

@@ -116,7 +116,8 @@ class Preparation:
 
 
 def check_run(run: Run, device: torch.device, allowed: Allowed) -> None:
-    """Raises ValueError, with a line for each, for what this machine's operator does not allow, or its device cannot do."""
+    """Raises ValueError if this machine's operator does not allow something that the run names, or if its device cannot compute
+    it. The message has a line for each."""
     checks = [partial(check_places, run, allowed.places)]
     if compute_dtype(run) is torch.bfloat16:
         checks.append(partial(check_bf16, device))
@@ -124,8 +125,8 @@ def check_run(run: Run, device: torch.device, allowed: Allowed) -> None:
 
 
 def read_run(run: Run, allowed: Allowed, tokens: Path, agreed: Agreed | None, does: Does) -> tuple[Model, Data]:
-    """The run's model and its data, on which its members may have ``agreed``. ``tokens``: the folder in which this machine's
-    nodes share what they read. ``does`` is told what is done, and how far that is. Raises ValueError for a user's mistake."""
+    """The run's model and its data, on which its members may have ``agreed``. ``tokens``: the folder where this machine's nodes
+    share tokens. ``does`` hears of each task and its progress. Raises ValueError for a user's mistake."""
     model = None
     if is_text(run.data):  # what is wrong with the model is told before much is read
         does(Doing.LOADING_MODEL, 0, 0)
@@ -140,7 +141,7 @@ def read_run(run: Run, allowed: Allowed, tokens: Path, agreed: Agreed | None, do
 
 
 def description(run: Run, model: Model, data: Data) -> Prepared:
-    """What the coordinator is told of what a node has read. The device, and what is on the disk, are not in it."""
+    """Describes the model and the data to the coordinator. The device and the disk are left out."""
     return Prepared(
         layers=layer_costs(model, run),
         data_fingerprint=data.fingerprint,

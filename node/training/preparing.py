@@ -1,15 +1,15 @@
-"""What this node does before it is ready, as the coordinator and all who wait are told."""
+"""What this node does before it is ready. Heartbeats tell the coordinator, and it tells everybody who waits."""
 
 from __future__ import annotations
 
 from dtfm.protos import control_pb2 as wire
 
 WHOLE = 1000
-"""In how many parts what is not counted is divided."""
+"""The number of parts of a task that has no parts of its own."""
 
 
 class Preparing:
-    """For any thread. What is told is the last that was said."""
+    """For any thread. The heartbeat has the newest task."""
 
     def __init__(self) -> None:
         self._now = wire.Heartbeat()

@@ -170,8 +170,9 @@ class Entry:
         raise self._needed(address)
 
     async def look(self, timeout: float, prepared: Prepared | None = None) -> EnrolReply:
-        """What `open` would come to for a node, and what is trained there; with ``prepared`` also whether that is what the others
-        have. Nobody is enrolled, and no invitation is used up. Raises ConnectionError and NotAdmitted as `open` does."""
+        """Asks what `open` would be answered, and what the run trains. With ``prepared`` the coordinator also compares it with
+        what the others have. Nobody is enrolled, and no invitation is used up. Raises ConnectionError and NotAdmitted as
+        `open` does."""
         address, authority, pin = await self.answering(timeout)
         invitation = self._place if isinstance(self._place, Invitation) else None
         before = kept(self._roles, pin, self._name) or _enrolled([*self._roles, Role.OPERATOR], pin)
@@ -187,7 +188,7 @@ class Entry:
         return reply
 
     def remember(self, access: Access) -> None:
-        """Keeps what was changed in the ``access`` that `open` has returned. Raises ValueError."""
+        """Keeps the changed ``access`` in place of the one that `open` has returned. Raises ValueError."""
         self._used = access
         keep(access)
 

@@ -22,7 +22,7 @@ IN_TERMINAL = (
 
 
 class Terminal:
-    """A terminal of its own, in which one command runs."""
+    """A terminal for one command."""
 
     def __init__(self, command: list[str], folder: Path, *, piped: bool = False) -> None:
         """``piped``: the output goes elsewhere, and the terminal is its input alone."""

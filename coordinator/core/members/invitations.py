@@ -57,7 +57,7 @@ def enrol(transition: Transition, request: wire.EnrolRequest, at: float) -> wire
 
 
 def _what_would_come(state: State, request: wire.EnrolRequest, holder: Holder) -> wire.EnrolReply:
-    """For who looks before joining: what is trained. Raises Refused as for what it would prepare."""
+    """The answer to a dry request: what the run trains. Raises Refused if the run would refuse what the node has prepared."""
     ledger = state.ledger
     if request.HasField("prepared"):
         described = check_prepared(request.prepared, state.run)
