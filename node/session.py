@@ -46,7 +46,7 @@ from dtfm.node.transport.ways import Ways
 from dtfm.programs import START_AGAIN
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, coordinator_disk, services
 from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.identity.access import Access, runs_it
+from dtfm.protos.identity.access import Access, runs_it, with_permissions
 from dtfm.protos.identity.credentials import Identity
 from dtfm.protos.identity.enrolment import NotAdmitted, Opened, refusal_in
 from dtfm.protos.identity.private_files import cache_folder
@@ -102,7 +102,7 @@ class Session:
             store=StateStore(Images(self._snapshots.disk.scratch)),
             snapshots=self._snapshots,
         )
-        self._preparing = equipment.preparing
+        self._progress = equipment.progress
         self._trainer = Trainer(equipment, loop, report, _on_loop(loop, self._fail))
         give_way = partial(self._sender.priority.give_way, Rank.STATE)
         holder = Holder(relay=settings.relay != wire.Hello.NO)
@@ -285,18 +285,18 @@ class Session:
                 stream.cancel()
                 while not outgoing.empty():
                     outgoing.get_nowait()
-                outgoing.put_nowait(
-                    None
-                )  # else grpc's task that waits for it would be collected while it runs, and say so
+                # Else gRPC's task would still wait for a message when it is collected, and complain on the terminal.
+                outgoing.put_nowait(None)
                 let_in.set()
 
     def _remember_allowed(self, access: Access) -> Allowed:
         """Keeps with the membership what this machine's operator allows now. What the operator has not said is as before."""
         data, modules = self._settings.allowed_data, self._settings.allowed_modules
+        before = with_permissions(access)
         now = replace(
-            access,
-            allowed_data=access.allowed_data if data is None else data,
-            allowed_modules=access.allowed_modules if modules is None else modules,
+            before,
+            allowed_data=before.allowed_data if data is None else data,
+            allowed_modules=before.allowed_modules if modules is None else modules,
         )
         if now != access:
             self._settings.coordinator.remember(now)
@@ -324,6 +324,7 @@ class Session:
         match kind:
             case "welcome":
                 welcome = message.welcome
+                self._progress.does(wire.NOTHING_TO_SAY)  # what it did before is over
                 self._patience = welcome.wait_for_coordinator_seconds or self._patience
                 self._problem = ""
                 self._status.welcomed(welcome)
@@ -405,15 +406,10 @@ class Session:
 
     async def _probe(self, probe: wire.Probe) -> None:
         with long_part(f"measuring links to {len(probe.peers)} nodes"):
-            does, peers = self._preparing.does, list(probe.peers)
+            does, peers = self._progress.does, list(probe.peers)
             does(wire.MEASURING_LINKS, 0, len(peers))
-            report = await measure_links(
-                self._settings.node,
-                peers,
-                self._ways.dialler,
-                self._lease,
-                lambda directions: does(wire.MEASURING_LINKS, directions // 2, len(peers)),
-            )
+            measured = partial(does, wire.MEASURING_LINKS)
+            report = await measure_links(self._settings.node, peers, self._ways.dialler, self._lease, measured)
         self._send(wire.NodeMessage(links=report))
 
     async def _reach(self, wanted: wire.Reach) -> None:
@@ -423,7 +419,7 @@ class Session:
         for count in itertools.count(1):
             await asyncio.sleep(every)
             now = self._vitals.now()
-            beat = self._preparing.heartbeat(count)
+            beat = self._progress.heartbeat(count)
             beat.MergeFrom(wire.Heartbeat(load=now.load, celsius=now.celsius))
             self._send(wire.NodeMessage(heartbeat=beat))
 

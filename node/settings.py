@@ -20,7 +20,7 @@ class Settings:
     which the node exits, until it is let in: then the run says how long.
 
     ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
-    import_allowed and check_places); None: what was allowed this run before. With ``leave_on_preemption`` the node leaves when
+    import_allowed and check_places); None: what it was allowed before. With ``leave_on_preemption`` the node leaves when
     its cloud gives notice. ``snapshots`` is the folder for its part in snapshots on disks.
     """
 

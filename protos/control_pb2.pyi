@@ -917,7 +917,7 @@ class PlanNowReply(_message.Message):
     def __init__(self, changed: _Optional[bool] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("protocol_version", "invitation", "secret", "name", "public_key", "roles", "dry", "prepared")
+    __slots__ = ("protocol_version", "invitation", "secret", "name", "public_key", "roles", "dry")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
@@ -925,7 +925,6 @@ class EnrolRequest(_message.Message):
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     DRY_FIELD_NUMBER: _ClassVar[int]
-    PREPARED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     invitation: str
     secret: bytes
@@ -933,22 +932,21 @@ class EnrolRequest(_message.Message):
     public_key: bytes
     roles: _containers.RepeatedScalarFieldContainer[str]
     dry: bool
-    prepared: Prepared
-    def __init__(self, protocol_version: _Optional[int] = ..., invitation: _Optional[str] = ..., secret: _Optional[bytes] = ..., name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ..., dry: _Optional[bool] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., invitation: _Optional[str] = ..., secret: _Optional[bytes] = ..., name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ..., dry: _Optional[bool] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
-    __slots__ = ("role", "run", "training", "data_fingerprint", "unigram_entropy")
+    __slots__ = ("role", "run", "training", "prepared", "data_confirmed")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
-    DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    DATA_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     role: str
     run: str
     training: _plan_pb2.Run
-    data_fingerprint: bytes
-    unigram_entropy: float
-    def __init__(self, role: _Optional[str] = ..., run: _Optional[str] = ..., training: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ...) -> None: ...
+    prepared: Prepared
+    data_confirmed: bool
+    def __init__(self, role: _Optional[str] = ..., run: _Optional[str] = ..., training: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., data_confirmed: _Optional[bool] = ...) -> None: ...
 
 class InviteRequest(_message.Message):
     __slots__ = ("name", "role", "seconds", "uses", "believed")

@@ -92,7 +92,7 @@ async def ask(where: str, call: str, *, roles: Sequence[Role] = DIRECTING, **fie
 async def open_way(where: str, roles: Sequence[Role] = DIRECTING) -> Opened:
     """Opens the way to the coordinator in one of the ``roles``. Raises ValueError."""
     may_be_member = roles == LOOKING
-    known = None if where else await which_run(roles, Path.cwd(), or_as_member=may_be_member)
+    known = None if where else await which_run(roles, Path(), or_as_member=may_be_member)
     entry = Entry(where, roles, _drawn_name(), or_as_member=may_be_member, known=known)
     try:
         return await entry.open(DEFAULT_LEASE)

@@ -82,7 +82,7 @@ def rollback(
         print(f"{would.sentence}. Go back? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("Nothing has changed.", file=sys.stderr)
-            return
+            raise typer.Exit(1)
     tell(where, "Steer", json_lines, {"asked": "rollback"}, wish="ROLLBACK", step=step)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from dtfm.protos.identity.access import Access, Role, kept
-from dtfm.protos.identity.credentials import fetch_authority, public_key
+from dtfm.protos.identity.credentials import fetch_authority, is_key, public_key
 from dtfm.protos.identity.private_files import read_private
 from dtfm.protos.identity.proof import ClockError
 
@@ -28,8 +28,12 @@ async def which_run(roles: Sequence[Role], folder: Path, *, or_as_member: bool =
     has no such role anywhere. ``or_as_member``: the role of a node will do, too. Raises ValueError if it cannot be told which is
     meant, or if this user has nodes there and none of the roles."""
     members = _enrolled([Role.NODE])
-    # The newest access to each run. One of the roles comes before a node.
-    runs = {access.pin: access for access in [*reversed(members if or_as_member else []), *reversed(_enrolled(roles))]}
+    runs: dict[
+        bytes, Access
+    ] = {}  # the newest access to each run, the newest last; one of the roles comes before a node
+    for access in [*reversed(members if or_as_member else []), *reversed(_enrolled(roles))]:
+        runs.pop(access.pin, None)
+        runs[access.pin] = access
     here = [pin for pin in _pins_in(folder) if pin in runs]
     if here:
         return await _chosen([runs[pin] for pin in here])
@@ -47,13 +51,15 @@ async def which_run(roles: Sequence[Role], folder: Path, *, or_as_member: bool =
 
 def _pins_in(folder: Path) -> list[bytes]:
     """The pins of the authorities whose keys are there. Keys that this user may not read are left out."""
-    pins = []
-    for path in sorted(folder.glob(OF_A_RUN)):
+    pins: dict[bytes, None] = {}
+    for path in sorted(folder.glob(OF_A_RUN))[:MOST_RUNS]:
         try:
-            pins.append(hashlib.sha256(public_key(read_private(path))).digest())
+            key = read_private(path) if path.is_file() else b""
         except (OSError, ValueError):
             continue
-    return pins
+        if is_key(key):
+            pins[hashlib.sha256(public_key(key)).digest()] = None
+    return list(pins)
 
 
 async def _chosen(runs: Sequence[Access]) -> Access:
@@ -64,7 +70,7 @@ async def _chosen(runs: Sequence[Access]) -> Access:
     if len(up) < 2:
         return (up or runs)[0]
     listed = "\n".join(f"  {number}. {_named(run)}" for number, run in enumerate(up, start=1))
-    if not sys.stdin.isatty():
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ValueError(
             f"{len(up)} runs are up:\n{listed}\nSay which: give its HOST:PORT, or call the command in that run's folder"
         )

@@ -118,7 +118,9 @@ class NodeRefused(Remark):
         return f"{self.node or 'a node'} was refused: {self.refusal}: {self.reason}"
 
 
-Preparing = Literal["loads the model", "reads data", "compiles", "times its device", "measures links"]
+Preparing = Literal[
+    "loads the model", "reads data", "compiles", "times its device", "waits for a second opinion", "measures links"
+]
 IN_PERCENT = ("reads data",)
 """What is counted in parts that mean nothing to people."""
 

@@ -74,11 +74,11 @@ class Announcer:
         """Keeps the network informed, until it is cancelled."""
         told, problem = False, ""
         while True:
-            now = self.announcement()
-            if now is None:
-                await asyncio.sleep(self.look_seconds)
-                continue
+            now = None
             try:
+                if (now := self.announcement()) is None:
+                    await asyncio.sleep(self.look_seconds)
+                    continue
                 await self._tell(now, quiet=told)
                 told, problem = True, ""
             except Exception as failed:  # the library lets through whatever sockets raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +16,7 @@ import grpc
 import grpc.aio
 
 from dtfm.coordinator.core.copies.checkpoints import most_bytes
+from dtfm.coordinator.core.members.invitations import look
 from dtfm.coordinator.core.refusal import Refused
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Granted, Request
@@ -58,6 +60,8 @@ class Joins:
     async def Enrol(self, request: wire.EnrolRequest, context: Context) -> Granted:
         await self._gate.check_enrolment(context, request)
         try:
+            if request.dry:  # the connection stays a stranger's
+                return look(self._server.state, request, time.time())
             reply = _named(await self._server.ask(request), self._server.state)
             self._gate.let_in(context, base64.b64encode(request.public_key).decode())
             return reply

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dtfm.node.command.options import log_to_stderr, mistakes
-from dtfm.node.data.allowed import read_allowed
+from dtfm.node.data.allowed import read_allowed, said
 from dtfm.node.host.identity import take_name
 from dtfm.node.network.place_on_the_net import NoWayThere, place_on_the_net, resolved, usual_listen
 from dtfm.protos.connection import read_address
@@ -37,16 +37,20 @@ def doctor(
     allow_data: Annotated[list[str] | None, typer.Option(help="As for join, which remembers it.")] = None,
     allow_module: Annotated[list[str] | None, typer.Option(help="As for join, which remembers it.")] = None,
     id: Annotated[str, typer.Option(help="The name under which the node would join.")] = "",
+    data: Annotated[
+        bool, typer.Option(help="Read the run's data and model, as join does. That may take as long as there.")
+    ] = True,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for scripts.")] = False,
 ) -> None:
-    """Joins a run without joining it: says what would stop this machine, or slow it down, and how to fix it.
+    """Tries to join a run, and leaves again: says what would stop this machine, or slow it down, and how to fix it.
 
-    It asks the coordinator whether this machine would be let in, reads the run's data and model as `join` does, and has the
-    coordinator compare them. Nobody is enrolled, and the text that it reads need not be read again by `join`.
+    It asks the coordinator whether this machine would be let in, reads the run's data and model as `join` does, and compares
+    them with the others'. Nobody is enrolled. `join` need not read the same text again.
 
     Exit codes: 0 nothing needs fixing, 1 something does, 2 bad input.
     """
     from dtfm.node.doctor.doctor import Place, examine
+    from dtfm.node.doctor.wish import Wish
 
     with mistakes():
         is_known = bool(coordinator) or any(access.enrolled for access in kept([Role.NODE, Role.OPERATOR]))
@@ -66,8 +70,14 @@ def doctor(
             behind_nat=behind_nat,
         )
         log_to_stderr(False, False)
-        allowed = read_allowed(allow_data) if allow_data else None
-        found = asyncio.run(examine(entry, place, allowed, tuple(allow_module) if allow_module else None))
+        places, modules = said(allow_data), said(allow_module)
+        wish = Wish(
+            device,
+            None if places is None else read_allowed(places),
+            None if modules is None else tuple(modules),
+            reads=data,
+        )
+        found = asyncio.run(examine(entry, place, wish))
     for finding in found:
         if json_lines:
             print(json.dumps(asdict(finding)))

@@ -18,7 +18,7 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from dtfm.node.command.options import InvitationArgument, Json, Verbose, log_to_stderr, look, mistakes
 from dtfm.node.command.taking_part import invitation_needed, place_of, take_part
-from dtfm.node.data.allowed import read_allowed
+from dtfm.node.data.allowed import read_allowed, said
 from dtfm.node.data.problems import told_together
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.long_parts import long_part
@@ -107,7 +107,7 @@ def join(
         list[str] | None,
         _allowed(
             help="Let the run name code in this installed package.module (may be given several times; remembered "
-            "for this run)."
+            "for this coordinator; none takes it back)."
         ),
     ] = None,
     allow_data: Annotated[
@@ -115,8 +115,8 @@ def join(
         _allowed(
             help="Let the run name this local file or folder, or what matches, like '/data/*.txt', or a place that takes this "
             "machine's keys, like 's3://bucket/run', for its data, tokenizer, pretrained weights or checkpoints (may be given "
-            "several times). Remembered for this run until it is given again. Not needed for names on the hub, nor by the user "
-            "who runs the coordinator."
+            "several times). Remembered for this coordinator until it is given again; none takes it back. Not needed for names "
+            "on the hub, nor by the user who runs the coordinator."
         ),
     ] = None,
     trace: Annotated[
@@ -156,8 +156,8 @@ def join(
             relay=Hello.ALSO if relay else Hello.NO,
             give_up_after=give_up_after,
             open_port=open_port and behind_nat,
-            allowed_modules=tuple(allow_module) if allow_module else None,
-            allowed_data=read_allowed(allow_data) if allow_data else None,
+            allowed_modules=None if (modules := said(allow_module)) is None else tuple(modules),
+            allowed_data=None if (places := said(allow_data)) is None else read_allowed(places),
             leave_on_preemption=preemption is Preemption.AUTO,
             snapshots=(snapshots or cache_folder() / "snapshots").absolute(),
         )
@@ -173,7 +173,7 @@ def join(
             (
                 partial(devices_named, device),
                 partial(_read_size, memory),
-                partial(read_allowed, allow_data or ()),
+                partial(read_allowed, said(allow_data) or ()),
                 lambda: listen and read_address(listen),
                 *(partial(resolved, each) for each in advertise or ()),
                 lambda: invitation and Entry(invitation, [Role.NODE], id),

@@ -18,6 +18,7 @@ from dtfm.protos.plan_pb2 import Run
 
 ALLOW = "--allow-data"
 ALLOW_MODULE = "--allow-module"
+NOTHING = "none"
 EVERYTHING = ("/", "*:")
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -45,6 +46,11 @@ def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
         raise ValueError(f"{ALLOW} {problem}") from None
 
 
+def said(options: Sequence[str] | None) -> Sequence[str] | None:
+    """What the operator has said by ALLOW or ALLOW_MODULE: None is nothing, and NOTHING takes back what was said before."""
+    return () if options and list(options) == [NOTHING] else options or None
+
+
 def check_places(run: Run, allowed: Sequence[str]) -> None:
     """Raises ValueError unless all files of this machine that the run may read or write, and URLs that it would reach with this
     machine's credentials, are ``allowed`` (see `read_allowed`), or in a folder that is."""
@@ -63,7 +69,7 @@ def _check(key: str, path: str, allowed: Sequence[str]) -> None:
         start = expanded(path)
     except ValueError as problem:
         raise ValueError(f"{key} {problem}") from None
-    pattern = key == "data.source" and _MAGIC.search(path) is not None and not start.exists()
+    pattern = key == "data.source" and _MAGIC.search(path) is not None and not os.path.exists(start)
     named = path if is_guarded_url(path) else _resolved(path) if pattern else os.path.realpath(start)
     if ".." in Path(named).parts or not _is_allowed(named, allowed):
         raise ValueError(
@@ -80,7 +86,7 @@ def glob_of(path: Path) -> str:
     """What `glob` takes for ``path``, which may be a pattern. Brackets in the names of existing folders and files are
     no wildcards."""
     start = 0
-    while start < len(path.parts) and Path(*path.parts[: start + 1]).exists():
+    while start < len(path.parts) and os.path.exists(Path(*path.parts[: start + 1])):
         start += 1
     return str(Path(glob.escape(str(Path(*path.parts[:start]))), *path.parts[start:]))
 

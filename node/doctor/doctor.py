@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dtfm.node.doctor import findings
 from dtfm.node.doctor.findings import Finding
+from dtfm.node.doctor.wish import Wish
 from dtfm.node.host.disk_speed import measure_disk
 from dtfm.node.host.driver import has_nvidia_gpu, judge, nvidia_driver
 from dtfm.node.host.packages import EXTRA, missing_packages
@@ -20,7 +21,7 @@ from dtfm.node.network.addresses import candidates, host_of
 from dtfm.node.network.home_router import HomeRouter
 from dtfm.protos.connection import read_address
 from dtfm.protos.identity.enrolment import Entry, NotAdmitted
-from dtfm.protos.identity.private_files import NAME_A_FOLDER, state_folder
+from dtfm.protos.identity.private_files import NAME_A_STATE_FOLDER, state_folder
 from dtfm.protos.open_files import raise_limit
 
 ANSWER_SECONDS = 5.0
@@ -41,14 +42,9 @@ class Place:
     behind_nat: bool = False
 
 
-async def examine(
-    coordinator: Entry | None,
-    place: Place,
-    places: tuple[str, ...] | None = None,
-    modules: tuple[str, ...] | None = None,
-) -> list[Finding]:
-    """All findings, the first to fix first. Without ``coordinator`` none is asked. No invitation is used up.
-    ``places``, ``modules``: see dry_join.Wish."""
+async def examine(coordinator: Entry | None, place: Place, wish: Wish | None = None) -> list[Finding]:
+    """All findings, in the order in which to fix them. Without ``coordinator`` none is asked. No invitation is used up. ``wish``:
+    how a node would join; None: as before."""
     missing = missing_packages()
     versions = {}
     for name in EXTRA:
@@ -62,9 +58,9 @@ async def examine(
     if coordinator is not None:
         found.append(await look_at_coordinator(coordinator))
         if found[-1].good and not missing:
-            from dtfm.node.doctor.dry_join import Wish, dry_join
+            from dtfm.node.doctor.dry_join import dry_join
 
-            found += await dry_join(coordinator, Wish(place.device, places, modules))
+            found += await dry_join(coordinator, wish or Wish(place.device))
     return [*found, *await look_at_port(place), *look_at_tcp()]
 
 
@@ -95,7 +91,7 @@ def look_at_state_folder() -> Finding:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        return Finding("state", False, f"{folder} cannot be written: {error.strerror}", NAME_A_FOLDER)
+        return Finding("state", False, f"{folder} cannot be written: {error.strerror}", NAME_A_STATE_FOLDER)
     return Finding("state", True, f"this node's key and name are kept in {folder}")
 
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 
 from dtfm.node.data.allowed import EVERYTHING, Allowed
+from dtfm.node.data.problems import sentence_of
 from dtfm.node.doctor.findings import Finding
+from dtfm.node.doctor.wish import Wish
 from dtfm.node.host.device import open_device
 from dtfm.node.host.long_parts import long_part
 from dtfm.protos.connection import read_address
-from dtfm.protos.control_pb2 import EnrolReply
+from dtfm.protos.control_pb2 import EnrolReply, Prepared
 from dtfm.protos.identity.access import Role, kept, runs_it
 from dtfm.protos.identity.enrolment import Entry, NotAdmitted
 from dtfm.protos.identity.private_files import cache_folder
@@ -24,15 +25,6 @@ ANSWER_SECONDS = 20.0
 """Most seconds to wait for the coordinator's answer."""
 FAR_SECONDS = 0.3
 """A round trip to the coordinator that is worth a warning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """How a node would join: its ``device``, and the places and modules that its operator allows. None: as before."""
-
-    device: str
-    places: tuple[str, ...] | None = None
-    modules: tuple[str, ...] | None = None
 
 
 async def dry_join(entry: Entry, wish: Wish) -> list[Finding]:
@@ -46,14 +38,18 @@ async def dry_join(entry: Entry, wish: Wish) -> list[Finding]:
     except ConnectionError as error:
         return [Finding("admission", False, f"the coordinator broke off: {error}", "try again")]
     found = [Finding("admission", True, f"run {reply.run!r} would let this machine in"), await look_at_line(entry)]
-    return [*found, *await _look_at_run(entry, reply, await asyncio.to_thread(_allowed, entry, wish), wish.device)]
+    return [*found, *await _look_at_run(entry, reply, wish)]
 
 
 async def look_at_line(entry: Entry) -> Finding:
     """How far the coordinator is. How fast lines to other nodes are, a node measures once it joins."""
-    address, _, _ = await entry.answering(ANSWER_SECONDS)
-    began = time.monotonic()
-    _, writer = await asyncio.open_connection(*read_address(address))
+    try:
+        address, _, _ = await entry.answering(ANSWER_SECONDS)
+        began = time.monotonic()
+        async with asyncio.timeout(ANSWER_SECONDS):
+            _, writer = await asyncio.open_connection(*read_address(address))
+    except (OSError, NotAdmitted) as error:  # TimeoutError and ConnectionError are OSErrors
+        return Finding("line", None, f"the coordinator broke off: {sentence_of(error)}", "try again")
     took = time.monotonic() - began
     writer.transport.abort()
     sentence = f"a round trip to the coordinator takes {1000 * took:.0f} ms; lines to other nodes are measured by join"
@@ -66,47 +62,58 @@ def _allowed(entry: Entry, wish: Wish) -> Allowed:
     """As in `join`: what the operator says now, or else said before. The user who runs the coordinator may use everything."""
     _, pin = entry.leads_to
     before = next(iter(kept([Role.NODE], pin)), None) if pin is not None else None
-    places, modules = wish.places, wish.modules
-    if before is not None:
-        places = before.allowed_data if places is None else places
-        modules = before.allowed_modules if modules is None else modules
-    if pin is not None and runs_it(pin):
-        places = EVERYTHING
-    return Allowed(places or (), modules or ())
+    places = wish.places if wish.places is not None or before is None else before.allowed_data
+    modules = wish.modules if wish.modules is not None or before is None else before.allowed_modules
+    return Allowed(EVERYTHING if pin is not None and runs_it(pin) else places or (), modules or ())
 
 
-async def _look_at_run(entry: Entry, reply: EnrolReply, allowed: Allowed, device: str) -> list[Finding]:
+async def _look_at_run(entry: Entry, reply: EnrolReply, wish: Wish) -> list[Finding]:
     from dtfm.node.data.dataset import Agreed
     from dtfm.node.training.preparation import check_run, description, read_run
 
-    run = reply.training
+    run, allowed = reply.training, await asyncio.to_thread(_allowed, entry, wish)
     try:
-        check_run(run, open_device(device), allowed)
+        check_run(run, open_device(wish.device), allowed)
     except ValueError as problem:
-        return [Finding("run", False, line, "as it says") for line in str(problem).split("\n")]
+        return [Finding("run", False, line, "the sentence says what to do") for line in str(problem).split("\n")]
     found = [Finding("run", True, _wants(run))]
     if run.model.pretrained.startswith(COORDINATORS_DISK):
         sentence = "the run begins with weights that are on the coordinator's disk, which members alone may read"
         return [*found, Finding("weights", None, sentence, "join reads them")]
-    agreed = Agreed(reply.data_fingerprint, reply.unigram_entropy) if reply.data_fingerprint else None
+    if not wish.reads:
+        return found
+    others, agreed = reply.prepared, None
+    if reply.data_confirmed:
+        agreed = Agreed(others.data_fingerprint, others.unigram_entropy)
     try:
         with long_part("reading the run's model and data"):
             tokens = cache_folder() / "tokens"
             model, data = await asyncio.to_thread(read_run, run, allowed, tokens, agreed, lambda what, done, of: None)
-            prepared = await asyncio.to_thread(description, run, model, data)
-    except ValueError as problem:
-        return [*found, Finding("data and weights", False, str(problem), "as it says")]
-    samples = f"{data.training_count:,} samples to train on; the model has {len(prepared.layers)} layers"
-    try:
-        await entry.look(ANSWER_SECONDS, prepared)
-    except NotAdmitted as refused:
-        return [*found, Finding("data and weights", False, f"join would be refused: {refused}", "as it says")]
-    except ConnectionError as error:
-        return [
-            *found,
-            Finding("data and weights", False, f"{samples}; the coordinator broke off: {error}", "try again"),
-        ]
-    return [*found, Finding("data and weights", True, f"as the run wants them: {samples}")]
+            mine = await asyncio.to_thread(description, run, model, data)
+    except (ValueError, OSError) as problem:
+        return [*found, Finding("data and weights", False, sentence_of(problem), "the sentence says what to do")]
+    has = f"{data.training_count:,} samples to train on; the model has {len(mine.layers)} layers"
+    if (differs := _difference(mine, others)) is not None:
+        return [*found, differs]
+    compared = "as the others have them" if others.data_fingerprint else "readable; nobody has prepared the run yet"
+    return [*found, Finding("data and weights", True, f"{compared}: {has}")]
+
+
+def _difference(mine: Prepared, others: Prepared) -> Finding | None:
+    """Why `join` would be refused; None: what this machine has read equals what the others have, as far as they have."""
+    if not others.data_fingerprint:
+        return None
+    for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
+        if getattr(mine, name) != getattr(others, name):
+            sentence = f"join would be refused: DATA_DIFFERS: this machine's data has another {name} than the others'"
+            fix = (
+                "give this machine the same files (for python-stdlib: the same Python; for the hub: the same revision)"
+            )
+            return Finding("data and weights", False, sentence, fix)
+    if mine.weights_fingerprint != others.weights_fingerprint:
+        sentence = "join would be refused: WORKLOAD_DIFFERS: the weights here are not those of the others"
+        return Finding("data and weights", False, sentence, "copy the folder here again, or name a revision")
+    return None
 
 
 def _wants(run: Run) -> str:

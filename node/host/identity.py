@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dtfm.file_lock import try_lock
 from dtfm.protos.identity.access import MOST_NAMES_OF_A_KEY
-from dtfm.protos.identity.private_files import NAME_A_FOLDER, state_folder
+from dtfm.protos.identity.private_files import NAME_A_STATE_FOLDER, state_folder
 
 MOST_HOST_CHARACTERS = 40
 
@@ -31,9 +31,9 @@ def take_name(slot: str = "") -> str:
             if try_lock(folder / "slots" / each) is not None:
                 return machine if each == "1" else f"{machine}-{each}"
     except OSError as error:
-        raise ValueError(f"nothing can be kept in {folder} ({error.strerror}); {NAME_A_FOLDER}") from None
+        raise ValueError(f"nothing can be kept in {folder} ({error.strerror}); {NAME_A_STATE_FOLDER}") from None
     except ValueError as problem:
-        raise ValueError(f"this node's name cannot be remembered ({problem}); {NAME_A_FOLDER}") from None
+        raise ValueError(f"this node's name cannot be remembered ({problem}); {NAME_A_STATE_FOLDER}") from None
     raise ValueError(
         f"{slot or 'each of the names for nodes on this machine'} is in use by another dtfm-node; end one, or give a name with "
         f"--id NAME"

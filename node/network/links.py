@@ -49,7 +49,7 @@ async def measure_links(
     peers: Sequence[Peer],
     dialler: Dialler,
     lease: float,
-    measured: Callable[[int], None] = lambda links: None,
+    measured: Callable[[int, int], None] = lambda done, of: None,
 ) -> LinkReport:
     """Measures the links node -> peer and peer -> node of each peer.
 
@@ -61,7 +61,8 @@ async def measure_links(
     node's line; never both with the same peer, where answers would wait behind the probe. Then several go at a time, with peers
     on other machines if there are any, to see what this machine's line carries. If those that go up share a line, the answers to
     what came down have waited behind them: so probes come down again, with nothing going up. The remaining time is divided among
-    the peers, with more for far ones. ``measured`` is told how many directions were measured alone.
+    the peers, with more for far ones. ``measured`` is told of how many of the peers that answer
+    both directions were measured alone.
     """
     done = count(1)
     probed = [_Probed(node, peer, dialler, lease) for peer in peers]
@@ -77,7 +78,7 @@ async def measure_links(
                     if not each.problem:
                         seconds = (until - time.perf_counter()) * each.window / needed
                         await direction(each).measure(max(min(lease / 2, seconds), LEAST_WINDOWS * each.window))
-                measured(next(done))
+                measured(next(done) // 2, len(reached))
                 needed -= each.window
 
         half = len(reached) // 2

@@ -15,7 +15,7 @@ from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.contribution_bound import ContributionBound
 from dtfm.node.training.generation import Generation, Inherited
-from dtfm.node.training.preparing import Preparing
+from dtfm.node.training.preparation_progress import PreparationProgress
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.sender import Sender
@@ -36,7 +36,7 @@ class Equipment:
     store: StateStore
     snapshots: Snapshots
     kept: Kept = field(default_factory=Kept)
-    preparing: Preparing = field(default_factory=Preparing)
+    progress: PreparationProgress = field(default_factory=PreparationProgress)
 
 
 def set_up(

@@ -38,7 +38,7 @@ from dtfm.protos.plan_pb2 import Run
 log = logging.getLogger(__name__)
 
 Does = Callable[[Doing, int, int], None]
-"""See Preparing.does."""
+"""See PreparationProgress.does."""
 
 OF_HOST = "dtfm.kernels.adamw"
 """The module that imports all kernels of the CPU."""
@@ -82,7 +82,7 @@ class Preparation:
             self._compiling = asyncio.run_coroutine_threadsafe(compile_kernels(device), self._loop)
             its = run.model.pretrained or run.model.module or run.model.family
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, its)
-            does = self._equipment.preparing.does
+            does = self._equipment.progress.does
             model, data = read_run(run, allowed, self._equipment.tokens, agreed, does)
             does(Doing.COMPILING)
             try:  # nothing is left to compile then that a plan may need; the device is timed after that, undisturbed
@@ -95,9 +95,10 @@ class Preparation:
         model.set_momentum(run.train.outer_momentum > 0)
         if timed_with != (run.train.compile, run.train.precision):
             model.compiles = run.train.compile and can_compile(device)
-            self._equipment.preparing.does(Doing.COMPILING if model.compiles else Doing.TIMING_DEVICE)
+            self._equipment.progress.does(Doing.COMPILING if model.compiles else Doing.TIMING_DEVICE)
             with long_part("compiling the layers and timing the device" if model.compiles else "timing the device"):
                 self.flops = layer_flops(model, run, device, self._equipment.hardware)
+            self._equipment.progress.does(Doing.NOTHING_TO_SAY)
         return before is None or before.precision != run.train.precision
 
     def message(self) -> Prepared:

@@ -10,10 +10,10 @@ import enum
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dtfm.protos.identity.private_files import read_private, state_folder, write_private
+from dtfm.protos.identity.private_files import NAME_A_STATE_FOLDER, read_private, state_folder, write_private
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a name looks like."""
@@ -67,7 +67,7 @@ def keep(access: Access) -> None:
         "allowed_data": access.allowed_data,
         "allowed_modules": access.allowed_modules,
     }
-    write_private(_file(access), json.dumps(fields, indent=1).encode())
+    write_private(_file(access), json.dumps(fields, indent=1).encode(), NAME_A_STATE_FOLDER)
 
 
 def other_key(access: Access) -> Access | None:
@@ -109,6 +109,14 @@ def kept(roles: Collection[Role], pin: bytes | None = None, name: str = "") -> l
         if access.role in roles and name in ("", access.name) and pin in (None, access.pin):
             found.append(access)
     return found
+
+
+def with_permissions(access: Access) -> Access:
+    """The ``access`` with what its operator lets the run name here. A name that is new on this machine may use what the newest
+    other one may. Raises ValueError as `kept` does."""
+    mine = kept([access.role], access.pin, access.name)
+    before = next(iter(mine or kept([Role.NODE], access.pin)), access)
+    return replace(access, allowed_data=before.allowed_data, allowed_modules=before.allowed_modules)
 
 
 def runs_it(pin: bytes) -> bool:

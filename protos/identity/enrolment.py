@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from dtfm.file_lock import locked
 from dtfm.protos import DEFAULT_ADDRESS, PROTOCOL_VERSION, services
 from dtfm.protos.connection import open_channel, read_address
-from dtfm.protos.control_pb2 import EnrolReply, EnrolRequest, InviteRequest, Prepared, RefusalReason
+from dtfm.protos.control_pb2 import EnrolReply, EnrolRequest, InviteRequest, RefusalReason
 from dtfm.protos.identity.access import MOST_RUN_CHARACTERS, Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.identity.credentials import (
     fetch_authority,
@@ -169,21 +169,21 @@ class Entry:
             return Opened(address, authority, self._used)
         raise self._needed(address)
 
-    async def look(self, timeout: float, prepared: Prepared | None = None) -> EnrolReply:
-        """Asks what `open` would be answered, and what the run trains. With ``prepared`` the coordinator also compares it with
-        what the others have. Nobody is enrolled, and no invitation is used up. Raises ConnectionError and NotAdmitted as
-        `open` does."""
+    async def look(self, timeout: float) -> EnrolReply:
+        """Asks what `open` would be answered, what the run trains, and what its members have prepared. Nobody is enrolled, and no
+        invitation is used up. Raises ConnectionError and NotAdmitted as `open` does."""
         address, authority, pin = await self.answering(timeout)
         invitation = self._place if isinstance(self._place, Invitation) else None
-        before = kept(self._roles, pin, self._name) or _enrolled([*self._roles, Role.OPERATOR], pin)
-        if not before and invitation is None:
-            raise self._needed(address)
-        access = before[0] if before else Access((address,), pin, self._name, self._roles[0], make_key())
-        roles = (*self._roles, Role.OPERATOR)  # who runs the coordinator lets own nodes in
+        if invitation is not None:
+            known = kept(self._roles, pin, self._name)
+        else:  # who runs the coordinator lets own nodes in
+            known = _enrolled(self._roles, pin, self._name) or _enrolled([*self._roles, Role.OPERATOR], pin)
+            if not known:
+                raise self._needed(address)
+        access = known[0] if known else Access((address,), pin, self._name, self._roles[0], make_key())
+        roles = (Role.OPERATOR,) if access.role is Role.OPERATOR else self._roles
         request = _enrol_request(access, invitation, roles)
         request.dry = True
-        if prepared is not None:
-            request.prepared.CopyFrom(prepared)
         reply: EnrolReply = await _call(Opened(address, authority, access), "Coordinator", "Enrol", request, timeout)
         return reply
 

@@ -11,7 +11,8 @@ from pathlib import Path
 MOST_BYTES = 1 << 16
 
 
-NAME_A_FOLDER = "name a folder that this user may write: XDG_STATE_HOME=DIR, or HOME=DIR"
+NAME_A_FOLDER = "name a folder that this user may write: {}=DIR, or HOME=DIR"
+NAME_A_STATE_FOLDER = NAME_A_FOLDER.format("XDG_STATE_HOME")
 """What to do where the state folder cannot be used."""
 
 
@@ -29,11 +30,14 @@ def _folder(variable: str, usual: str) -> Path:
     try:
         return Path(os.environ.get(variable) or Path.home() / usual) / "dtfm"
     except RuntimeError:  # as in a container that runs under a bare number
-        raise ValueError(f"user {os.getuid()} has no name and no home folder here; {NAME_A_FOLDER}") from None
+        raise ValueError(
+            f"user {os.getuid()} has no name and no home folder here; {NAME_A_FOLDER.format(variable)}"
+        ) from None
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Writes the file whole or not at all, with mode 0600; it is on disk when this returns. Raises ValueError."""
+def write_private(path: Path, content: bytes, fix: str = "make its folder writable") -> None:
+    """Writes the file whole or not at all, with mode 0600; it is on disk when this returns. Raises ValueError, which tells the
+    ``fix``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mkstemp's mode is 0600
@@ -49,7 +53,7 @@ def write_private(path: Path, content: bytes) -> None:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; {NAME_A_FOLDER}") from None
+        raise ValueError(f"cannot write {path}: {error.strerror}; {fix}") from None
 
 
 def _flush_folder(folder: Path) -> None:

@@ -31,7 +31,7 @@ def doctor(cluster: Cluster, invitation: str, *options: str, on: str = "lender",
 def test_a_dry_join_says_what_join_would_and_uses_no_invitation_up(tmp_path: Path) -> None:
     with Cluster(tmp_path, RUN) as cluster:
         invitation = invite(cluster, "--uses", "1")
-        refused = doctor(cluster, invitation, DTFM_ALLOW_DATA="/nowhere")
+        refused = doctor(cluster, invitation, DTFM_ALLOW_DATA="none")
         assert refused["code"] == 1
         assert f"--allow-data '{tmp_path / CORPUS}'" in refused["run"]["finding"]
 
@@ -39,7 +39,7 @@ def test_a_dry_join_says_what_join_would_and_uses_no_invitation_up(tmp_path: Pat
         assert sound["code"] == 0, sound
         assert sound["admission"]["finding"] == "run 'test' would let this machine in"
         assert "a round trip to the coordinator takes" in sound["line"]["finding"]
-        assert sound["data and weights"]["finding"].startswith("as the run wants them: ")
+        assert sound["data and weights"]["finding"].startswith("readable; nobody has prepared the run yet: ")
         assert not cluster.of("enrolled")[1:], "nobody but the operator"
 
         home = machine(cluster, "lender", invitation)

@@ -11,7 +11,6 @@ from dtfm.coordinator.core.refusal import Refused, name_some, require, shorten
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import check_name, check_version
-from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.access import MOST_INVITATIONS, Holder, Invited
 from dtfm.coordinator.log.ledger import Ledger
@@ -47,27 +46,30 @@ def invite(
 
 
 def enrol(transition: Transition, request: wire.EnrolRequest, at: float) -> wire.EnrolReply:
-    """Binds the key to the name; a dry request binds nothing. Raises Refused."""
+    """Binds the key to the name. Raises Refused."""
     holder = check_enrolment(transition.state.ledger, request, at)
-    if request.dry:
-        return _what_would_come(transition.state, request, holder)
     if transition.state.ledger.access.names.get(request.name) != holder:
         transition.emit(ev.Enrolled(request.name, holder.role, holder.key, holder.invitation, holder.believed))
     return wire.EnrolReply(role=holder.role)
 
 
-def _what_would_come(state: State, request: wire.EnrolRequest, holder: Holder) -> wire.EnrolReply:
-    """The answer to a dry request: what the run trains. Raises Refused if the run would refuse what the node has prepared."""
-    ledger = state.ledger
-    if request.HasField("prepared"):
-        described = check_prepared(request.prepared, state.run)
-        check_pins(described, state.run.trust)
-        if ledger.described is not None and state.run.train.precision != "auto":  # else others may prepare otherwise
-            check_agrees(described, ledger.described)
-    reply = wire.EnrolReply(role=holder.role, training=state.message)
-    if ledger.described is not None and ledger.data_confirmed:
-        reply.data_fingerprint = bytes.fromhex(ledger.described.data_fingerprint)
-        reply.unigram_entropy = ledger.described.unigram_entropy
+def look(state: State, request: wire.EnrolRequest, at: float) -> wire.EnrolReply:
+    """The answer to a dry request: what enrolling would be answered, what the run trains, and what its members have. Nothing
+    changes, and nothing that takes long is computed: strangers may ask. Raises Refused."""
+    holder, ledger = check_enrolment(state.ledger, request, at), state.ledger
+    reply = wire.EnrolReply(role=holder.role, run=state.run.name, training=state.message)
+    if (described := ledger.described) is not None:
+        reply.data_confirmed = ledger.data_confirmed
+        reply.prepared.CopyFrom(
+            wire.Prepared(
+                data_fingerprint=bytes.fromhex(described.data_fingerprint),
+                weights_fingerprint=bytes.fromhex(described.weights_fingerprint),
+                training_samples=described.training_samples,
+                evaluation_samples=described.evaluation_samples,
+                tokens_per_sample=described.tokens_per_sample,
+                unigram_entropy=described.unigram_entropy,
+            )
+        )
     return reply
 
 

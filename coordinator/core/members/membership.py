@@ -130,7 +130,7 @@ def _prepares(transition: Transition, session: Session, beat: wire.Heartbeat) ->
     if session.admission not in (Admission.JOINED, Admission.PROBING) or beat.preparing not in PREPARING:
         return
     tenths = min(beat.done, beat.of) * 10 // beat.of if beat.of else 0
-    if (beat.preparing, tenths) <= session.prepares:
+    if session.prepared is not None or (beat.preparing, tenths) <= session.prepares:
         return
     transition.set_session(replace(session, prepares=(beat.preparing, tenths)))
     of = min(beat.of, MOST_COUNTED)
@@ -158,7 +158,8 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
     if state.ledger.described is not None or _is_believed(state):
         _go_on(transition, session, message, described)
         return
-    transition.set_session(replace(session, prepared=message))
+    transition.set_session(replace(session, prepared=message, prepares=(0, -1)))
+    transition.emit(ev.NodePrepares(session.node, "waits for a second opinion"))
     second = next((s for s in _waiting(transition.state) if _agree(transition.state, s, session, described)), None)
     if second is None:
         return

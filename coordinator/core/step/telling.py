@@ -46,7 +46,7 @@ def awaited(state: State) -> str:
 
 
 def _preparing(state: State) -> str:
-    """What the first of those do that are not ready; nothing of a crowd, in which each would be told of each."""
+    """What the nodes that are not ready do; empty if these are many, as each would be told of each."""
     doing = {name: member.preparing for name, member in state.ledger.members.items() if member.preparing}
     told = ", ".join(f"{name} {does}" for name, does in sorted(doing.items()))
     return told if len(doing) <= MOST_NAMED else ""
@@ -63,7 +63,8 @@ def tell_changes(transition: Transition) -> None:
     if state.stopped:
         return
     sessions, training = state.members.sessions, state.ledger.training
-    stays = state.phase is before.phase and state.planner is before.planner
+    members_stay = state.ledger.members is before.ledger.members
+    stays = state.phase is before.phase and state.planner is before.planner and members_stay
     if (not stays and awaited(state) != awaited(before)) or state.run is not before.run:
         tell(transition, sessions)
     elif training.step != before.ledger.training.step:

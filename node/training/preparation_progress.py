@@ -8,7 +8,7 @@ WHOLE = 1000
 """The number of parts of a task that has no parts of its own."""
 
 
-class Preparing:
+class PreparationProgress:
     """For any thread. The heartbeat has the newest task."""
 
     def __init__(self) -> None:
