@@ -22,6 +22,8 @@ from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
 from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.store.store import Store
+from dtfm.coordinator.track.tracker import check_tracker, tracked
+from dtfm.coordinator.track.tracking import tracking
 from dtfm.coordinator.web.app import make_app, make_metrics_app
 from dtfm.coordinator.web.serving import bind, bind_page, link_to, page_served, url_elsewhere
 from dtfm.protos import DEFAULT_ADDRESS
@@ -118,6 +120,13 @@ async def _serve(
         if isinstance(events[0], RunStarted):
             raise
         print(f"{problem} The run goes on, and tries again when a checkpoint is due.", file=sys.stderr)
+    trackers = run.track.destinations if run is not None else []
+    for destination in trackers:
+        try:
+            check_tracker(destination)
+        except ValueError as problem:
+            if isinstance(events[0], RunStarted):
+                raise ValueError(f"track.to: {problem}") from None
     known = state.ledger.listens
     host, port = read_address(options.listen or (known.address if known else DEFAULT_ADDRESS))
     advertised = options.advertised or list(known.advertised if known else ())
@@ -164,6 +173,7 @@ async def _serve(
         elif page is not None:
             print(f"To see it: {server.page} (to direct it there: dtfm-coordinator invite --role operator)", flush=True)
     telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.log.on_event)
+    keeping = tracking(trackers, tracked(server.ledger), store, server.log.on_event)
     by_link, secure = bool(elsewhere), elsewhere.startswith("https:")
 
     def why_not_well() -> str:
@@ -174,7 +184,7 @@ async def _serve(
     )
     page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)
     metrics_up = page_served(metrics, make_metrics_app(server.follower, why_not_well), from_anywhere=True)
-    async with telling, page_up, metrics_up:
+    async with telling, keeping, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step
