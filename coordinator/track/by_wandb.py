@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from dtfm.coordinator.track.wandb_file import last_point
 from dtfm.coordinator.view.curves import Reading
 
 SETTLE_SECONDS = 5.0
+"""The longest wait for the end of a file that the library's process writes."""
+LEAVE_SECONDS = 1.0
 _KEY = (
     "set WANDB_API_KEY to the one at https://wandb.ai/authorize, or set WANDB_MODE=offline to keep the curves in wandb/ on this "
     "disk, for `wandb sync`"
@@ -92,6 +95,14 @@ class Writer:
         file, until = Path(self._run.settings.sync_file), time.monotonic() + SETTLE_SECONDS
         while _is_offline() and last_point(file) < self._written and time.monotonic() < until:
             time.sleep(SETTLE_SECONDS / 100)
+
+
+def leave() -> None:
+    """Lets the library's own process go on by itself. Otherwise the end of this process waits for it, and it may try for very long
+    to reach a server."""
+    leaving = threading.Thread(target=wandb.teardown, daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_SECONDS)
 
 
 def _is_offline() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -71,6 +71,12 @@ def open_tracker(destination: Destination, run: TrackedRun) -> Tracker:
     return tracker
 
 
+def leave(destination: Destination) -> None:
+    """This process ends although the tracker is not done: its library shall not hold up the end."""
+    with suppress(TrackerError):  # without a library there is nothing to leave
+        getattr(_library_of(destination), "leave", lambda: None)()
+
+
 def put(tracker: Tracker, so_far: SoFar, record: Record) -> None:
     """Writes what the record says of the curves, unless the tracker has it. ``so_far`` has the record already."""
     if record.sequence <= tracker.has:
@@ -93,7 +99,8 @@ def explained(destination: Destination) -> Iterator[None]:
 def why(error: Exception) -> str:
     """One line for people."""
     first = next(iter(str(error).splitlines()), "")
-    return for_anybody(first if isinstance(error, TrackerError) else f"{type(error).__name__}: {first}")
+    kind = type(error).__name__
+    return for_anybody(first if isinstance(error, TrackerError) else f"{kind}: {first}" if first else kind)
 
 
 def _library_of(destination: Destination) -> Any:

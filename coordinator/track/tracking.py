@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 
 from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.store.store import Store
-from dtfm.coordinator.track.tracker import TrackedRun, Tracker, open_tracker, put, why
+from dtfm.coordinator.track.tracker import TrackedRun, Tracker, leave, open_tracker, put, why
 from dtfm.coordinator.view import story_snapshot
 from dtfm.protos.run_file.trackers import Destination
 
@@ -61,7 +61,7 @@ class Feed:
         self._destination, self._run, self._store, self._clock = destination, run, store, clock
         self._news, self._ending = threading.Event(), threading.Event()
         self._said: float | None = None  # when a failure that lasts was said last
-        self._has_all = False
+        self._has_all = self._is_given_up = False
         self._thread = threading.Thread(target=self._feed, name=destination.kind, daemon=True)
         self._thread.start()
 
@@ -77,16 +77,18 @@ class Feed:
     def join(self, seconds: float) -> None:
         """Waits until the tracker has all, for at most so many seconds."""
         self._thread.join(seconds)
+        self._is_given_up = True  # nothing is opened any more while the process ends
         if not self._has_all:
             log.warning(
                 "%s does not have the end of the curves yet; to write what is missing: dtfm-coordinator events --to %s",
                 self._destination,
                 self._destination,
             )
+            leave(self._destination)
 
     def _feed(self) -> None:
         pause, is_last = FIRST_RETRY, False
-        while not (self._has_all or is_last):
+        while not (self._has_all or is_last or self._is_given_up):
             is_last = self._ending.is_set()
             tracker = None
             try:
@@ -126,7 +128,7 @@ class Feed:
 
     def _failed(self, error: Exception) -> None:
         now = self._clock()
-        if self._said is not None and now - self._said < SAID_AGAIN:
+        if self._is_given_up or (self._said is not None and now - self._said < SAID_AGAIN):
             return
         self._said = now
         log.warning(
