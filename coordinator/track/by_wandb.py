@@ -98,8 +98,8 @@ class Writer:
 
 
 def leave() -> None:
-    """Lets the library's own process go on by itself. Otherwise the end of this process waits for it, and it may try for very long
-    to reach a server."""
+    """Lets the library's own process go on by itself. Otherwise the end of this process waits for it, and it may try for long to
+    reach a server."""
     leaving = threading.Thread(target=wandb.teardown, daemon=True)
     leaving.start()
     leaving.join(LEAVE_SECONDS)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 
@@ -41,6 +42,17 @@ def serve(folder: Path, **environment: str) -> Iterator[Popen[str]]:
         finally:
             if process.poll() is None:
                 process.kill()
+            for left in librarys_processes(process.pid):
+                os.kill(left, signal.SIGKILL)
+
+
+def librarys_processes(pid: int) -> Iterator[int]:
+    """What the wandb library has started for the process with this id."""
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = each.read_bytes().split(b"\0")
+            if b"wandb-core" in words[0] and str(pid).encode() in words:
+                yield int(each.parent.name)
 
 
 def said(process: Popen[str], text: str) -> str:

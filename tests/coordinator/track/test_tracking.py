@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from dtfm.coordinator.command.client import records
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.track import tracking as service
 from dtfm.coordinator.track.tracker import tracked
 from dtfm.coordinator.track.tracking import tracking
+from dtfm.coordinator.track.writing import write_curves
 from dtfm.coordinator.view.curves import Reading
 from dtfm.protos.run_file.errors import RunFileError
 from dtfm.protos.run_file.run_file import parse_run
@@ -96,6 +98,17 @@ async def test_tensorboard_gets_a_run_as_it_goes_on_and_what_it_has_missed(tmp_p
     }
     assert [step for step, _ in shown["loss"]] == list(range(1, 13))
     assert [step for step, _ in shown["held_out_loss"]] == [4, 8, 12]
+
+
+async def test_curves_are_read_from_a_running_coordinator_too(tmp_path: Path) -> None:
+    place = Destination("tensorboard", str(tmp_path / "curves"))
+    async with serving(tmp_path, run_in(tmp_path, train={"steps": 5}), stays=True) as served:
+        async with served.node("a"), served.node("b"):
+            await served.until(lambda: served.ledger.outcome is not None)
+        (written,) = await write_curves([place], records(served.address, follow=False), as_they_come=False)
+        page, shown = curves_of(served.store.read()), in_tensorboard(tmp_path / "curves")
+    assert (written.steps, written.evaluations) == (5, len(page["held_out_loss"]))
+    assert {name: len(points) for name, points in shown.items()} == {name: len(each) for name, each in page.items()}
 
 
 async def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_its_end(
