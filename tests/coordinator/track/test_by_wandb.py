@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from dtfm.protos.run_file.trackers import Destination
 from tests.coordinator.serving import run_in, serving
 from tests.coordinator.track.curves import Curves, curves_of
 
-PRINTED, DEMO = "dtfm1.an-invitation", "demo"
+DEMO = "demo"
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +62,12 @@ async def test_points_are_those_of_the_page_each_once_and_tell_of_no_place(offli
 
         async with served.node("a-node"), served.node("b-node"):
             async with kept():
-                print(PRINTED)
                 await served.until(lambda: served.ledger.training.step >= 3)
             await served.until(lambda: served.ledger.outcome is not None)
         async with kept():
             pass
         page = curves_of(served.store.read())
-    check(offline, page, (PRINTED, str(tmp_path), "127.0.0.1", "a-node", os.getcwd()))
+    check(offline, page, (str(tmp_path), "127.0.0.1", "a-node", os.getcwd()))
 
 
 def check(kept: Path, page: Curves, hidden: tuple[str, ...]) -> None:
@@ -104,6 +104,19 @@ def test_without_a_key_it_works_only_offline(
     assert problem in str(refused.value)
     assert str(refused.value).count("\n") == 0
     assert "too short" not in str(refused.value)
+
+
+def test_what_the_coordinator_prints_is_not_kept(offline: Path) -> None:
+    writer = by_wandb.Writer("p", TrackedRun("x", "abcdef0123456789", {}))
+    for number in range(1, 5):
+        print(f"dtfm1.an-invitation {number}")
+        print(f"dtfm1.an-invitation {number}", file=sys.stderr)
+        writer.write(number, replace(Reading(number, 0.0), loss=1.0))
+    writer.close()
+    wandb.teardown()
+    files = [each for each in offline.rglob("*") if each.is_file()]
+    assert len(files) > 1
+    assert [each for each in files if b"dtfm1.an-invitation" in each.read_bytes()] == []
 
 
 def test_a_file_that_was_cut_off_is_read_up_to_there(offline: Path) -> None:
