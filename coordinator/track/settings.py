@@ -1,4 +1,4 @@
-"""What of a run file its trackers show: how the run learns, and nothing of where anything is."""
+"""The part of a run file that trackers show: how the run learns. Places are left out."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Feed:
         self._is_given_up = True  # nothing is opened any more while the process ends
         if not self._has_all:
             log.warning(
-                "%s does not have the end of the curves yet; to write what is missing: dtfm-coordinator events --to %s",
+                "%s does not have the end of the curves yet; to write the missing points: dtfm-coordinator events --to %s",
                 self._destination,
                 self._destination,
             )
@@ -132,7 +132,7 @@ class Feed:
             return
         self._said = now
         log.warning(
-            "%s gets no curves: %s. The run goes on, and what is missing is written once this works",
+            "%s gets no curves: %s. The run goes on, and the missing points are written once this works",
             self._destination,
             why(error),
         )

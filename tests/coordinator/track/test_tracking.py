@@ -148,8 +148,8 @@ async def test_a_tracker_that_fails_says_so_once_and_then_gets_what_it_has_misse
         assert fake.steps == [step for step, _ in curves_of(served.store.read())["loss"]]
     told = [each.getMessage() for each in caplog.records if each.name == service.__name__]
     assert told[:1] == [
-        "wandb:fake gets no curves: OSError: (address hidden) is away. The run goes on, and what is missing is written once this "
-        "works"
+        "wandb:fake gets no curves: OSError: (address hidden) is away. The run goes on, and the missing points are written "
+        "once this works"
     ]
     assert told[1:] == ["wandb:fake has all of the curves again"]
 
