@@ -38,12 +38,24 @@ def events(
         bool, typer.Option("--follow", "-f", help="Print new events too, until the run is over.")
     ] = False,
     after: Annotated[int, typer.Option(min=0, help="Print only events after this sequence number.")] = 0,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER",
+            help="Print nothing, and write the curves to tensorboard:DIR, wandb:PROJECT or trackio:PROJECT (may be given several "
+            "times). What is there already is not written again.",
+        ),
+    ] = None,
 ) -> None:
     """Prints the event log: everything that happened in the run, in order.
 
     With --follow, it goes on as things happen.
     """
-    asyncio.run(_events(where, store, after, follow, json_lines))
+    if to and after:
+        raise ValueError("--after says which events are printed, and --to prints none; leave one of them out")
+    asyncio.run(
+        _track(where, store, to, follow, json_lines) if to else _events(where, store, after, follow, json_lines)
+    )
 
 
 def watch(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
@@ -90,6 +102,22 @@ async def _run(where: str, store: str) -> SoFar:
 async def _events(where: str, store: str, after: int, follow: bool, json_lines: bool) -> None:
     async for record in log_of(where, store, after=after, follow=follow):
         print_record(record, json_lines=json_lines)
+
+
+async def _track(where: str, store: str, to: list[str], follow: bool, json_lines: bool) -> None:
+    from dtfm.coordinator.track.writing import write_curves
+    from dtfm.protos.run_file.trackers import read_destination
+
+    try:
+        destinations = list(dict.fromkeys(map(read_destination, to)))
+    except ValueError as problem:
+        raise ValueError(f"--to {problem}") from None
+    for written in await write_curves(
+        destinations, log_of(where, store, follow=follow), as_they_come=follow and not store
+    ):
+        told = {"tracker": str(written.destination), "steps": written.steps, "evaluations": written.evaluations}
+        line = f"{written.destination}: {written.steps:,} more steps and {written.evaluations:,} more evaluations"
+        print(json.dumps(told) if json_lines else line, flush=True)
 
 
 def _member_line(document: dict[str, Any]) -> str:

@@ -24,6 +24,8 @@ from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
 from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.store.store import Store
+from dtfm.coordinator.track.tracker import check_tracker, tracked
+from dtfm.coordinator.track.tracking import tracking
 from dtfm.coordinator.web.app import make_app, make_metrics_app
 from dtfm.coordinator.web.serving import bind, bind_page, link_to, page_served, url_elsewhere
 from dtfm.protos import DEFAULT_ADDRESS
@@ -123,6 +125,13 @@ async def _serve(
         if isinstance(events[0], RunStarted):
             raise
         print(f"{problem} The run goes on, and tries again when a checkpoint is due.", file=sys.stderr)
+    trackers = run.track.destinations if run is not None else []
+    for destination in trackers:
+        try:
+            check_tracker(destination)
+        except ValueError as problem:
+            if isinstance(events[0], RunStarted):
+                raise ValueError(f"track.to: {problem}") from None
     known = state.ledger.listens
     host, port = read_address(options.listen or (known.address if known else DEFAULT_ADDRESS))
     advertised = options.advertised or list(known.advertised if known else ())
@@ -169,6 +178,7 @@ async def _serve(
         elif page is not None:
             print(f"To see it: {server.page} (to direct it there: dtfm-coordinator invite --role operator)", flush=True)
     telling = notifying(run.notify.url if run is not None else "", lambda: server.ledger, server.log.on_event)
+    keeping = tracking(trackers, tracked(server.ledger), store, server.log.on_event)
     by_link, secure = bool(elsewhere), elsewhere.startswith("https:")
 
     def why_not_well() -> str:
@@ -181,7 +191,7 @@ async def _serve(
     metrics_up = page_served(metrics, make_metrics_app(server.follower, why_not_well), from_anywhere=True)
     say = log.log if options.json_lines else _tell_plainly  # JSON lines on standard output are the run's events alone
     announced = announcing(lambda: server.ledger, server.pin, (host, port), options.announce, say)
-    async with telling, announced, page_up, metrics_up:
+    async with telling, keeping, announced, page_up, metrics_up:
         code = await serve_until_over(server, events, stays=options.stays)
     if code and server.ledger.outcome is None:
         minutes, step = state.run.cluster.wait_for_coordinator / 60, server.ledger.training.step

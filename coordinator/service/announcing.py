@@ -87,7 +87,10 @@ class Announcer:
                     self.say(
                         logging.WARNING, f"The local network does not hear of this run: {problem}. The run goes on."
                     )
-                await self._while_same(now, self.try_again_seconds)
+                if now is None:
+                    await asyncio.sleep(self.try_again_seconds)
+                else:
+                    await self._while_same(now, self.try_again_seconds)
 
     async def _tell(self, now: Announcement, *, quiet: bool) -> None:
         """Announces the run until something else is to be told."""

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR, COORDINATORS_DISK, PRETRAINED
 from dtfm.protos.run_file.errors import RunFileError, describe_errors
-from dtfm.protos.run_file.tables import Checkpoint, Cluster, Data, Model, Network, Notify, Table, Train, Trust
+from dtfm.protos.run_file.tables import Checkpoint, Cluster, Data, Model, Network, Notify, Table, Track, Train, Trust
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
@@ -44,6 +44,7 @@ class RunFile(Table):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     trust: Trust = Field(default_factory=Trust)
     notify: Notify = Field(default_factory=Notify, exclude=True, repr=False)
+    track: Track = Field(default_factory=Track, exclude=True)
 
     @field_validator("cluster")
     @classmethod

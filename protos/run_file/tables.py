@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from dtfm.installed import install_line
 from dtfm.protos.places import COORDINATOR, KNOWN, check_url, expanded
+from dtfm.protos.run_file.trackers import MOST_TRACKERS, Destination, read_destination
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64"]
 ExchangeCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "topk"]
@@ -549,3 +550,30 @@ class Notify(Table):
         if not re.fullmatch(r"(https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?)?", url):
             raise ValueError("must begin with https:// or http://, a host without a user name, and have no spaces")
         return url
+
+
+class Track(Table):
+    """Where the run's curves are kept besides: by TensorBoard, Weights & Biases or trackio. The log does not keep this table, and
+    nodes do not get it: `serve` reads it at each start."""
+
+    to: list[str] = Field(
+        default=[],
+        description='"tensorboard:DIR" writes into a folder of the coordinator\'s machine; "wandb:PROJECT" or '
+        '"wandb:ENTITY/PROJECT" to Weights & Biases; "trackio:PROJECT" into trackio\'s own folder on that machine, and '
+        f'"trackio:OWNER/SPACE" to a Space on the Hugging Face hub. At most {MOST_TRACKERS}. Each needs its library there, as in '
+        "dtfm[tensorboard].",
+    )
+
+    @field_validator("to")
+    @classmethod
+    def _all_known(cls, to: list[str]) -> list[str]:
+        if len(to) > MOST_TRACKERS:
+            raise ValueError(f"must be at most {MOST_TRACKERS}")
+        for text in to:
+            read_destination(text)
+        return to
+
+    @property
+    def destinations(self) -> list[Destination]:
+        """Each once."""
+        return list(dict.fromkeys(map(read_destination, self.to)))
