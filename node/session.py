@@ -202,6 +202,7 @@ class Session:
                     "The coordinator at %s does not answer (%s); trying again at least each %.0f s, giving up in %.0f s",
                     *(self._settings.coordinator, problem, LONGEST_PAUSE_SECONDS, left),
                 )
+            log.debug("trying again in %.1f s", wait)
             self._search.begin()
             await self._pause(wait)
 

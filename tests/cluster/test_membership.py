@@ -24,9 +24,10 @@ def test_a_node_without_a_coordinator_tries_again_with_short_pauses_at_first_and
     node = start(tmp_path, *join_command([f"127.0.0.1:{free_port()}"], "n"), "--give-up-after", "2")
     try:
         assert node.wait(60) == 1
-        pauses = [float(p) for p in re.findall(r"trying again in ([\d.]+) s, giving up in", node.errors)]
+        pauses = [float(p) for p in re.findall(r"trying again in ([\d.]+) s$", node.errors, re.MULTILINE)]
         assert len(pauses) >= 2
         assert max(pauses) <= 0.6
+        assert node.errors.count("does not answer") == 1, "it is said once a minute"
         assert "Gave up after 2 s" in node.errors
         assert "Is it running there, and is that port open?" in node.errors
     finally:

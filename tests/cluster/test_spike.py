@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.faults import HOLD, Phase, fail
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, run_file
@@ -11,6 +13,7 @@ from tests.cluster.test_life_cycle import command
 from tests.cluster.test_rollback import roll_back
 
 
+@pytest.mark.soak
 def test_a_rate_that_is_far_too_high_is_told_once_and_the_advice_helps(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[1, 1], steps=60, storage="coordinator:", checkpoint_every=10)
     holds = [fail("a").at(step=step, phase=Phase.FORWARD).by(HOLD) for step in (41, 52)]

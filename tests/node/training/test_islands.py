@@ -15,6 +15,7 @@ from dtfm.kernels.codec import KEPT, Codec
 from dtfm.node.data.dataset import load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model
+from dtfm.node.model.optimizer import Terms
 from dtfm.protos.plan_pb2 import CONSTANT, Run
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, joined
@@ -94,8 +95,8 @@ def test_each_step_and_each_exchange_is_that_of_one_process_with_as_many_copies(
 def test_an_exchange_after_each_step_of_plain_sgd_is_synchronous_sgd(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of the islands' changes, each with its share, is then the step of the whole batch."""
 
-    def sgd(_train: Run.Train, _step: int, rate: float, _norm: float, bucket: Bucket, gradients: torch.Tensor) -> None:
-        bucket.parameters.sub_(rate * gradients)
+    def sgd(_train: Run.Train, _step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
+        bucket.parameters.sub_(terms.learning_rate * gradients)
 
     monkeypatch.setattr("dtfm.node.training.generation.adamw", sgd)
     run.network.exchange, run.train.schedule = "off", CONSTANT
