@@ -26,6 +26,9 @@ apart."""
 UNAUDITED = "UNAUDITED"
 """StepAborted.problem when work of the step was being done again, and a node left, or withheld what it needed."""
 
+ROLLED_BACK = "ROLLED_BACK"
+"""StepAborted.problem when an operator went back to an earlier step."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
@@ -111,8 +114,8 @@ class GradientsClipped(Remark):
 
 @dataclass(frozen=True, slots=True)
 class StepAborted:
-    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED or UNAUDITED; ``node`` the node that
-    reported it, was lost, waited for, contradicted or could not be audited."""
+    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED, UNAUDITED or ROLLED_BACK; ``node``
+    the node that reported it, was lost, waited for, contradicted or could not be audited, or the operator who went back."""
 
     step: int
     generation: int
@@ -130,6 +133,8 @@ class StepAborted:
     def narrate(self) -> str:
         if self.problem == NODE_LEFT:
             return f"step {self.step} was aborted, as a node left: {self.reason}"
+        if self.problem == ROLLED_BACK:
+            return f"step {self.step} was aborted: {self.reason}"
         return f"step {self.step} was aborted: {self.problem} on {self.node}: {self.reason}"
 
 

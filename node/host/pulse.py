@@ -55,8 +55,9 @@ async def pulse(node: str, problem: Callable[[], str], line: Callable[[], str]) 
     finally:
         beating.cancel()
         await asyncio.wait([beating])
-        with suppress(OSError):
-            file.unlink(missing_ok=True)
+        if any(sign.pid == os.getpid() for sign in pulses(node)):  # else another run's node has taken the name here
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
 
 async def _beat(file: Path, node: str, problem: Callable[[], str], line: Callable[[], str]) -> None:
@@ -85,9 +86,10 @@ def pulses(node: str = "") -> Iterator[Pulse]:
 
 
 def forget_the_dead() -> None:
-    """Deletes the signs of nodes whose processes are gone."""
+    """Deletes the signs of nodes whose processes are gone. One with this process's number is of an earlier process: in containers
+    numbers repeat."""
     for each in pulses():
-        if not is_alive(each.pid):
+        if each.pid == os.getpid() or not is_alive(each.pid):
             with suppress(OSError):
                 (pulse_folder() / f"{each.node}.json").unlink(missing_ok=True)
 

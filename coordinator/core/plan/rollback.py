@@ -12,6 +12,9 @@ from dtfm.coordinator.core.plan.going_back import go_back
 from dtfm.coordinator.core.refusal import Refused, name_some
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust import auditing
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.steps import ROLLED_BACK
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.printable import counted
 
@@ -73,7 +76,11 @@ def roll_back(transition: Transition, place: Place, by: str) -> str:
     state, plan = transition.state, transition.state.ledger.training.plan
     reason = f"{by} went back to step {place.point.step}"
     if isinstance(state.phase, Stepping) and plan is not None:
+        auditing.interrupted(transition, state.phase, "")
+        generation = state.ledger.training.generation
+        transition.emit(ev.StepAborted(state.phase.step, generation, ROLLED_BACK, by, reason))
         transition.send(plan.nodes, abort(plan, state.phase.step, reason))
+        state = transition.state
     transition.state = replace(state, evaluation=None)  # of a step that is undone
     back = go_back(transition, place.point, reason)
     regroup(transition, reason)
