@@ -75,6 +75,7 @@ def test_who_has_no_invitation_hears_of_the_run_on_its_own_network_alone(tmp_pat
         assert "no run announces itself on this network, and an invitation is needed" in elsewhere.errors
 
 
+@pytest.mark.soak
 def test_hostile_answers_change_nothing(tmp_path: Path) -> None:
     with home(tmp_path) as (net, cluster):
         pin, own = read_invitation(cluster.invitation).pin, net.address("liar")
@@ -106,6 +107,7 @@ def test_hostile_answers_change_nothing(tmp_path: Path) -> None:
         assert {line for line in said if line.startswith(b"told")} <= {b"told 0 bytes\n"}
 
 
+@pytest.mark.soak
 def test_who_joins_again_finds_the_coordinator_where_it_has_moved(tmp_path: Path) -> None:
     with home(tmp_path) as (net, cluster):
         node = cluster.add("n", "--no-open-port")

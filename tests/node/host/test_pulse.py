@@ -60,7 +60,9 @@ def test_a_node_that_is_gone_or_hangs_is_not_healthy_and_all_must_be() -> None:
     code, said = health()
     assert (code, said.splitlines()[1]) == (1, f"two: not healthy: its process {ended.pid} is gone")
     assert health("--id", "one")[0] == 0
-    pulse.write(pulse_folder() / "three.json", Pulse("three", os.getpid(), now))  # of an earlier process with this number
+    pulse.write(
+        pulse_folder() / "three.json", Pulse("three", os.getpid(), now)
+    )  # of an earlier process with this number
     pulse.forget_the_dead()
     assert [each.node for each in pulses()] == ["one"], "a node that starts forgets the dead"
     pulse.write(pulse_folder() / "two.json", Pulse("two", os.getpid(), now - STALE_SECONDS - 30))
