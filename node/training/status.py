@@ -47,7 +47,7 @@ class Status:
 
     def committed(self, commit: Commit) -> None:
         if commit.generation == self._generation:
-            self._worked += 1
+            self._worked += commit.step > self.run.step  # else the welcome has counted it
             self._micro_batches += self._load
         self.told(commit.status)
 

@@ -82,3 +82,13 @@ def test_a_node_without_a_part_says_what_it_is_instead_and_earns_no_step() -> No
     assert "this node: copies layers 5-9, to step in at once; 0 steps" in status.line()
     status.stands_by(Standby())
     assert "this node: ready to step in" in status.line()
+
+
+def test_a_commit_that_comes_again_after_a_welcome_counts_once() -> None:
+    """The coordinator was gone in between, and its log has the step."""
+    status = Status("b", "idle", Clock())
+    status.assigned(PLAN)
+    status.welcomed(Welcome(worked_steps=41, status=fares(199)))
+    status.committed(committed(199))
+    status.committed(committed(200))
+    assert "42 steps done (4 micro-batches since it started)" in status.line()
