@@ -85,7 +85,7 @@ def test_it_does_not_depend_on_the_scale_and_a_spike_is_above_all_before(losses:
         assert scaled.usual == pytest.approx(scale * found.usual)
 
 
-@given(seed=st.integers(0, 999), name=st.sampled_from(["normal", "heavy tails"]), height=st.floats(3, 1e6))
+@given(seed=st.integers(0, 999), name=st.sampled_from(["normal", "heavy tails"]), height=st.floats(10, 1e6))
 @settings(max_examples=settings().max_examples // 2)
 def test_a_loss_that_jumps_and_stays_up_is_told_once_and_one_strange_batch_is_not(
     seed: int, name: str, height: float
@@ -93,10 +93,11 @@ def test_a_loss_that_jumps_and_stays_up_is_told_once_and_one_strange_batch_is_no
     losses, at = falling(NOISE[name], seed, 300), 200
     assert alarms([*losses[:at], losses[at] + height, *losses[at + 1 :]], "training") == []
     raised = [loss + height * (number >= at) for number, loss in enumerate(losses)]
-    assert alarms(raised, "training") == [at + ROW]
+    (only,) = alarms(raised, "training")
+    assert at < only <= at + ROW, "sooner if chance has raised the last losses before"
     again = [loss + height * (at <= number < at + 10 or number >= at + 40) for number, loss in enumerate(losses)]
     first, *others = alarms(again, "training")
-    assert first == at + ROW
+    assert first == only
     assert not others or (len(others) == 1 and others[0] >= at + 40 + ROW), "what was high before may be usual by then"
 
 
