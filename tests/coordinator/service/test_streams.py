@@ -215,7 +215,7 @@ async def test_a_silent_stream_is_closed(tmp_path: Path) -> None:
         assert await asyncio.wait_for(call.read(), 10) is grpc.aio.EOF
 
 
-async def read_on(call: grpc.aio.StreamStreamCall) -> None:
+async def read_on(call: grpc.aio.StreamStreamCall[wire.NodeMessage, wire.CoordinatorMessage]) -> None:
     """Reads what there is: gRPC tells how a call ended only once all that came before was read."""
     while await call.read() is not grpc.aio.EOF:
         pass
