@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.population import Member
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.search.seeds import Start
 
@@ -46,6 +47,18 @@ def repaired(plan: Plan, problem: Problem) -> Iterator[Start]:
                 yield filled, cuts
     if remaining:
         yield remaining, None
+
+
+def readmitted(member: Member, problem: Problem) -> Iterator[Start]:
+    """The member of a kept population without the nodes that have left. Nothing, if it has several islands or a stage has no
+    node left; new cuts, if it was for a model of another length."""
+    if len(member.islands) != 1:
+        return
+    (island,) = member.islands
+    number = {name: index for index, name in enumerate(problem.cluster.ids)}
+    groups = tuple(tuple(number[node] for node in stage if node in number) for stage in island.stages)
+    if all(groups):
+        yield groups, island.cuts if island.cuts[-1] == len(problem.activation) else None
 
 
 def _with(groups: Groups, stage: int, node: int) -> Groups:

@@ -123,6 +123,17 @@ class Purse:
         return used
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a search has found."""
+
+    best: Candidate
+    bound: float
+    """Seconds per step than which no plan takes less, as far as the search has shown that; 0: not at all."""
+    population: tuple[tuple[Groups, tuple[int, ...]], ...]
+    """The groups and cuts of the best plans that differ from each other, the best first."""
+
+
 def search(
     evaluator: Evaluator,
     shape: Shape,
@@ -131,9 +142,8 @@ def search(
     rng: Random,
     budget: Budget,
     threads: int = 1,
-) -> tuple[Candidate, float]:
-    """The best candidate found within the budget, or at least a seed when time is already up. With it the seconds per step than
-    which no plan takes less, as far as the search has shown that; 0: not at all.
+) -> Outcome:
+    """The best candidate found within the budget, or at least a seed when time is already up.
 
     ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. On a small cluster, what
     is left of the budget goes to an exact search, which shows it.
@@ -155,11 +165,12 @@ def search(
     seeds = _seeds(evaluator, shape, starts, budget)
     best = min(seeds, key=lambda candidate: candidate.price)
     best = evaluator.simulated(best.draft.groups, best.draft.cuts)
+    found: list[Found] = []
     longest: float = FIRST_ROUND + STEPS_PER_NODE * nodes if small or not budget.limited else math.inf
     while not budget.over(evaluator.spent):
         before = best.price[-1]
         purse = Purse(budget, walking, longest, evaluator.spent)
-        found: list[Found] = []
+        found = []
         began, lasts = 0.0, shares.exploring
         while began < shares.exploring:
             population = _population(problem, shape, seeds, starts, rng)
@@ -182,9 +193,12 @@ def search(
         if budget.limited or small or not best.feasible or best.price[-1] > before * (1 - WORTH):
             break
         longest *= 2
+    bound = 0.0
     if small:
-        return improve(evaluator, shape, best, budget.steps or evaluator.spent + EXACT_BUDGET, lambda: budget.over(0))
-    return best, 0.0
+        most = budget.steps or evaluator.spent + EXACT_BUDGET
+        best, bound = improve(evaluator, shape, best, most, lambda: budget.over(0))
+    kept = [(best.draft.groups, best.draft.cuts), *((one.groups, one.cuts) for one in _distinct(found))]
+    return Outcome(best, bound, tuple(dict.fromkeys(kept)))
 
 
 def _ignored(steps: int, seconds: float) -> None:
