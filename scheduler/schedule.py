@@ -20,7 +20,7 @@ from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape, requested_shape
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.replan.replan import Incumbent, decide
-from dtfm.scheduler.replan.warm_start import readmitted, repaired
+from dtfm.scheduler.replan.warm_start import adapted, repaired
 from dtfm.scheduler.search.population import named
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
 from dtfm.scheduler.search.seeds import Start
@@ -54,8 +54,8 @@ def schedule(
     ``stages`` None lets the scheduler choose the number of stages; a number fixes it; a tuple fixes the replicas of each stage
     in pipeline order, and all other nodes stay idle.
 
-    ``population`` is what the search before this one ended with (Decision.population): this one starts there too. Members
-    with nodes that have left count as far as the others go; those of several islands do not.
+    ``population`` is what the search before this one ended with (Decision.population): this one starts there
+    too, with each member repaired where nodes have left, and with newcomers in it. Members of several islands do not count.
 
     ``time_used`` returns the fraction of the time for planning that is used up. The search paces itself by it and ends at 1;
     a plan is made even when it is 1 from the start. ``evaluations`` bounds the plans that are tried. With neither, the search
@@ -79,7 +79,6 @@ def schedule(
     problem = Problem(cluster, workload)
     shape = requested_shape(problem, stages)
     starts = [] if incumbent is None else list(repaired(incumbent, problem))
-    starts += [start for member in population for start in readmitted(member, problem)]
     note = ""
     if problem.is_mixed:
         witnesses = _proven_alone(problem, shape, seed, time_used, evaluations, stopped)
@@ -96,6 +95,7 @@ def schedule(
         evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
     least = work_bound(problem)
     budget = Budget(time_used, evaluations, lambda: stopped() or evaluator.told <= AS_GOOD * least)
+    starts += adapted(population, evaluator, shape, budget.late)
     outcome = search(evaluator, shape, starts, fetching, Random(seed), budget, threads)
     best, bound = outcome.best, max(outcome.bound, least) + overhead
     if not best.feasible:
