@@ -12,14 +12,20 @@ import numpy as np
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
 from dtfm.scheduler.bound.stage_bounds import AS_GOOD, work_bound
+from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible
-from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.keeping import keepings
+from dtfm.scheduler.model.plan import Plan, numbered
+from dtfm.scheduler.model.population import Population
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape, requested_shape
 from dtfm.scheduler.model.workload import Workload
-from dtfm.scheduler.replan.replan import Incumbent, decide
-from dtfm.scheduler.replan.warm_start import repaired
+from dtfm.scheduler.replan.decision import Standing, decide
+from dtfm.scheduler.replan.price import Terms
+from dtfm.scheduler.replan.switch import Before, Change
+from dtfm.scheduler.replan.warm_start import adapted, repaired
+from dtfm.scheduler.search.population import named
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
 from dtfm.scheduler.search.seeds import Start
 
@@ -35,6 +41,7 @@ def schedule(
     workload: Workload,
     incumbent: Plan | None = None,
     *,
+    population: Population = (),
     stages: int | tuple[int, ...] | None = None,
     seed: int = 0,
     evaluations: int | None = None,
@@ -45,11 +52,15 @@ def schedule(
     threads: int = 1,
     improved: Improved = lambda evaluations, seconds: None,
     stopped: Callable[[], bool] = lambda: False,
+    held: Plan | None = None,
 ) -> Decision:
     """Assigns layers and micro-batches to nodes, and says why.
 
     ``stages`` None lets the scheduler choose the number of stages; a number fixes it; a tuple fixes the replicas of each stage
     in pipeline order, and all other nodes stay idle.
+
+    ``population`` is what the search before this one ended with (Decision.population): this one starts there
+    too, with each member repaired where nodes have left, and with newcomers in it. Members of several islands do not count.
 
     ``time_used`` returns the fraction of the time for planning that is used up. The search paces itself by it and ends at 1;
     a plan is made even when it is 1 from the start. ``evaluations`` bounds the plans that are tried. With neither, the search
@@ -60,7 +71,8 @@ def schedule(
     back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``overhead`` is the
     seconds of each step that the model leaves out, the same for all plans. ``improved`` is called for each plan that is better
     than all before, with the evaluations so far and the plan's seconds (without the overhead, with the cost of state transfer per
-    step). All ends soon after ``stopped`` returns True.
+    step). All ends soon after ``stopped`` returns True. ``held``: the layout whose stages nodes have in memory, if that is not
+    the incumbent. Plans come first for which they have room beside these.
 
     Where some nodes are proven and others are not, each stage gets a proven one, if proven nodes alone could train, and an
     incumbent in which a stage has none is replaced, if proven nodes are as many as its stages. If they could not, the sentence
@@ -77,24 +89,33 @@ def schedule(
     if problem.is_mixed:
         witnesses = _proven_alone(problem, shape, seed, time_used, evaluations, stopped)
         if witnesses is None:
-            problem, note = Problem(_without_marks(cluster), workload), ALL_EQUAL
+            problem, note = Problem(cluster.without_marks(), workload), ALL_EQUAL
         else:
             starts.append(witnesses)
     evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None, improved=improved)
-    standing = None if incumbent is None else Incumbent.of(problem, incumbent, shape)
-    fetching = None
+    least, change = work_bound(problem), None
+    standing = None if incumbent is None else Standing.of(problem, incumbent, shape, held)
     if standing is not None:
         weight = (standing.seconds_per_step(problem) + overhead) / horizon
-        fetching = standing.holdings.fetching(standing.plan, weight)
-        evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
-    least = work_bound(problem)
+        change = Change(standing.before, weight, horizon)
+    elif held is not None:
+        change = Change(Before.of(problem, held), least / horizon, horizon, fetches=False)
+    if change is not None:
+        evaluator.surcharge = change.surcharge
+    fetching = None if change is None else change.fetching()
     budget = Budget(time_used, evaluations, lambda: stopped() or evaluator.told <= AS_GOOD * least)
-    best, bound = search(evaluator, shape, starts, fetching, Random(seed), budget, threads)
-    bound = max(bound, least) + overhead
+    starts += adapted(population, evaluator, shape, budget.late)
+    outcome = search(evaluator, shape, starts, fetching, Random(seed), budget, threads)
+    best, bound = outcome.best, max(outcome.bound, least) + overhead
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
-    decision = decide(problem, standing, best.draft, generation, bound, evaluator.spent, horizon, overhead)
-    return replace(decision, sentence=decision.sentence + note) if note else decision
+    plan = best.draft.plan(cluster, depths(problem, best.draft), keepings(problem, best.draft), generation)
+    if incumbent is not None:
+        plan = numbered(plan, incumbent.stages[0].island)  # the same island goes on
+    terms = Terms(overhead=overhead)
+    decision = decide(problem, standing, plan, terms, horizon=horizon, bound=bound, spent=evaluator.spent)
+    kept = tuple(named(cluster, groups, cuts) for groups, cuts in outcome.population)
+    return replace(decision, sentence=decision.sentence + note, population=kept)
 
 
 def _proven_alone(
@@ -124,18 +145,13 @@ def _proven_alone(
         lambda: evaluator.best < np.inf or stopped(),
     )
     free = Shape(stages=stages, most_stages=min(shape.most_stages, len(numbers)))
-    found, _ = search(evaluator, free, [], None, Random(seed), budget)
+    found = search(evaluator, free, [], None, Random(seed), budget).best
     if not found.feasible:
         return None
     groups = tuple(tuple(int(numbers[node]) for node in group) for group in found.draft.groups)
     if shape.sizes is not None:
         groups = _filled(problem, groups, shape.sizes)
     return groups, found.draft.cuts
-
-
-def _without_marks(cluster: Cluster) -> Cluster:
-    """The cluster as if all its nodes were proven."""
-    return replace(cluster, nodes=tuple(replace(node, proven=True) for node in cluster.nodes))
 
 
 def _filled(problem: Problem, groups: Groups, sizes: tuple[int, ...]) -> Groups:

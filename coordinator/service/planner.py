@@ -89,6 +89,7 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
         seed=wanted.seed,
         stopped=lambda: stopped() or used() > 1,
         known=known,
+        held=wanted.incumbent,
     )
     if best is not None:
         decision = _planned(wanted, best.rounds, stopped, known)
@@ -104,6 +105,7 @@ def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known
         ask = partial(layout.lay_out, length=length, numbers=wanted.islands, known=known)
         workload = workload.with_rounds()
     elif incumbent is not None and incumbent.rounds.count:  # one island goes on, with the others' nodes
+        ask = partial(ask, held=incumbent)
         largest = max(incumbent.islands, key=lambda island: len(chains(island)))
         incumbent = replace(layout.with_share(largest, workload.micro_batches), idle=(), rounds=NO_ROUNDS)
     decision = ask(

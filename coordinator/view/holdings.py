@@ -10,12 +10,11 @@ from typing import Any
 from dtfm.coordinator.log.wording import name_first, seconds_in_words
 from dtfm.scheduler.cost.limits import Limit, limits
 from dtfm.scheduler.cost.simulate import simulate
-from dtfm.scheduler.islands.layout import problem_of
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.keeping import Held, held_by
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState, in_flight
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.problem import Problem, draft_of
+from dtfm.scheduler.model.problem import Problem, draft_of, problem_of
 from dtfm.scheduler.model.rounds import mean_seconds
 
 _BETTER = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,8 @@ class Bucket:
     which is no part of the state. The ``gradients`` are on ``device``, where they are computed. Gradients are added in
     place: zero them by filling, never by replacing. They, and moments of zero, are allocated on first access, by the thread that
     makes the bucket or trains it: a copy of what islands share takes no memory for them. ``donors``: the nodes that gave the
-    state to this one, while nobody has found yet that it is right.
+    state to this one, while nobody has found yet that it is right. ``is_aside``: it was moved out of the way, where it
+    is only read.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Bucket:
         self.spec = spec
         self.device = device
         self.donors: tuple[str, ...] = ()
+        self.is_aside = False
         self.parameters = torch.zeros(spec.size, dtype=dtype, device=home or device)
         self._moments: tuple[torch.Tensor, torch.Tensor] | None = None
         self.momentum = torch.zeros_like(self.parameters, device=HOST) if spec.has_momentum else None
@@ -95,6 +98,10 @@ class Bucket:
         if self._gradients is None:
             self._gradients = torch.zeros_like(self.parameters, device=self.device)
         return self._gradients
+
+    def forget_gradients(self) -> None:
+        """Frees them; they are zero when they are next asked for."""
+        self._gradients = None
 
     def forget_moments(self) -> None:
         for moment in self.moments:
@@ -120,14 +127,33 @@ class Bucket:
 
     def placed(self, device: torch.device, home: torch.device) -> Bucket:
         """This bucket if it is there already, else one with its state there, sharing what need not move."""
-        if (self.device, self.home) == (device, home):
+        if (self.device, self.home, self.is_aside) == (device, home, False):
             return self
-        other = copy.copy(self)
-        other.device, other._gradients = device, None
-        other.parameters = self.parameters.to(home)
-        if self._moments is not None:
-            other._moments = self._moments[0].to(home), self._moments[1].to(home)
+        other = self._with_state(lambda tensor: tensor.to(home, copy=self.is_aside))
+        other.device, other.is_aside = device, False
+        if self.is_aside:
+            other._map_momenta(lambda tensor: tensor.to(HOST, copy=True))
         return other
+
+    def set_aside(self, away: Callable[[torch.Tensor], torch.Tensor]) -> Bucket:
+        """One with all that this one has, but gradients, where ``away`` puts it."""
+        other = self._with_state(away)
+        other._map_momenta(away)
+        other.is_aside = True
+        return other
+
+    def _with_state(self, copied: Callable[[torch.Tensor], torch.Tensor]) -> Bucket:
+        other = copy.copy(self)
+        other._gradients = None
+        other.parameters = copied(self.parameters)
+        if self._moments is not None:
+            other._moments = copied(self._moments[0]), copied(self._moments[1])
+        return other
+
+    def _map_momenta(self, copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Moves what exchanges need."""
+        self.momentum = None if self.momentum is None else copied(self.momentum)
+        self.anchor = None if self.anchor is None else copied(self.anchor)
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:

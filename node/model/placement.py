@@ -118,7 +118,7 @@ class Placement:
     ``stage`` and ``stages`` are of its ``island``, by number, which computes ``island_micro_batches`` of a step's
     ``all_micro_batches``. ``trained_before``: the steps that trained before it began with moments of zero; ``is_new``: now.
     ``is_main``: it is the plan's first, which writes snapshots. ``keeping`` is how this node keeps what it needs. ``near``: the
-    replicas of its stage and of those beside it.
+    replicas of its stage and of those beside it. ``frees_first``: it has no memory for the stage beside the one before.
     """
 
     node: str
@@ -146,6 +146,7 @@ class Placement:
     is_new: bool = False
     is_main: bool = True
     near: frozenset[str] = frozenset()
+    frees_first: bool = False
 
     @property
     def first(self) -> bool:
@@ -219,6 +220,7 @@ def placement_of(
         island=number,
         trained_before=trained_before,
         is_new=is_new,
+        frees_first=node in plan.frees_first,
         is_main=number == plan.stages[0].island,
         near=frozenset(node for each in island.stages[max(0, index - 1) : index + 2] for node in each.replicas),
     )

@@ -88,6 +88,12 @@ class Stage:
     def _given(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.dtype) if x.is_floating_point() else x
 
+    def release(self) -> None:
+        """Frees its weights and its hold on the buckets, whoever may still refer to the stage: it computes nothing any more."""
+        for mine in (self.weights, self.parameters, self.buckets):
+            mine.clear()
+        self.__dict__.pop("_part", None)
+
     @torch.no_grad()
     def refresh(self, index: int) -> None:
         """To be called when a bucket's parameters have changed: computes with them from now on."""

@@ -54,11 +54,13 @@ class Images:
             self._readings.add(reading)
             return reading
 
-    def keep(self, *, shared: bool = True) -> None:
-        """To be called before the state changes, and what is ``shared`` of it, if so, by the thread that changes it. Raises
-        nothing."""
+    def keep(self, *, shared: bool = True, of: Bucket | None = None) -> None:
+        """To be called before the state changes, and what is ``shared`` of it, if so, by the thread that changes it. ``of``: of
+        this bucket alone. Raises nothing."""
         with self._lock:
-            changing = (image for image in self._images if shared or not image.shared)
+            changing = (
+                image for image in self._images if (shared or not image.shared) and (of is None or image.bucket is of)
+            )
             images = sorted(changing, key=lambda image: image.index)
         room = int(FREE_MEMORY_FRACTION * free_memory(HOST)) if images else 0
         for image in images:

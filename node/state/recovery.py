@@ -69,6 +69,7 @@ class Inventory:
         trusted = self.step == 0 or self.promised.issuperset(self.layers)
         return (
             same
+            and bool(stage.buckets)  # else it was released
             and trusted
             and not placement.is_new
             and all(self.held.get(index) is bucket for index, bucket in stage.buckets.items())

@@ -180,6 +180,19 @@ class StateStore:
                     self.unsubscribe(subscription)
                     subscription.end(f"NOT_HELD: {why or f'buckets {missing} are no longer held here as of that step'}")
 
+    def move(self, bucket: Bucket, elsewhere: Bucket | None) -> None:
+        """Holds ``elsewhere``, the same state in other memory, in place of a held ``bucket``; None: holds it no longer. What
+        others are still to read of the bucket is copied, and the bucket let go."""
+        if elsewhere is bucket:
+            return
+        with self._turn:
+            self.images.keep(of=bucket)
+            buckets = {**self._held.buckets}
+            del buckets[bucket.spec.index]
+            if elsewhere is not None:
+                buckets[bucket.spec.index] = elsewhere
+            self._held, self._voting = replace(self._held, buckets=buckets), 0
+
     def vote(self, generation: int, codec: Codec = Codec.OFF) -> None:
         """Sends the summed gradients of the next step to the standbys, before the commit: should this node be lost right
         after it, they can apply the step. The gradients must stay until ``retract`` or ``apply``. They were summed

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from dtfm.node.host.device import free_memory
+from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement
+from dtfm.node.model.precision import run_dtype
 from dtfm.node.model.stage import Stage
+from dtfm.node.state.images import FREE_MEMORY_FRACTION
+from dtfm.node.state.making_room import make_room
 from dtfm.node.state.recovery import Inventory, Wait, acquire_stage
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
@@ -21,6 +27,7 @@ from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Assignment, Device
+from dtfm.scheduler.model.memory import OptimizerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,35 @@ def set_up(
         generation.release()
         raise
     return generation
+
+
+def free_first(
+    loaded: LoadedRun, placement: Placement, assignment: Assignment, earlier: Generation | None, equipment: Equipment
+) -> None:
+    """Makes room for the placement's stage where it does not fit beside the old one. Releases the stage of ``earlier``, this
+    node's part in the last plan, unless that stage goes on. Raises OSError if the disk has no room for state that others need."""
+    if earlier is not None:
+        stage = earlier.stage
+        if stage.buckets and (stage.first, stage.past_last, stage.keeping) == (*placement.layers, placement.keeping):
+            return
+        earlier.progress.discard()
+        stage.release()
+    expected = {layer for layer, donors in enumerate(assignment.donors) if equipment.node in donors.nodes}
+    mine = [spec for spec in loaded.model.buckets if spec.used_by(*placement.layers)]
+    home = HOST if placement.keeping.optimizer_state is OptimizerState.HOST else equipment.device
+    left = -1  # bytes for state in the host's memory; none where the device computes there
+    if equipment.device != HOST:
+        held, dtype = equipment.store.held.buckets, run_dtype(loaded.run)
+        more = sum(bucket_bytes(spec, dtype) for spec in mine if spec.index not in held) if home == HOST else 0
+        left = int(FREE_MEMORY_FRACTION * free_memory(HOST)) - more
+    make_room(
+        equipment.store,
+        needed={spec.index for spec in mine},
+        expected={spec.index for spec in loaded.model.buckets if not expected.isdisjoint(spec.layers)},
+        placed=partial(Bucket.placed, device=equipment.device, home=home),
+        host_bytes=left,
+        scratch=equipment.snapshots.disk.scratch,
+    )
 
 
 def inherit(earlier: Generation, stage: Stage, placement: Placement, step: int, progress: Progress | None) -> Inherited:

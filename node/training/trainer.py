@@ -31,7 +31,7 @@ from dtfm.node.state.state_store import HeldState
 from dtfm.node.training.auditing import Auditing
 from dtfm.node.training.failure import is_device_lost, may_pass, peer_of, plan_failed, problem_of
 from dtfm.node.training.generation import Generation
-from dtfm.node.training.generation_setup import Equipment, set_up
+from dtfm.node.training.generation_setup import Equipment, free_first, set_up
 from dtfm.node.training.preparation import Preparation
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
@@ -282,6 +282,12 @@ class Trainer:
             trained_before=assignment.trained_before,
             is_new=0 < assignment.island_began == assignment.step,
         )
+        try:
+            if placement is not None and placement.frees_first:
+                free_first(self._loaded, placement, assignment, self._earlier, self._equipment)
+        except OSError as problem:
+            self._cannot_adopt(plan_failed(number, problem))
+            return
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
         begins = placement is not None and placement.is_new  # what islands share is all that it needs
         if inventory.is_incomplete and (begins or self._standby.is_of_all):  # copies of less are for others

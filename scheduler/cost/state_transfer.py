@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dtfm.scheduler.cost.room import Room, empty_room, roughly_freeing
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
@@ -22,6 +24,7 @@ class Fetching(NamedTuple):
     [0, k) once: float64 [layers + 1]. ``place[i]`` is the stage that node i holds, -1 for none, and stage s holds the layers
     [cuts[s], cuts[s + 1]). ``crossing[i, s]`` is the share of what node i fetches of stage s that comes from other machines:
     float64 [nodes, stages]. ``weight`` is the seconds per step that a second of fetching costs until the next change of plan.
+    ``room`` is what nodes hold and have room for; where one has to free first, that counts ``freeing`` seconds more.
     """
 
     receive_before: Floats
@@ -30,18 +33,22 @@ class Fetching(NamedTuple):
     cuts: Ints
     crossing: Floats
     weight: float
+    room: Room
+    freeing: float
 
 
 @compiled
 def fetching_seconds(fetching: Fetching, position: Position) -> float:
-    """Seconds until all have fetched what they lack: the slowest receiver, or the holders of the stage that is wanted most."""
-    longest = 0.0
+    """Seconds until all have fetched what they lack: the slowest receiver, or the holders of the stage that is wanted most. Nodes
+    without room for their old stage and their new one free memory before that."""
+    longest, freed = 0.0, -1.0
     sending = np.zeros(len(fetching.cuts))
     for node in range(len(position.place)):
         stage = position.place[node]
         if stage < 0:
             continue
         first, past_last = position.cuts[stage], position.cuts[stage + 1]
+        freed = max(freed, roughly_freeing(fetching.room, node, first, past_last))
         receive = fetching.receive_before[node]
         longest = max(longest, receive[past_last] - receive[first])
         for held in range(len(fetching.cuts) - 1):
@@ -50,7 +57,7 @@ def fetching_seconds(fetching: Fetching, position: Position) -> float:
                 sending[held] += fetching.crossing[node, held] * (
                     fetching.send_before[high] - fetching.send_before[low]
                 )
-    return float(max(longest, sending.max()))
+    return float(max(longest, sending.max()) + (freed + fetching.freeing if freed >= 0 else 0.0))
 
 
 def nothing_to_fetch(nodes: int, layers: int) -> Fetching:
@@ -62,56 +69,109 @@ def nothing_to_fetch(nodes: int, layers: int) -> Fetching:
         np.array([0, layers]),
         np.ones((nodes, 1)),
         0.0,
+        empty_room(nodes, layers),
+        0.0,
     )
+
+
+class Fetch(NamedTuple):
+    """What is fetched: by how many nodes, how many bytes, and the seconds until the last of them has its state."""
+
+    nodes: int
+    size: float
+    seconds: float
+
+
+NO_FETCH = Fetch(0, 0.0, 0.0)
+
+
+class _Wanted(NamedTuple):
+    """The layers that an island's nodes lack, those that each node can give, and the bytes of each layer."""
+
+    lacks: NDArray[np.bool_]
+    held: NDArray[np.bool_]
+    layer_bytes: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holdings:
-    """Which node holds the state of which layer: bool [nodes, layers]."""
+    """Which node holds the state of which layer: bool [nodes, layers]. ``island``: by node, the number of the island whose state
+    it has, -1 where it has none. ``with_rounds``: islands have exchanged, so that a new one may begin with what all share."""
 
     problem: Problem
     held: NDArray[np.bool_]
+    island: Ints
+    with_rounds: bool = False
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan) -> Holdings:
         """The state that nodes hold under ``plan``: none when the plan is for a model with another number of layers."""
         held = np.zeros((len(problem.flops), len(problem.activation)), dtype=bool)
+        island = np.full(len(problem.flops), -1)
         for index, name in enumerate(problem.cluster.ids):
             stage = plan.stage_of(name)
             if stage is not None and plan.stages[-1].layers[1] == held.shape[1]:
                 held[index, slice(*plan.stages[stage].layers)] = True
-        return cls(problem, held)
+                island[index] = plan.stages[stage].island
+        return cls(problem, held, island, plan.rounds.count > 0)
 
     def lacking(self, groups: Groups, cuts: tuple[int, ...]) -> NDArray[np.bool_]:
         """The layers that each node must fetch for these stages: bool [nodes, layers]."""
+        return self._needed(groups, cuts) & ~self.held
+
+    def fetch(self, groups: Groups, cuts: tuple[int, ...]) -> Fetch:
+        """The state that the stages of a plan without islands take.
+
+        A node fetches every layer from all its holders at once, from each as much as its link carries. Everything that a node
+        sends, or receives, shares its line. A layer that no reachable node holds comes from the checkpoint, which costs nothing
+        here.
+        """
+        return self._fetch([_Wanted(self.lacking(groups, cuts), self.held, self._layer_bytes)])
+
+    def fetch_layout(self, layout: Plan) -> Fetch:
+        """The state that this layout takes. An island that goes on gets its state from its own nodes. A new island begins with
+        the state that all islands share, from any node. With rounds, idle nodes copy that state while the others train, and
+        nobody waits for them."""
+        numbers = {name: number for number, name in enumerate(self.problem.cluster.ids)}
+        shared = np.diff(self.problem.parameters_before) * self.problem.workload.bytes_shared_per_parameter_byte
+        wanted = []
+        for island in layout.islands:
+            mine = self.island == island.stages[0].island
+            goes_on = bool(mine.any())
+            held = self.held & mine[:, None] if goes_on else self.held
+            groups = tuple(tuple(numbers[name] for name in stage.replicas) for stage in island.stages)
+            lacks = self._needed(groups, (0, *(stage.layers[1] for stage in island.stages))) & ~held
+            if self.with_rounds and not goes_on:
+                lacks[self.island < 0] = False
+            wanted.append(_Wanted(lacks, held, self._layer_bytes if goes_on else shared))
+        return self._fetch(wanted)
+
+    def _needed(self, groups: Groups, cuts: tuple[int, ...]) -> NDArray[np.bool_]:
         needed = np.zeros_like(self.held)
         for stage, group in enumerate(groups):
             needed[list(group), cuts[stage] : cuts[stage + 1]] = True
-        return needed & ~self.held
+        return needed
 
-    def seconds(self, groups: Groups, cuts: tuple[int, ...]) -> float:
-        """Seconds until the last node has its state.
-
-        A node fetches every layer from all its holders at once, from each as much as its link carries. Everything
-        that a node sends, or receives, shares its line. A layer that no reachable node holds comes from the
-        checkpoint, which costs nothing here.
-        """
+    def _fetch(self, wanted: Sequence[_Wanted]) -> Fetch:
         problem = self.problem
-        bandwidth = problem.bandwidth
-        together = self.held.T @ bandwidth
-        wanted = self.lacking(groups, cuts).T * self._layer_bytes[:, None]
-        flow = bandwidth * (self.held @ np.divide(wanted, together, out=np.zeros_like(together), where=together > 0))
+        bandwidth, flow = problem.bandwidth, np.zeros_like(problem.bandwidth)
+        for lacks, held, layer_bytes in wanted:
+            together = held.T @ bandwidth
+            size = lacks.T * layer_bytes[:, None]
+            flow += bandwidth * (held @ np.divide(size, together, out=np.zeros_like(together), where=together > 0))
+        nodes = sum(int(lacks.any(axis=1).sum()) for lacks, _, _ in wanted)
+        total = sum(float((lacks @ layer_bytes).sum()) for lacks, _, layer_bytes in wanted)
         busy = flow > 0
         if not busy.any():
-            return 0.0
+            return Fetch(nodes, total, 0.0)
         links = problem.latency[busy] + flow[busy] / bandwidth[busy]
         with np.errstate(invalid="ignore", divide="ignore"):
             up, down = problem.cluster.on_lines(flow)
             lines = np.concatenate([up / problem.up, down / problem.down])
-        return max(float(links.max()), float(np.nanmax(lines)))
+        return Fetch(nodes, total, max(float(links.max()), float(np.nanmax(lines))))
 
-    def fetching(self, plan: Plan, weight: float) -> Fetching:
-        """The state that ``plan`` has where, with ``weight``."""
+    def fetching(self, plan: Plan, weight: float, room: Room | None = None, freeing: float = 0.0) -> Fetching:
+        """The state that ``plan`` has where, with ``weight``, ``room`` and ``freeing``."""
         problem = self.problem
         across = self.held.T @ problem.cluster.crossing(problem.bandwidth)
         share = np.divide(problem.down, across, out=np.ones_like(across), where=across > 0)
@@ -131,12 +191,9 @@ class Holdings:
             cuts=np.array([0, *(stage.layers[1] for stage in plan.stages)], dtype=np.int64),
             crossing=np.ascontiguousarray(from_elsewhere[[stage.layers[0] for stage in plan.stages]].T),
             weight=weight,
+            room=room or empty_room(len(places), self.held.shape[1]),
+            freeing=freeing,
         )
-
-    def fetched(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[int, float]:
-        """How many nodes fetch state for these stages, and how many bytes."""
-        lacking = self.lacking(groups, cuts)
-        return int(lacking.any(axis=1).sum()), float((lacking @ self._layer_bytes).sum())
 
     @property
     def _layer_bytes(self) -> Floats:

@@ -20,8 +20,8 @@ MOST_BYTES = 8 << 20
 
 def parse_plan(text: str) -> Plan:
     """A plan from PLAN.json: ``{"generation", "stages": [{"layers", "replicas", "loads", "in_flight", "keeping"}], "flows",
-    "idle", "takeovers", "rounds", "owed"}``. plan.check and plan.validate say whether it fits together, and suits a cluster and
-    a workload.
+    "idle", "takeovers", "rounds", "owed", "frees_first"}``. plan.check and plan.validate say whether it fits together, and suits
+    a cluster and a workload.
 
     ``keeping``, optional, has by replica ``{"checkpointing": "none" | "layer", "optimizer_state": "device" |
     "host"}``; without it all do as Keeping() says. ``flows`` has a list per boundary between two stages, of ``{"sender",

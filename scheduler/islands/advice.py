@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dtfm.scheduler.islands.layout import QUICK, Known, lay_out, tokens_needed
+from dtfm.scheduler.cost.exchange import tokens_needed
+from dtfm.scheduler.islands.layout import QUICK, Known, lay_out
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible
+from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
 
 MARGIN = 0.2
@@ -53,11 +55,12 @@ def advice(
     seed: int = 0,
     stopped: Callable[[], bool] = lambda: False,
     known: Known | None = None,
+    held: Plan | None = None,
 ) -> Advice | None:
     """Of the lengths of a round ``among`` the one that gains most over a plan that takes ``without`` seconds per step; None: none
     gains. What is in force, the ``standing`` length (0: no rounds), is left only for what gains MARGIN more.
 
-    ``workload``: with what rounds take. ``overhead``, ``numbers`` and ``known`` as in `lay_out`, ``stopped`` as in
+    ``workload``: with what rounds take. ``overhead``, ``numbers``, ``known`` and ``held`` as in `lay_out`, ``stopped`` as in
     `schedule`.
     """
     found, known = list[Advice](), {} if known is None else known
@@ -73,6 +76,7 @@ def advice(
                 evaluations=QUICK,
                 stopped=stopped,
                 known=known,
+                held=held,
             )
             found.append(advice_of(decision, length, workload, without))
     best = max(found, key=lambda each: each.counts_as(standing), default=None)

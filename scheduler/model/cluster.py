@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +131,10 @@ class Cluster:
             self.lines,
             via,
         )
+
+    def without_marks(self) -> Cluster:
+        """The cluster as if all its nodes were proven."""
+        return replace(self, nodes=tuple(replace(node, proven=True) for node in self.nodes))
 
     @property
     def line(self) -> NDArray[np.int64]:

@@ -42,6 +42,8 @@ BUS_BYTES_PER_SECOND = 12e9
 """What copies between a device and pinned memory of its host are assumed to carry: three quarters of what 16 lanes of PCI
 Express 3.0 do (8 GT/s each, 128b/130b), the least that a rented GPU usually has."""
 
+DISK_BYTES_PER_SECOND = 5e8
+"""What a node's disk is assumed to take: a disk on SATA takes as much, one on PCI Express several times that."""
 
 KEPT_PER_OUTPUT_BYTE = 16.0
 """Bytes that a layer's forward pass keeps for its backward pass, per byte of its output.

@@ -62,7 +62,8 @@ class Plan:
     micro-batch goes where follows from them (chains.py). A plan is made without takeovers. When a node is lost, others take its
     micro-batches over, and nobody else's may change: so the flows go on naming its seat, and ``takeovers``, in the order in which
     nodes were lost, say who computes instead. ``rounds``: when its islands exchange what they have learnt. ``owed``: which
-    micro-batches come again.
+    micro-batches come again. ``frees_first``: the nodes that have no memory for their stage beside the one that they held before.
+    These move what they need no longer out of the way before they load anything (cost/room.py).
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # for PLAN.json: a misspelt key is an error
@@ -74,6 +75,7 @@ class Plan:
     takeovers: tuple[Takeover, ...] = ()
     rounds: Rounds = NO_ROUNDS
     owed: Owed = NOTHING_OWED
+    frees_first: tuple[str, ...] = ()
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -212,6 +214,11 @@ def joined(islands: Sequence[Plan], generation: int, idle: tuple[str, ...] = ())
     return Plan(generation, tuple(stages), tuple(flows), idle, tuple(takeovers))
 
 
+def numbered(island: Plan, number: int) -> Plan:
+    """The island with this number."""
+    return replace(island, stages=tuple(replace(stage, island=number) for stage in island.stages))
+
+
 def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> None:
     """Raises ValueError unless the plan is valid for these nodes and this workload.
 
@@ -240,6 +247,8 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
             raise ValueError(f"node {node!r} appears {count} times; it may appear once")
     if not plan.stages:
         raise ValueError("the plan has no stages")
+    if strangers := sorted({*plan.frees_first} - {*plan.nodes}):
+        raise ValueError(f"node {strangers[0]!r} is to free memory first, and is in no stage")
     if plan.owed.new > plan.owed.since * micro_batches:
         raise ValueError(
             f"the next new micro-batch is {plan.owed.new}; it may be {plan.owed.since * micro_batches} at most"

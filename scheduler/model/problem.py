@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.scheduler.model.chains import flow_matrix, settled
+from dtfm.scheduler.model.chains import chains, flow_matrix, settled
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.memory import LADDER, Checkpointing, Keeping
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, unless_usual
@@ -230,6 +230,13 @@ def draft_of(plan: Plan, cluster: Cluster) -> Draft:
         ],
         keeping=[stage.keeping or (Keeping(),) * len(stage.replicas) for stage in now.stages],
     )
+
+
+def problem_of(island: Plan, cluster: Cluster, workload: Workload) -> Problem:
+    """What one island of a plan computes, on its own nodes."""
+    number = {name: index for index, name in enumerate(cluster.ids)}
+    own = cluster.only([number[node] for node in island.nodes])
+    return Problem(own, replace(workload, micro_batches=len(chains(island))))
 
 
 def _before(values: list[float]) -> Floats:

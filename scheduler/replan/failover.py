@@ -46,7 +46,12 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
             return None
         for gone in [node for node in stage.replicas if node not in speed]:
             repaired = _taken_over(repaired, index, gone, left)
-    repaired = replace(repaired, idle=tuple(name for name in problem.cluster.ids if name in idle))
+    at_work = set(repaired.nodes)
+    repaired = replace(
+        repaired,
+        idle=tuple(name for name in problem.cluster.ids if name in idle),
+        frees_first=tuple(name for name in repaired.frees_first if name in at_work),
+    )
     draft = draft_of(repaired, problem.cluster)
     if missing_links(problem, draft) or not has_room(problem, draft):
         return None

@@ -116,8 +116,8 @@ def follow(answer: Answer, events: int, seed: int) -> Outcome:
         planning += time.process_time() - began
         problem, draft = Problem(cluster, WORKLOAD), draft_of(answered, cluster)
         holdings = Holdings.of(problem, plan)
-        moving += holdings.seconds(draft.groups, draft.cuts)
-        moved += holdings.fetched(draft.groups, draft.cuts)[1]
+        fetch = holdings.fetch(draft.groups, draft.cuts)
+        moving, moved = moving + fetch.seconds, moved + fetch.size
         changes += (answered.stages, answered.flows) != (plan.stages, plan.flows)
         plan = answered
         iteration = simulate(problem, draft)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Predicted, Reason
 from dtfm.scheduler.model.keeping import keepings
+from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.workload import Workload
+from dtfm.scheduler.replan.switch import Before
 from dtfm.scheduler.schedule import schedule
 
 
@@ -47,25 +49,30 @@ def read(path: Path) -> Given | None:
     return Given(tuple(tuple(group) for group in found["groups"]), tuple(found["cuts"]))
 
 
-def decision(cluster: Cluster, workload: Workload, given: Given, generation: int, overhead: float) -> Decision:
-    """The scheduler's plan for these groups and cuts. Raises Infeasible."""
+def decision(
+    cluster: Cluster, workload: Workload, given: Given, incumbent: Plan | None, generation: int, overhead: float
+) -> Decision:
+    """The scheduler's plan for these groups and cuts, instead of the ``incumbent``. Raises Infeasible."""
     problem = Problem(cluster, workload)
     groups = tuple(tuple(cluster.ids.index(node) for node in group) for group in given.groups)
     found = Evaluator(problem, keep_idle_hands=False).simulated(groups, given.cuts)
     if not found.feasible:
         raise Infeasible(shortfall(problem, found))
     plan = found.draft.plan(cluster, depths(problem, found.draft), keepings(problem, found.draft), generation)
+    if incumbent is not None:
+        freeing = Before.of(problem, incumbent).freeing(plan)
+        plan = replace(plan, frees_first=tuple(cluster.ids[each.node] for each in freeing))
     return Decision(plan, Predicted(found.seconds + overhead, 0.0), 0.0, Reason.REQUESTED, "This plan was given.", 1)
 
 
 def main() -> None:
     path = Path(sys.argv.pop(1))
 
-    def plan(cluster: Cluster, workload: Workload, *rest: Any, **options: Any) -> Decision:
+    def plan(cluster: Cluster, workload: Workload, incumbent: Plan | None = None, **options: Any) -> Decision:
         given = read(path)
         if given is None:
-            return schedule(cluster, workload, *rest, **options)
-        return decision(cluster, workload, given, options["generation"], options["overhead"])
+            return schedule(cluster, workload, incumbent, **options)
+        return decision(cluster, workload, given, incumbent, options["generation"], options["overhead"])
 
     vars(planner)["schedule"] = plan
     cli.main()

@@ -350,8 +350,8 @@ def _copied_per_parameter_byte(state: State) -> float:
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     """By node, the layers that ``plan`` gives it and that it does not hold, if it can copy them while others train: it has memory
-    for them beside those that it trains now, and its links keep up. With rounds, of new islands alone: a replica of one that
-    goes on needs its moments, too."""
+    for them beside those that it trains now, which those of Plan.frees_first have not, and its links keep up. With rounds, of new
+    islands alone: a replica of one that goes on needs its moments, too."""
     holders, current = state.ledger.holders_in(None), state.ledger.training.in_force
     going_on = {stage.island for stage in current.stages} if state.rounds.count else ()
     trained = {node: stage for stage in current.stages for node in stage.replicas}
@@ -361,6 +361,7 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
         for node in stage.replicas
         if holders
         and stage.island not in going_on
+        and node not in plan.frees_first
         and any(node not in holders[layer] for layer in range(*stage.layers))
         and _has_room(state, node, stage.layers, trained.get(node))
         and _can_follow(state, holders, node, stage.layers)

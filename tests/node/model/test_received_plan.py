@@ -23,7 +23,8 @@ ISLANDS = joined(
 
 
 def test_a_plan_is_read_as_it_was_sent() -> None:
-    for sent in (PLAN, CARRIED_ON, replace(ISLANDS, rounds=Rounds(8, 100, 9, 2))):
+    freeing = replace(PLAN, frees_first=PLAN.nodes[:1])
+    for sent in (PLAN, CARRIED_ON, freeing, replace(ISLANDS, rounds=Rounds(8, 100, 9, 2))):
         assert read_plan(pack_plan(sent), 3, 8, 8) == sent
 
 

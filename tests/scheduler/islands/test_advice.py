@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dtfm.scheduler.cost.exchange import tokens_needed
 from dtfm.scheduler.islands.advice import advice
-from dtfm.scheduler.islands.layout import lay_out, tokens_needed
+from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.islands.test_layout import MEGABIT, cities
 from tests.scheduler.llama import llama

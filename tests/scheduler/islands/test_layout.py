@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.scheduler.islands.layout import QUICK, carried_on, exchange_seconds, lay_out, tokens_needed
+from dtfm.scheduler.cost.exchange import exchange_seconds, tokens_needed
+from dtfm.scheduler.islands.layout import QUICK, carried_on, lay_out
 from dtfm.scheduler.islands.partition import partitions
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster, Line, Node

@@ -66,6 +66,7 @@ def test_a_plan_and_one_with_a_takeover_are_valid() -> None:
             "gives 9 micro-batches to 'b', which then had 8",
         ),
         (replace(LOST, takeovers=(Takeover(0, "a", 0, (("b", 1), ("b", 2))),)), "names an heir twice"),
+        (replace(PLAN, frees_first=("x",)), "node 'x' is to free memory first, and is in no stage"),
         (
             replace(LOST, takeovers=(Takeover(0, "a", 0, (("b", 2),)),)),
             "from 'a' after stage 0 add up to 3; its load is 2",

@@ -1,20 +1,42 @@
-"""The memory that a change of plan takes: `replan/replan.py`."""
+"""The memory that a change of plan takes: `replan/switch.py`, `cost/room.py`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dtfm.scheduler.cost.state_transfer import Holdings
+from dtfm.coordinator.command.planning.rented import parse_gpus, parse_links, parse_size, rented_cluster
+from dtfm.scheduler.cost.in_flight import depths
+from dtfm.scheduler.cost.room import freeing_seconds, place_of, room_of
+from dtfm.scheduler.cost.state_transfer import fetching_seconds
+from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.decision import Reason
-from dtfm.scheduler.model.memory import LADDER, Checkpointing, Keeping, OptimizerState
+from dtfm.scheduler.model.decision import Decision, Infeasible, Reason
+from dtfm.scheduler.model.keeping import keepings
+from dtfm.scheduler.model.memory import (
+    BUS_BYTES_PER_SECOND,
+    DISK_BYTES_PER_SECOND,
+    LADDER,
+    Checkpointing,
+    Keeping,
+    OptimizerState,
+)
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.request import Shape
+from dtfm.scheduler.model.sketch import position_of
 from dtfm.scheduler.model.workload import Layer, Workload
-from dtfm.scheduler.replan.replan import Incumbent, decide, short_of_memory
+from dtfm.scheduler.replan.decision import Standing, decide
+from dtfm.scheduler.replan.price import Terms
+from dtfm.scheduler.replan.switch import MARGIN, Before, Change
+from dtfm.scheduler.schedule import schedule
+from tests.scheduler.llama import llama
+from tests.scheduler.replan.tight import disturbed, lacking, tight_network
 
 LAYERS = (Layer("", 1e9, 100.0, 1e-3),) * 6
 HOSTED = Keeping(Checkpointing.NONE, OptimizerState.HOST)
@@ -28,6 +50,17 @@ def cluster(memory: float, host: float | None = None, flops: float = 1e9) -> Clu
 def plan(cut: int, keeping: tuple[Keeping, ...] = ()) -> Plan:
     stages = Stage((0, cut), ("a",), (), keeping=keeping), Stage((cut, 6), ("b",), (), keeping=keeping)
     return from_routes(1, stages, [(("a", "b"), 4)])
+
+
+def made(problem: Problem, draft: Draft) -> Plan:
+    return draft.plan(problem.cluster, depths(problem, draft), keepings(problem, draft), 2)
+
+
+def short_of_memory(problem: Problem, plan: Plan, draft: Draft) -> tuple[str, float] | None:
+    """The node that lacks most while ``plan`` becomes ``draft``, and the bytes."""
+    found = Before.of(problem, plan).freeing(made(problem, draft))
+    worst = max(found, key=lambda each: (each.lacks, each.node), default=None)
+    return None if worst is None else (problem.cluster.ids[worst.node], worst.lacks)
 
 
 def draft(cut: int, groups: tuple[tuple[int, ...], ...] = ((0,), (1,))) -> Draft:
@@ -86,8 +119,8 @@ def test_what_a_switch_takes_is_what_a_count_by_layer_gives(
         optimizer_state=after.optimizer_state,
     )
     new = ((0, cut), (cut, 6))[seat]
-    stages = (Stage(old, ("a",), (), keeping=(before,)),)
-    incumbent = Plan(1, stages, (), ())
+    others = tuple(Stage(layers, ("c",), ()) for layers in ((0, old[0]), (old[1], 6)))  # somebody who has left
+    incumbent = Plan(1, (others[0], Stage(old, ("a",), (), keeping=(before,)), others[1]), ((), ()))
 
     def held(layers: tuple[int, int], layer: int, keeping: Keeping) -> tuple[float, float]:
         size = 100.0 * (1 + layer) if layers[0] <= layer < layers[1] else 0.0
@@ -107,21 +140,140 @@ def test_what_a_switch_takes_is_what_a_count_by_layer_gives(
         assert found == (("a", lacks) if lacks > 1 else None)
 
 
-def test_a_better_plan_is_left_alone_if_a_node_has_no_memory_to_change_to_it() -> None:
-    """b computes five times as fast as a, and would hold layers 0 to 4 instead of 3 to 5: six in all until it has changed."""
-    reasons = {}
-    for memory in (6 * 400.0 + 50, 5 * 400.0 + 50):
-        problem = Problem(cluster(memory, flops=5e9), Workload(LAYERS, 4))
-        incumbent = Incumbent.of(problem, plan(3), Shape(most_stages=2))
-        better = draft(5, ((1,), (0,)))
-        made = decide(problem, incumbent, better, 2, 0.0, 1, horizon=1e6)
-        reasons[made.reason] = made.sentence
-    assert list(reasons) == [Reason.FASTER, Reason.KEPT]
-    assert "but b lacks 0.0 MiB of memory to hold its old stage and its new one" in reasons[Reason.KEPT]
+def faster_beside(memory: float, *, horizon: float = 1e6, flops: float = 5e9) -> Decision:
+    """b computes faster than a, and would hold layers 0 to 4 instead of 3 to 5: six in all until it has changed."""
+    problem = Problem(cluster(memory, flops=flops), Workload(LAYERS, 4))
+    standing = Standing.of(problem, plan(3), Shape(most_stages=2))
+    better = made(problem, draft(5, ((1,), (0,))))
+    return decide(problem, standing, better, Terms(), horizon=horizon)
 
 
-def test_a_plan_that_cannot_stay_is_replaced_even_so() -> None:
+def test_a_node_without_memory_to_change_frees_some_first_if_that_gains_enough() -> None:
+    beside, freeing = faster_beside(6 * 400.0 + 50), faster_beside(5 * 400.0 + 50)
+    assert [each.reason for each in (beside, freeing)] == [Reason.FASTER] * 2
+    assert (beside.plan.frees_first, freeing.plan.frees_first) == ((), ("b",))
+    assert "free the old one first" in freeing.sentence
+    assert "of which b lacks the most, 0.0 MiB" in freeing.sentence
+    assert "free" not in beside.sentence
+    moved = 300.0  # layer 5 alone is not in both
+    assert freeing.predicted.migration_seconds - beside.predicted.migration_seconds == pytest.approx(
+        moved / DISK_BYTES_PER_SECOND
+    )
+
+
+def test_a_change_in_which_a_node_frees_first_must_gain_twice_the_margin() -> None:
+    """A step takes 7 % less, and the change 3 % of the horizon."""
+    flops, seconds = 1.7e9, faster_beside(6 * 400.0 + 50).predicted.migration_seconds
+    beside, freeing = (faster_beside(n * 400.0 + 50, flops=flops, horizon=seconds / 0.03) for n in (6, 5))
+    gain = 1 - beside.predicted.iteration_seconds / freeing.predicted.iteration_seconds - 0.03
+    assert MARGIN < gain < 2 * MARGIN
+    assert (beside.reason, freeing.reason) == (Reason.FASTER, Reason.KEPT)
+    assert "b lacks 0.0 MiB of memory to hold its old stage and its new one" in freeing.sentence
+
+
+def test_a_plan_that_cannot_stay_is_replaced_by_one_that_frees_first() -> None:
     problem = Problem(cluster(5 * 400.0 + 50, flops=5e9), Workload(LAYERS, 4))
-    incumbent = Incumbent(plan(3), Reason.INFEASIBLE, Holdings.of(problem, plan(3)))
-    made = decide(problem, incumbent, draft(5, ((1,), (0,))), 2, 0.0, 1, horizon=1e6)
-    assert made.reason is Reason.INFEASIBLE
+    standing = Standing(Before.of(problem, plan(3)), Reason.INFEASIBLE)
+    found = decide(problem, standing, made(problem, draft(5, ((1,), (0,)))), Terms(), horizon=1e6)
+    assert (found.reason, found.plan.frees_first) == (Reason.INFEASIBLE, ("b",))
+
+
+@pytest.mark.parametrize(
+    ("host", "where", "seconds"),
+    [
+        (None, Keeping(), 300.0 / DISK_BYTES_PER_SECOND),  # it has no other memory
+        (300.0, Keeping(), 300.0 / BUS_BYTES_PER_SECOND),
+        (299.0, Keeping(), 300.0 / DISK_BYTES_PER_SECOND),
+        (6 * 300.0, HOSTED, 0.0),  # it is in the host's memory already
+        (6 * 300.0 - 1, HOSTED, 300.0 / DISK_BYTES_PER_SECOND),
+    ],
+)
+def test_what_is_in_the_way_goes_to_the_hosts_memory_if_that_has_room_else_to_the_disk(
+    host: float | None, where: Keeping, seconds: float
+) -> None:
+    """Node b holds layers 3 to 5 and gets 0 to 4: layer 5 is in the way."""
+    problem = Problem(cluster(2000.0, host), Workload(LAYERS, 4, optimizer_state=where.optimizer_state))
+    held = (where, where) if where != Keeping() else ()
+    room = room_of(problem, plan(3, held[:1]))
+    assert freeing_seconds(room, 1, 0, 5, place_of(where)) == pytest.approx(seconds)
+
+
+def test_what_a_search_takes_a_change_for_is_what_the_decision_does() -> None:
+    """Where state can be in one place alone."""
+    problem = Problem(cluster(5 * 400.0 + 50, flops=5e9), Workload(LAYERS, 4))
+    before, new = Before.of(problem, plan(3)), draft(5, ((1,), (0,)))
+    change = Change(before, 0.5, 100.0)
+    switch = before.switch(made(problem, new))
+    assert switch.freeing
+    exact = change.surcharge(new.groups, new.cuts)
+    assert exact == pytest.approx(0.5 * (switch.seconds + MARGIN * 100.0))
+    assert 0.5 * fetching_seconds(change.fetching(), position_of(new.groups, new.cuts, 2)) == pytest.approx(
+        exact, rel=1e-3
+    )
+
+
+EIGHT = rented_cluster(parse_gpus("8x RTX 4090"), *parse_links("1Gbit/s,20ms"), parse_size("32GiB"), "bf16")
+
+
+@cache
+def on_eight(evaluations: int) -> Plan:
+    return schedule(EIGHT, llama("7B"), evaluations=evaluations, generation=1).plan
+
+
+@pytest.mark.parametrize("gone", range(8))
+@pytest.mark.parametrize("evaluations", [300, pytest.param(3_000, marks=pytest.mark.soak)])
+def test_each_loss_of_7b_on_eight_rtx_4090_gives_a_plan_for_which_no_survivor_lacks_memory(
+    gone: int, evaluations: int
+) -> None:
+    before = on_eight(evaluations)
+    left = EIGHT.only([n for n in range(8) if n != gone])
+    found = schedule(left, llama("7B"), before, evaluations=evaluations, generation=2)
+    assert found.reason is Reason.NODE_LOST
+    first = frozenset(found.plan.frees_first)
+    assert not lacking(left, llama("7B"), before, found.plan, first)
+    assert first == {*lacking(left, llama("7B"), before, found.plan, frozenset())}
+
+
+def changes(seeds: range, *, islands: bool) -> Iterator[tuple[Decision, dict[str, float], dict[str, float]]]:
+    """What was decided after something has happened to tight networks, what nodes lack then, and what they would lack if none
+    freed first."""
+    for seed in seeds:
+        cluster, workload = tight_network(seed, islands=islands)
+        workload = workload.with_rounds() if islands else workload
+
+        def ask(now: Cluster, incumbent: Plan | None, workload: Workload = workload) -> Decision:
+            if not islands:
+                return schedule(now, workload, incumbent, evaluations=300, generation=2)
+            numbers = {} if incumbent is None else {n: s.island for s in incumbent.stages for n in s.replicas}
+            return lay_out(now, workload, incumbent, length=30, numbers=numbers, evaluations=60, generation=2)
+
+        try:
+            before = replace(ask(cluster, None).plan, generation=1)
+            now = disturbed(cluster, before, seed)
+            found = ask(now, before)
+        except Infeasible:
+            continue
+        if found.reason is not Reason.KEPT:
+            first = frozenset(found.plan.frees_first)
+            yield found, *(lacking(now, workload, before, found.plan, each) for each in (first, frozenset[str]()))
+
+
+def check_changes(seeds: range, *, islands: bool, least: int) -> None:
+    """At least this number of changes are made, and in some of them a node frees first."""
+    found = [*changes(seeds, islands=islands)]
+    assert len(found) >= least
+    assert not [short for _, short, _ in found if short]
+    assert any(each.plan.frees_first for each, *_ in found)
+    assert all({*each.plan.frees_first} == {*would} for each, _, would in found)
+
+
+@pytest.mark.parametrize("islands", [False, True])
+def test_in_a_tight_network_no_node_lacks_memory_while_plans_change(islands: bool) -> None:
+    check_changes(range(6 if islands else 20), islands=islands, least=3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("islands", [False, True])
+def test_in_200_tight_networks_no_node_lacks_memory_while_plans_change(islands: bool) -> None:
+    check_changes(range(100, 300), islands=islands, least=100)

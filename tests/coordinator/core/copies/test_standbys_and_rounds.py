@@ -9,8 +9,7 @@ import pytest
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
-from dtfm.scheduler.islands.layout import numbered
-from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes, numbered
 from tests.coordinator.answers import links
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
 from tests.coordinator.standbys import caught_up

@@ -1,0 +1,52 @@
+"""What a layout costs: one function for all of them. A plan without rounds is a layout of one island."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtfm.scheduler.cost.exchange import exchange_seconds, tokens_needed
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.problem import Problem, draft_of, problem_of
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What layouts are priced by beside cluster and workload. ``length`` is that of a round, 0 without rounds. ``overhead`` is
+    the seconds of each step that the simulation leaves out."""
+
+    length: int = 0
+    overhead: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds of a step that trains and of an exchange, and what is compared: the seconds per step, with the exchange's share of
+    a round, times the tokens that so many islands need for the same loss. More tokens make more steps."""
+
+    step: float
+    exchange: float
+    compared: float
+
+
+def price_of_layout(problem: Problem, layout: Plan, terms: Terms) -> Price:
+    """The price of a layout all of whose nodes the cluster has."""
+    islands = layout.islands
+    step = max(island_seconds(problem, island) for island in islands) + terms.overhead
+    if not terms.length:
+        return Price(step, 0.0, step)
+    exchange = exchange_seconds(problem.cluster, problem.workload, layout)
+    more = tokens_needed(len(islands), problem.workload, terms.length)
+    return Price(step, exchange, (step + exchange / terms.length) * more)
+
+
+def island_seconds(problem: Problem, island: Plan) -> float:
+    """Seconds of one island's step, without overhead."""
+    own = problem_of_island(problem, island)
+    return simulate(own, draft_of(island, own.cluster))
+
+
+def problem_of_island(problem: Problem, island: Plan) -> Problem:
+    """The problem itself where the island computes all of a step, else its part of it, on its own nodes."""
+    whole = island.micro_batches == problem.workload.micro_batches
+    return problem if whole else problem_of(island, problem.cluster, problem.workload)
