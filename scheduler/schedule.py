@@ -42,6 +42,7 @@ def schedule(
     generation: int = 0,
     horizon: float = HORIZON_SECONDS,
     overhead: float = 0.0,
+    uncertainty: float = 0.0,
     threads: int = 1,
     improved: Improved = lambda evaluations, seconds: None,
     stopped: Callable[[], bool] = lambda: False,
@@ -58,7 +59,8 @@ def schedule(
 
     A new plan gets ``generation``; an ``incumbent`` that is kept keeps its own. A plan that replaces the incumbent must win
     back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``overhead`` is the
-    seconds of each step that the model leaves out, the same for all plans. ``improved`` is called for each plan that is better
+    seconds of each step that the model leaves out, the same for all plans. ``uncertainty``: the fraction of a step by which what
+    was measured differs from itself, which the gain of another plan must exceed. ``improved`` is called for each plan that is better
     than all before, with the evaluations so far and the plan's seconds (without the overhead, with the cost of state transfer per
     step). All ends soon after ``stopped`` returns True.
 
@@ -93,7 +95,7 @@ def schedule(
     bound = max(bound, least) + overhead
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
-    decision = decide(problem, standing, best.draft, generation, bound, evaluator.spent, horizon, overhead)
+    decision = decide(problem, standing, best.draft, generation, bound, evaluator.spent, horizon, overhead, uncertainty)
     return replace(decision, sentence=decision.sentence + note) if note else decision
 
 

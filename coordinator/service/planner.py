@@ -99,7 +99,8 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
 
 
 def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known: layout.Known) -> Decision:
-    ask, workload, incumbent = partial(schedule, stages=wanted.stages), wanted.workload, wanted.incumbent
+    ask = partial(schedule, stages=wanted.stages, uncertainty=wanted.uncertainty)
+    workload, incumbent = wanted.workload, wanted.incumbent
     if length:
         ask = partial(layout.lay_out, length=length, numbers=wanted.islands, known=known)
         workload = workload.with_rounds()

@@ -85,9 +85,10 @@ def decide(
     spent: int,
     horizon: float,
     overhead: float = 0.0,
+    uncertainty: float = 0.0,
 ) -> Decision:
-    """Keeps the incumbent if it can stay, unless the draft wins back the cost of state transfer and MARGIN within the horizon,
-    and every node has memory for its old and its new stage together. An incumbent that cannot stay is replaced in any case.
+    """Keeps the incumbent if it can stay, unless the draft wins back the cost of state transfer within the horizon, and MARGIN or
+    the ``uncertainty`` of what was measured, and every node has memory for its old and its new stage together. An incumbent that cannot stay is replaced in any case.
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations, ``overhead`` the seconds of each step that the
     simulation leaves out.
@@ -105,15 +106,15 @@ def decide(
     else:
         current = _predict(problem, draft_of(incumbent.plan, problem.cluster), 0.0, overhead)
         old, new = current.iteration_seconds, predicted.iteration_seconds
-        gain = 1 - new / old - transfer_seconds / horizon
-        short = short_of_memory(problem, incumbent.plan, draft) if gain > MARGIN else None
-        if gain <= MARGIN or short is not None:
+        gain, least = 1 - new / old - transfer_seconds / horizon, max(MARGIN, uncertainty)
+        short = short_of_memory(problem, incumbent.plan, draft) if gain > least else None
+        if gain <= least or short is not None:
             plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
             predicted, fetch = current, 0
             reason = Reason.KEPT
             sentence = (
                 f"The plan stays: another would gain {max(0.0, gain):.1%} in the {horizon:,.0f} s that it should stand, less "
-                f"than the required {MARGIN:.0%}."
+                f"than the required {least:.0%}."
             )
             if short is not None:
                 sentence = (
