@@ -47,9 +47,10 @@ def heard(transition: Transition, session: Session, beat: wire.Heartbeat) -> Non
 
 def leave_slow_line(transition: Transition) -> None:
     """The rule: a plan that was chosen because a line is slow takes over within the step, if that takes long already. What nodes
-    have done of the step counts (plan/adoption.py)."""
+    have done of the step counts (plan/adoption.py). Among strangers it waits for the commit: who keeps others waiting could put
+    off the deadline of the step by what it says."""
     state, phase = transition.state, transition.state.phase
-    if not isinstance(phase, Stepping) or phase.slow_line is None or phase.commit_by is not None:
+    if not isinstance(phase, Stepping) or phase.slow_line is None or phase.commit_by is not None or state.ledger.is_open:
         return
     training = state.ledger.training
     if state.planner.chosen is None or not state.rounds.at_rest(training.step):
