@@ -24,6 +24,7 @@ from dtfm.node.data.allowed import ALLOW, ALLOW_MODULE, EVERYTHING, Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.long_parts import Repeated, long_part
+from dtfm.node.host.other_work import OtherWork
 from dtfm.node.host.vitals import vitals_of
 from dtfm.node.network.addresses import candidates, host_of, reached_here
 from dtfm.node.network.discovery import Search, follow
@@ -87,6 +88,7 @@ class Session:
         self._key = b""  # of the name, from the first connection on
         self._allowed: Allowed | None = None  # what the run may name here; None until the first connection
         self._vitals = vitals_of(device)
+        self._other_work = OtherWork()
         self._patience = settings.give_up_after  # seconds without a coordinator
         self._search = Search(settings.coordinator)
         self._hang_up: Callable[[], object] = lambda: None
@@ -422,7 +424,9 @@ class Session:
             now = self._vitals.now()
             beat = self._progress.heartbeat(count)
             beat.MergeFrom(wire.Heartbeat(load=now.load, celsius=now.celsius))
+            beat.arriving.extend(self._trainer.arriving())
             self._send(wire.NodeMessage(heartbeat=beat))
+            self._trainer.look_after_timing(max(self._other_work.share(), now.load or 0.0))
 
     async def _messages(
         self, outgoing: asyncio.Queue[wire.NodeMessage | None], let_in: asyncio.Event

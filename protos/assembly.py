@@ -27,6 +27,11 @@ class Assembly:
         assert self._whole, f"only {self._next} of {self.header.total} bytes have arrived"
         return self._bytes
 
+    @property
+    def received(self) -> int:
+        """The number of bytes that have arrived."""
+        return self._next
+
     def take(self, header: Header, payload: memoryview) -> bool:
         """Takes one parsed frame (frame.parse) and returns whether the tensor is now complete.
 

@@ -76,7 +76,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited", "uploaded")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited", "uploaded", "timed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class NodeMessage(_message.Message):
     REACHED_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
     UPLOADED_FIELD_NUMBER: _ClassVar[int]
+    TIMED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
     heartbeat: Heartbeat
@@ -113,7 +114,8 @@ class NodeMessage(_message.Message):
     reached: Reached
     audited: Audited
     uploaded: Uploaded
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ...) -> None: ...
+    timed: Timed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "upload")
@@ -226,7 +228,7 @@ class Welcome(_message.Message):
     def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ..., data_fingerprint: _Optional[bytes] = ..., unigram_entropy: _Optional[float] = ..., quarantined: _Optional[_Iterable[str]] = ..., worked_steps: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., wait_for_coordinator_seconds: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("step", "steps", "generation", "loss", "tokens", "seconds", "waiting", "lease_seconds", "heartbeat_seconds")
+    __slots__ = ("step", "steps", "generation", "loss", "tokens", "seconds", "waiting", "lease_seconds", "heartbeat_seconds", "idle")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +238,7 @@ class RunStatus(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     step: int
     steps: int
     generation: int
@@ -245,7 +248,8 @@ class RunStatus(_message.Message):
     waiting: str
     lease_seconds: float
     heartbeat_seconds: float
-    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., generation: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., waiting: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    idle: str
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., generation: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., waiting: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., idle: _Optional[str] = ...) -> None: ...
 
 class Certificate(_message.Message):
     __slots__ = ("certificate",)
@@ -274,7 +278,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("layers", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts", "disk_bytes", "precision")
+    __slots__ = ("layers", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts", "disk_bytes", "precision", "timed_beside")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +293,7 @@ class Prepared(_message.Message):
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
+    TIMED_BESIDE_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Layer]
     data_fingerprint: bytes
     training_samples: int
@@ -303,23 +308,34 @@ class Prepared(_message.Message):
     layouts: bytes
     disk_bytes: int
     precision: _plan_pb2.Precision
-    def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ..., precision: _Optional[_Union[_plan_pb2.Precision, str]] = ...) -> None: ...
+    timed_beside: bool
+    def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ..., precision: _Optional[_Union[_plan_pb2.Precision, str]] = ..., timed_beside: _Optional[bool] = ...) -> None: ...
+
+class Timed(_message.Message):
+    __slots__ = ("flops", "beside")
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    flops: float
+    beside: bool
+    def __init__(self, flops: _Optional[float] = ..., beside: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("count", "preparing", "done", "of", "load", "celsius")
+    __slots__ = ("count", "preparing", "done", "of", "load", "celsius", "arriving")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     PREPARING_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     OF_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVING_FIELD_NUMBER: _ClassVar[int]
     count: int
     preparing: Preparing
     done: int
     of: int
     load: float
     celsius: float
-    def __init__(self, count: _Optional[int] = ..., preparing: _Optional[_Union[Preparing, str]] = ..., done: _Optional[int] = ..., of: _Optional[int] = ..., load: _Optional[float] = ..., celsius: _Optional[float] = ...) -> None: ...
+    arriving: _containers.RepeatedCompositeFieldContainer[StepReady.Arrived]
+    def __init__(self, count: _Optional[int] = ..., preparing: _Optional[_Union[Preparing, str]] = ..., done: _Optional[int] = ..., of: _Optional[int] = ..., load: _Optional[float] = ..., celsius: _Optional[float] = ..., arriving: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("peers",)

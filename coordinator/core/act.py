@@ -17,7 +17,7 @@ from dtfm.coordinator.core.members import welcoming
 from dtfm.coordinator.core.members.quarantine import clear, quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
-from dtfm.coordinator.core.plan.adoption import again, regroup
+from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
 from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot, undo
 from dtfm.coordinator.core.plan.replanning import Wait, WaitReason, decide
 from dtfm.coordinator.core.reach import links
@@ -78,6 +78,8 @@ def _set_back(transition: Transition, setback: Setback) -> None:
     changed = found.guilty or found.apart or found.broken or setback.since is not None or setback.lost_state
     if changed or isinstance(transition.state.phase, Gathering):
         regroup(transition, setback.reason)
+    elif setback.switches and (chosen := transition.state.planner.chosen) is not None:
+        adopt(transition, chosen, setback.reason)
     else:
         again(transition, setback.reason)
 

@@ -26,7 +26,7 @@ class Setback:
     again. ``problem``: as in StepAborted, of a step. ``proven``: what the node has said proves it guilty of this, and it is
     quarantined at once. ``since``: what was done after this step is in doubt as well; None: nothing is. ``unless_settled``: that
     holds only if nobody turns out to be guilty. ``lost_state``: the node is gone, or does not hold what it should, so that the
-    same plan cannot go on. ``mismatch``: goes into the log first."""
+    same plan cannot go on. ``mismatch``: goes into the log first. ``switches``: the plan that is chosen takes over at once."""
 
     problem: str
     node: str
@@ -37,6 +37,7 @@ class Setback:
     unless_settled: bool = False
     lost_state: bool = False
     mismatch: DigestMismatch | None = None
+    switches: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,9 @@ class Switching:
 class Stepping:
     """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in since ``voted``, and the
     step is committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step.
-    ``stalled``: at whom it stood when it was last interrupted. ``passed``: by node, the tensors that it voted to have sent and
-    got, where work is audited."""
+    ``stalled``: at whom it stood when it was last interrupted. ``slow_line``: the line that has become slow in it, from where
+    to where, and how many times slower (plan/slow_lines.py); None: none has. ``passed``: by node, the tensors that it voted to
+    have sent and got, where work is audited."""
 
     step: int
     since: float
@@ -66,6 +67,7 @@ class Stepping:
     commit_by: float | None = None
     committed_by: float = -math.inf
     stalled: frozenset[str] = frozenset()
+    slow_line: tuple[str, str, float] | None = None
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
     passed: Mapping[str, Passed] = field(default_factory=dict)
     audits: tuple[Audit, ...] = ()

@@ -79,7 +79,8 @@ class Session:
     same layers. ``prepares``: what it last said that it does before it is ready (wire.Preparing), and how many tenths of that are
     done. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
     disk when it had read the run; 0: not known. ``beat``: its last heartbeat; the page shows what the driver says.
-    ``device``: its kind, and whether that has bf16. ``precision``: the one that it was told to prepare the run in."""
+    ``device``: its kind, and whether that has bf16. ``precision``: the one that it was told to prepare the run in. ``timed``:
+    when it last told that it had timed its device again. ``told_idle``: what it was last told of why it is idle."""
 
     node: str
     stream: int
@@ -103,6 +104,8 @@ class Session:
     beat: wire.Heartbeat | None = None
     device: tuple[str, bool] = ("", False)
     precision: str = ""
+    timed: float = -math.inf
+    told_idle: str = ""
 
     def without_peer(self, node: str) -> Session:
         if not (node in self.probing or node in self.reaching or node in self.to_measure):
@@ -133,15 +136,16 @@ class Members:
     """Who is connected, and what is remembered of those who left.
 
     ``sessions`` are by node, and ``streams`` says whose each is. ``ended``: those that left for good last, the oldest first.
-    ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
-    dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
-    last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke. ``decisions``:
-    the number of times a plan has decided the run's precision.
+    ``retries`` are of broken links, and ``slow`` of those that became slow, by their two nodes in order of name. ``dialled``:
+    by who, then by whom, what came of dialling; ``tried``: by two nodes in order of name, the relays that did not work between
+    them. ``looked``: when this process last looked at the clock; ``hearing``: since when it has done so without a gap, and
+    heard nodes as they spoke. ``decisions``: the number of times a plan has decided the run's precision.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
     streams: Mapping[int, str] = field(default_factory=dict)
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
+    slow: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
@@ -200,12 +204,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a question: the best ``plan``, or None and the ``problem``."""
+    """What came of a question: the best ``plan``, or None and the ``problem``. ``at``: when that was."""
 
     question: Question
     hasty: bool
     plan: Plan | None
     problem: str = ""
+    at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,13 +349,36 @@ class Safekeeping:
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """How far the measurements of one device or link differ from each other while nothing has changed (plan/noise.py)."""
+
+    variance: float = 0.0
+    """Of the logarithm of its level."""
+    count: int = 0
+    """The number of levels that are in ``variance``."""
+    level: float = 0.0
+    """The last of them."""
+    at: float = -math.inf
+    """When that was."""
+    reversals: float = 0.0
+    """The number of times that a change was followed by one the other way; it fades."""
+    change: float = 0.0
+    """The logarithm of the last change; 0: there was none."""
+    changed_at: float = 0.0
+    """When that was found."""
+
+
+@dataclass(frozen=True, slots=True)
 class Speeds:
-    """Speeds of one device or link in this generation's steps: the ``recent`` ones, and the median of the ``first``.
-    ``changed_since``: since when the recent ones have been far from the first."""
+    """Speeds of one device or link in this generation's steps: the ``recent`` ones, the ``times`` when they were measured, and
+    the median of the ``first``. ``changed_since``: since when the recent ones have been far from the first. ``noise`` outlives
+    the generation."""
 
     recent: tuple[float, ...] = ()
     first: float | None = None
     changed_since: float | None = None
+    times: tuple[float, ...] = ()
+    noise: Noise = Noise()
 
 
 @dataclass(frozen=True, slots=True)

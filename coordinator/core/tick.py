@@ -12,9 +12,9 @@ from dataclasses import replace
 from dtfm.coordinator.core import act, steering, transition as t
 from dtfm.coordinator.core.copies import checkpoints, snapshot, standby
 from dtfm.coordinator.core.ending import stop
-from dtfm.coordinator.core.members import invitations, leaving, membership, quarantine
+from dtfm.coordinator.core.members import invitations, leaving, membership, quarantine, timing
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
-from dtfm.coordinator.core.plan import adoption, drift, replanning
+from dtfm.coordinator.core.plan import adoption, drift, replanning, slow_lines
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
 from dtfm.coordinator.core.step import beginning, commits, evaluation, pause, telling, votes
@@ -36,6 +36,7 @@ def tick(state: State, event: t.Input, now: float) -> tuple[State, t.Ready]:
     quarantine.tell_peers(transition)
     auditing.tell_standings(transition)
     telling.tell_changes(transition)
+    telling.tell_idle(transition)
     return transition.state, t.Ready(tuple(transition.entries), tuple(transition.commands))
 
 
@@ -125,7 +126,7 @@ _FIRST = (
     pause.end_pause,
     steering.stop_when_safe,
 )
-_OF_PLANS = (replanning.replan, act.separate_or_quarantine, standby.arrange)
+_OF_PLANS = (replanning.replan, slow_lines.leave_slow_line, act.separate_or_quarantine, standby.arrange)
 _LAST = (snapshot.end_overdue, standby.end_overdue, leaving.let_go)
 """The rules, in the order in which they apply. Those of plans depend on the ledger, the planner and the phase."""
 
@@ -186,6 +187,8 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
             standby.reported(transition, session, message.standby_progress)
         case "leaving":
             leaving.wants_to_leave(transition, session, message.leaving)
+        case "timed":
+            timing.timed_again(transition, session, message.timed)
         case "codecs_chosen":
             drift.codecs_chosen(transition, node, message.codecs_chosen)
         case "heartbeat":  # a sign of life, as every message is

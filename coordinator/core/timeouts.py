@@ -16,6 +16,12 @@ TOGETHER_LEASES = 0.05
 HEARTBEAT_LEASES = 0.25
 """Time between two heartbeats of a node."""
 
+TIMED_LEASES = 3
+"""An idle node that has timed its device again is not heard on that for so long."""
+
+IDLE_AGAIN_LEASES = 60
+"""While a node is idle, the planner looks again after this time, though nothing calls for it: ten minutes, by default."""
+
 SIGN_OF_LIFE_LEASES = 0.5
 """Two heartbeats: a live node is heard within this time. If it is not, another process that claims its identity gets it."""
 

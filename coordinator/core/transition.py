@@ -149,7 +149,8 @@ class PlanWanted:
     """Ask the planner. ``cluster`` makes the cluster that the nodes have measured: of many nodes that takes longer than a tick
     may. ``overhead``: see Training; ``horizon``: see plan/planner_input.py; both in seconds. ``seconds``: the planner's time.
     ``carry_on``: what is asked before; None: nothing is. ``lengths``: of rounds (0: none), from which the planner is to
-    choose, first that in force. ``islands``: see Training."""
+    choose, first that in force. ``islands``: see Training. ``uncertainty``: another plan must save more than this fraction of a
+    step (plan/drift.py)."""
 
     number: int
     cluster: Callable[[], Cluster]
@@ -164,6 +165,7 @@ class PlanWanted:
     carry_on: CarryOn | None = None
     lengths: tuple[int, ...] = (0,)
     islands: Mapping[str, int] = field(default_factory=dict)
+    uncertainty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

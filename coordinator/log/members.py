@@ -47,6 +47,8 @@ class Member:
     """FLOP/s, see DeviceShown."""
     in_training: float = 0.0
     """FLOP/s that it delivers in steps; 0: as expected of its ``device`` (DeviceDrifted)."""
+    timed_beside: bool = False
+    """Whether its ``device`` was timed while other programs used its machine."""
 
 
 def recounted(ledger: Ledger) -> Ledger:
@@ -65,14 +67,16 @@ def planned_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
 
     That is what steps have shown, if they have. Else it is what the device was timed at, times the share that the plan's devices
     usually deliver of theirs: they may share their cores, say, or be below their peak. If two shares are in
-    the middle, the one nearer to 1 counts: one slow device of two does not make the other slow.
+    the middle, the one nearer to 1 counts: one slow device of two does not make the other slow. Of a device that was timed beside
+    other programs, which may be the plan's nodes, that share is not taken again.
     """
     plan, members = ledger.training.plan, ledger.members
     at_work = [members[node] for node in (plan.nodes if plan is not None else ()) if node in members]
     shares = [member.in_training / member.device.flops if member.in_training else 1.0 for member in at_work]
     middle = (statistics.median_low(shares), statistics.median_high(shares)) if shares else (1.0,)
     usual = min(middle, key=lambda share: abs(math.log(share)))
-    return [members[node].in_training or members[node].device.flops * usual for node in nodes]
+    of = [members[node] for node in nodes]
+    return [m.in_training or m.device.flops * (max(usual, 1.0) if m.timed_beside else usual) for m in of]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,10 @@ class NodeReady:
     event: Literal["node_ready"] = "node_ready"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        return ledger.with_member(self.node, replace(ledger.members[self.node], ready=True, preparing=""))
+        ready = ledger.with_member(self.node, replace(ledger.members[self.node], ready=True, preparing=""))
+        return replace(
+            ready, reach=ledger.reach.changed()
+        )  # the same process, too, has links that were measured just now
 
     def narrate(self) -> str:
         return f"{self.node} is ready"
@@ -199,24 +206,26 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimed:
-    """The node has timed its device with the run's own layers, beside no other work: ``flops`` (FLOP/s). ``reason``: why it is
-    timed again, as older versions did; empty the first time."""
+    """The node has timed its device with the run's own layers, beside no other work of its own: ``flops`` (FLOP/s). ``reason``:
+    what it was before, as it was timed again; empty the first time. ``beside``: other programs used its machine."""
 
     node: str
     flops: float
     reason: str = ""
+    beside: bool = False
     event: Literal["device_timed"] = "device_timed"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        member = ledger.members[self.node]
-        timed = replace(member, device=replace(member.device, flops=self.flops), in_training=0.0)
+        member, device = ledger.members[self.node], ledger.members[self.node].device
+        timed = replace(member, device=replace(device, flops=self.flops), in_training=0.0, timed_beside=self.beside)
         known = ledger.with_member(self.node, timed)
         return replace(known, reach=ledger.reach.changed(by=bool(self.reason) and member.ready))
 
     def narrate(self) -> str:
         if self.reason:
             return f"{self.node} changed its speed: {self.reason}"
-        return f"{self.node} computes this model's layers at {self.flops / 1e9:.0f} GFLOP/s"
+        beside = ", beside other programs" if self.beside else ""
+        return f"{self.node} computes this model's layers at {self.flops / 1e9:.0f} GFLOP/s{beside}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,9 @@ SETTLED = "SETTLED"
 """StepAborted.problem when votes or audits contradicted each other: somebody is quarantined for that, or the two are kept
 apart."""
 
+SLOW_LINE = "SLOW_LINE"
+"""A line has become so slow that the step is better done by another plan, which goes on from where the step stands."""
+
 UNAUDITED = "UNAUDITED"
 """StepAborted.problem when work of the step was being done again, and a node left, or withheld what it needed."""
 
@@ -114,8 +117,9 @@ class GradientsClipped(Remark):
 
 @dataclass(frozen=True, slots=True)
 class StepAborted:
-    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED, UNAUDITED or ROLLED_BACK; ``node``
-    the node that reported it, was lost, waited for, contradicted or could not be audited, or the operator who went back."""
+    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED, SLOW_LINE, UNAUDITED or ROLLED_BACK;
+    ``node`` the node that reported it, was lost, waited for, contradicted or could not be audited, or the operator who went
+    back."""
 
     step: int
     generation: int
@@ -125,7 +129,7 @@ class StepAborted:
     event: Literal["step_aborted"] = "step_aborted"
 
     def apply(self, ledger: Ledger) -> Ledger:
-        if self.problem in (PEER_LOST, OVERDUE, NODE_LEFT):
+        if self.problem in (PEER_LOST, OVERDUE, NODE_LEFT, SLOW_LINE):
             return ledger
         # What is wrong may have reached other nodes' work on the step.
         return replace(ledger, training=replace(ledger.training, counts_from=ledger.training.generation + 1))
@@ -133,7 +137,7 @@ class StepAborted:
     def narrate(self) -> str:
         if self.problem == NODE_LEFT:
             return f"step {self.step} was aborted, as a node left: {self.reason}"
-        if self.problem == ROLLED_BACK:
+        if self.problem in (ROLLED_BACK, SLOW_LINE):
             return f"step {self.step} was aborted: {self.reason}"
         return f"step {self.step} was aborted: {self.problem} on {self.node}: {self.reason}"
 

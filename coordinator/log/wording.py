@@ -26,8 +26,8 @@ _IPV6 = re.compile(
     r"(?:(?<![0-9A-Za-z])|(?<=%5B))\[?([0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,}(?<![:.]))(?:%\w+)?\]?(?::\d+)?"
 )
 
-AS_GOOD = 1.005
-"""Up to this gap nothing that counts can be gained."""
+AS_GOOD, MOST_GAP = 1.005, 2.0
+"""Up to the first gap nothing that counts can be gained. With more than the second, a bound does not say how good a plan is."""
 
 
 class Remark:
@@ -51,11 +51,23 @@ def utc(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def describe_seconds(predicted: float | None, bound: float | None) -> str:
-    """What a plan is expected to take, and what no plan can beat, like "12.3 s a step, at best 8.1 s"; empty if unknown."""
+def telling_bound(predicted: float | None, bound: float | None, measured: float | None = None) -> float | None:
+    """The seconds of a step that no plan can beat, if they say something: not if the plan is expected to take more than MOST_GAP
+    times that, nor if steps are ``measured`` to take less, since then speeds are not what they were. Old logs have bounds that
+    cannot be: below 0, and above the prediction."""
+    if predicted is None or bound is None or not 0 < predicted <= MOST_GAP * bound:
+        return None
+    bound = min(bound, predicted)
+    return None if measured is not None and measured < bound else bound
+
+
+def describe_seconds(predicted: float | None, bound: float | None, measured: float | None = None) -> str:
+    """What a plan is expected to take, and what no plan can beat if that says something, like "12.3 s a step, at best 8.1 s";
+    empty if unknown."""
     if predicted is None:
         return ""
-    return f"{seconds_in_words(predicted)} a step" + (f", at best {seconds_in_words(bound)}" if bound else "")
+    best = telling_bound(predicted, bound, measured)
+    return f"{seconds_in_words(predicted)} a step" + (f", at best {seconds_in_words(best)}" if best else "")
 
 
 def describe_gap(bound: float, gap: float) -> str:

@@ -100,7 +100,8 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
 
 
 def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known: layout.Known) -> Decision:
-    ask, workload, incumbent = partial(schedule, stages=wanted.stages), wanted.workload, wanted.incumbent
+    ask = partial(schedule, stages=wanted.stages)
+    workload, incumbent = wanted.workload, wanted.incumbent
     if length:
         ask = partial(layout.lay_out, length=length, numbers=wanted.islands, known=known)
         workload = workload.with_rounds()
@@ -113,6 +114,7 @@ def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known
         workload,
         incumbent,
         overhead=wanted.overhead,
+        uncertainty=wanted.uncertainty,
         seed=wanted.seed,
         time_used=_time_used(wanted.seconds),
         generation=wanted.generation,

@@ -10,7 +10,7 @@ from prometheus_client import PROCESS_COLLECTOR, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dtfm.coordinator.log.wording import without_addresses
+from dtfm.coordinator.log.wording import telling_bound, without_addresses
 from dtfm.coordinator.view.members import STATUSES, status
 from dtfm.coordinator.view.so_far import STATES, SoFar, is_stalled
 
@@ -51,7 +51,8 @@ class Figures(Collector):
         yield _one("tokens_per_second", "The mean over the last 20 steps.", so_far.tokens_per_second)
         yield _one("step_seconds", "The time of a step: the median of the plan's last 20.", so_far.measured)
         yield _one("step_predicted_seconds", "The time of a step that the planner expects.", training.predicted)
-        yield _one("step_bound_seconds", "The time of a step that no plan can beat.", training.bound)
+        bound = telling_bound(training.predicted, training.bound, so_far.measured)
+        yield _one("step_bound_seconds", "The time of a step that no plan can beat, where that says something.", bound)
         yield _one("generation", "The number of the last plan.", training.generation)
         yield _one("checkpoint_step", "The step of the newest checkpoint, or 0.", ledger.copies.checkpoint_step)
         yield _each("nodes", "Members, by what they do.", "doing", {each: doing[each] for each in STATUSES})

@@ -11,12 +11,12 @@ from itertools import islice
 from typing import Any
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.idle import idle_nodes
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.members import planned_flops
-from dtfm.coordinator.log.wording import describe_codecs
+from dtfm.coordinator.log.wording import describe_codecs, telling_bound
 from dtfm.coordinator.view.beats import NO_BEATS, gpu
 from dtfm.coordinator.view.condition.condition import conditions
-from dtfm.coordinator.view.condition.idle import idle_nodes
 from dtfm.coordinator.view.condition.pace import planned_seconds
 from dtfm.coordinator.view.for_people import severity
 from dtfm.coordinator.view.history import History, Span
@@ -130,7 +130,7 @@ def plan_document(so_far: SoFar) -> Document | None:
         ],
         "flows": list(islice(_flows(ledger, plan), MOST_FLOWS)),
         "predicted": ledger.training.predicted,
-        "bound": ledger.training.bound,
+        "bound": telling_bound(ledger.training.predicted, ledger.training.bound, so_far.measured),
         "measured": so_far.measured,
     }
 

@@ -16,13 +16,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dtfm.coordinator.log.idle import idle_nodes
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.members import planned_flops
 from dtfm.coordinator.log.standing import earned
 from dtfm.coordinator.log.wording import describe_routes, describe_seconds, money_in_words, seconds_in_words
 from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.view.condition.condition import Condition, Mood, conditions
-from dtfm.coordinator.view.condition.idle import idle_nodes
 from dtfm.coordinator.view.members import status
 from dtfm.coordinator.view.so_far import SoFar
 
@@ -44,7 +44,7 @@ def render(so_far: SoFar, console: Console, now: float | None = None) -> Rendera
     record was written."""
     ledger = so_far.ledger
     predicted = ledger.training.predicted
-    expected = describe_seconds(predicted, ledger.training.bound)
+    expected = describe_seconds(predicted, ledger.training.bound, so_far.measured)
     if predicted is not None and (taken := so_far.measured) is not None:
         expected += f"; it takes {seconds_in_words(taken)} (predicted/measured {predicted / taken:.2f})"
     upper = Group(

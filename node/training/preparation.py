@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
@@ -22,6 +23,7 @@ from dtfm.node.data.problems import told_together
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16, why_slow_in_fp32
 from dtfm.node.host.long_parts import long_part
+from dtfm.node.host.other_work import OtherWork
 from dtfm.node.model.compiled_layer import can_compile
 from dtfm.node.model.layer_costs import layer_costs, layer_flops
 from dtfm.node.model.load import load_model
@@ -31,8 +33,9 @@ from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import file_layout
 from dtfm.node.training.generation_setup import Equipment
+from dtfm.node.training.timing import Timing
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.control_pb2 import Prepared, Preparing as Doing
+from dtfm.protos.control_pb2 import Prepared, Preparing as Doing, Timed
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -48,13 +51,14 @@ class Preparation:
     """For the training thread, except `cancel`; any thread may read the attributes.
 
     ``loaded`` is the run that this node has loaded, ``flops`` the speed at which the device computes its layers, if these were
-    timed.
+    timed, ``timing`` when that was.
     """
 
     def __init__(self, equipment: Equipment, loop: asyncio.AbstractEventLoop) -> None:
         """``loop`` runs what compiles beside the loading."""
         self.loaded: LoadedRun | None = None
         self.flops: float | None = None
+        self.timing: Timing | None = None
         self._equipment = equipment
         self._loop = loop
         self._compiling: Future[None] | None = None
@@ -97,7 +101,7 @@ class Preparation:
             model.compiles = run.train.compile and can_compile(device)
             self._equipment.progress.does(Doing.COMPILING if model.compiles else Doing.TIMING_DEVICE)
             with long_part("compiling the layers and timing the device" if model.compiles else "timing the device"):
-                self.flops = layer_flops(model, run, device, self._equipment.hardware)
+                self._time(model, run)
             self._equipment.progress.does(Doing.NOTHING_TO_SAY)
         return before is None or before.precision != run.train.precision
 
@@ -108,7 +112,26 @@ class Preparation:
         said.on_disk.extend(self._equipment.snapshots.open(self.loaded))
         said.disk_bytes = self._equipment.snapshots.free_bytes
         said.flops = self.flops or 0.0
+        said.timed_beside = self.timing is not None and self.timing.beside
         return said
+
+    def time_again(self) -> Timed | None:
+        """Times the device again, while it computes nothing else. None: that cannot be done."""
+        if self.loaded is None or self.flops is None:
+            return None
+        before = self.flops
+        self._time(self.loaded.model, self.loaded.run)
+        assert self.timing is not None
+        if self.flops is None:
+            self.flops = before
+            return None
+        return Timed(flops=self.flops, beside=self.timing.beside)
+
+    def _time(self, model: Model, run: Run) -> None:
+        others = OtherWork()
+        self.flops = layer_flops(model, run, self._equipment.device, self._equipment.hardware)
+        before = self.timing or Timing(0.0, beside=False)
+        self.timing = before.again(time.monotonic(), others.share())
 
     def cancel(self) -> None:
         """Calls off what `load` waits for."""

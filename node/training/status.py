@@ -31,6 +31,7 @@ class Status:
         self._share = ""
         self._load = 0  # micro-batches of this node in each step
         self._copy = ""  # what it keeps as a standby
+        self._idle = ""  # why the plan does without it
         self._micro_batches = 0  # computed by this process, of committed steps
         self._worked = 0  # committed steps in which this node took part, in all of its processes
 
@@ -44,6 +45,8 @@ class Status:
             if run.seconds > 0:
                 self._speeds.append((run.tokens, run.seconds))
         self.run = run
+        if run.HasField("idle"):
+            self._idle = run.idle
 
     def committed(self, commit: Commit) -> None:
         if commit.generation == self._generation:
@@ -77,7 +80,10 @@ class Status:
             tokens, seconds = (sum(column) for column in zip(*self._speeds, strict=True))
             left = (run.steps - run.step) * seconds / len(self._speeds) - (self._clock() - self._heard)
             parts += [f"{tokens / seconds:,.0f} tokens/s", f"{timedelta(seconds=round(max(left, 0)))} left"]
-        share = self._share if run.generation == self._generation else self._copy or self._without_share
+        takes_part = run.generation == self._generation
+        share = self._share if takes_part else self._copy or self._without_share
+        if self._idle and not takes_part:
+            share = f"{share} ({self._idle})"
         return f"{', '.join(parts)} | this node: {share}; {self._done}"
 
     def place(self) -> dict[str, str | int]:

@@ -121,6 +121,22 @@ class Trainer:
     def links_changed(self, links: wire.LinksChanged) -> None:
         self._commands.put(lambda: self._links_changed(links))
 
+    def arriving(self) -> list[wire.StepReady.Arrived]:
+        """What has come of the step in hand so far."""
+        generation = self._generation
+        return generation.receiver.paces_so_far() if generation is not None else []
+
+    def look_after_timing(self, others: float) -> None:
+        """Has the device timed again if that is due and this node is idle, while other programs use this share of its machine."""
+        timing = self._preparation.timing
+        if (
+            timing is not None
+            and self.at is None
+            and self._commands.empty()
+            and timing.is_due(time.monotonic(), others)
+        ):
+            self._commands.put(self._time_again)
+
     def call_off(self, reason: str) -> None:
         """The present step is aborted: nobody applies it."""
         self.interrupt(reason)
@@ -253,6 +269,11 @@ class Trainer:
                 if self._stopping.wait(pause):
                     raise Closed("the node is stopping") from None
         return self._preparation.load(run, dialler, allowed, agreed)
+
+    def _time_again(self) -> None:
+        if self.at is None and self._commands.empty() and (timed := self._preparation.time_again()) is not None:
+            log.info("the device was timed again: %.0f GFLOP/s", timed.flops / 1e9)
+            self._report(wire.NodeMessage(timed=timed))
 
     # Adopting a plan
 

@@ -112,6 +112,21 @@ class Receiver:
             paces, self._paces = self._paces, {}
             return [pace for _, pace in sorted(paces.items())]
 
+    def paces_so_far(self) -> list[StepReady.Arrived]:
+        """How fast each source's tensors have come since the last call of `take_paces`, with those that are still coming. From
+        any thread."""
+        with self._lock:
+            now = time.perf_counter()
+            paces: dict[str, StepReady.Arrived] = {}
+            for source, pace in self._paces.items():
+                paces[source] = StepReady.Arrived(source=source, bytes=pace.bytes, seconds=pace.seconds)
+            for (source, *_), (assembly, began) in self._partial.items():
+                if self._unpaced.get(source, 0) <= 0:  # else it is this node that does not read
+                    pace = paces.setdefault(source, StepReady.Arrived(source=source))
+                    pace.bytes += max(0, assembly.received - CHUNK_BYTES)
+                    pace.seconds += now - began
+        return [pace for _, pace in sorted(paces.items())]
+
     def take(self, source: str, frame: bytes) -> Kind:
         """Takes one frame from ``source`` and returns its kind. Raises FrameError if it is refused; a stale frame is no fault of
         the sender."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dtfm.scheduler.formats.model_config import check_model
 from dtfm.scheduler.model.workload import Layer
 
 _SIZES = (
@@ -47,7 +48,7 @@ def language_model_layers(
 ) -> tuple[Layer, ...]:
     """Embedding, decoder layers and head, for samples of ``length`` tokens. Weights are in fp32.
 
-    Raises ValueError for a model that is not known well enough.
+    Raises ValueError for a model that is not known well enough, and NoSuchModel for one that transformers does not build.
     """
     if family not in FAMILIES:
         raise ValueError(f"model.family is {family!r}; known without the model are {', '.join(FAMILIES)}")
@@ -66,6 +67,7 @@ def language_model_layers(
         raise ValueError(f"model.config.{wrong[0]} is {config[wrong[0]]!r:.80}; it must be a whole number above 0")
     hidden, count, heads, key_heads, inner, head = (size or 0 for size in sizes)
     key_heads, head = key_heads or heads, head or hidden // heads
+    check_model(family, config, hidden, heads, key_heads, head)
     queries, keys, tokens, byte = heads * head, key_heads * head, micro_batch * length, 2 if bf16 else 4
 
     # Bytes per token. A norm keeps its input in fp32, a root, and two values in the precision that is computed in.

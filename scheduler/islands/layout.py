@@ -43,6 +43,7 @@ def lay_out(
     *,
     length: int,
     overhead: float = 0.0,
+    uncertainty: float = 0.0,
     numbers: Mapping[str, int] | None = None,
     horizon: float = HORIZON_SECONDS,
     seed: int = 0,
@@ -58,7 +59,8 @@ def lay_out(
 
     Islands get shares of a step's micro-batches in proportion to their speed. ``evaluations`` bounds the plans that are tried for
     each island that is drawn. ``numbers``: by node, the number of the island whose state it has. How a layout replaces the
-    ``incumbent`` within its ``horizon`` is for `decide` to say. ``overhead``, and ``time_used`` to ``stopped``, as in `schedule`.
+    ``incumbent`` within its ``horizon`` is for `decide` to say. ``overhead``, ``uncertainty``, and ``time_used`` to
+    ``stopped``, as in `schedule`.
     ``known``: plans that were tried for other rounds, with all else the same; it gets those that are tried now. ``held``: the
     layout whose stages nodes have in memory, if there is no incumbent. Raises Infeasible when no plan fits.
     """
@@ -69,7 +71,7 @@ def lay_out(
     standing = None if incumbent is None else Standing.of(problem, incumbent)
     in_memory = incumbent if held is None else held
     before = None if in_memory is None else Before.of(problem, in_memory)
-    terms, known = Terms(length, overhead), {} if known is None else known
+    terms, known = Terms(length, overhead, uncertainty), {} if known is None else known
     search = _Search(cluster, problem, terms, before, horizon, numbers, seed, time_used, threads, stopped, known)
     known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
     as_known = tuple(sorted(part for part in known_by if part and search.speed(part)))

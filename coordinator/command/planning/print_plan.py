@@ -26,10 +26,11 @@ from dtfm.coordinator.command.planning.rented import (
     without_bf16,
 )
 from dtfm.coordinator.core.validation.description import as_the_run_says, workload_of
-from dtfm.coordinator.log.wording import describe_gap, describe_plan
+from dtfm.coordinator.log.wording import MOST_GAP, describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.language_model import KNOWN, language_model_layers
+from dtfm.scheduler.formats.model_config import NoSuchModel
 from dtfm.scheduler.formats.network import parse_network
 from dtfm.scheduler.formats.plan import decision_document, gap
 from dtfm.scheduler.formats.workload import parse_workload
@@ -153,7 +154,7 @@ def print_plan(
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
         if costs is not None:
             print(costs)
-        if (times := gap(decision)) is not None:
+        if (times := gap(decision)) is not None and times <= MOST_GAP:
             print(describe_gap(decision.lower_bound_seconds, times))
 
 
@@ -220,6 +221,8 @@ def _workload(path: Path | None, run: Path | None, asked: RunFile | None) -> tup
         )
     try:
         return workload_of_run(asked), asked.train.micro_batch * asked.data.sequence_length, asked.train.precision
+    except NoSuchModel:
+        raise  # a node cannot count it either
     except ValueError as error:
         fix = f"dtfm-node workload {run} --output WORKLOAD.json, where dtfm[node] is installed, and give --workload too"
         raise ValueError(f"{error}. To count on the model itself: {fix}") from None

@@ -20,7 +20,7 @@ from dtfm.coordinator.core.givers import Givers
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import shorten
 from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State
-from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
+from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES, GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
@@ -57,6 +57,7 @@ def arrange(transition: Transition) -> None:
         return
     transition.set_safekeeping(replace(state.safekeeping, arranged=arrangement))
     wanted = wanted_standbys(state)
+    joining = _lacking(state, state.planner.chosen.plan) if state.planner.chosen is not None else {}
     for node in ledger.ready:
         session, layers = transition.state.members.sessions[node], wanted.get(node)
         current, before = standby_of(state, session), session.standby
@@ -70,7 +71,7 @@ def arrange(transition: Transition) -> None:
             same = before if before is not None and before.layers == layers else None
             caught_up_before = same is not None and (same.caught_up is not None or same.caught_up_before)
             named = _named(state, node, layers)
-            due = transition.now + _copy_patience(state, node, layers, named)
+            due = transition.now + _copy_patience(state, node, layers, named, joins=node in joining)
             standby = Standby(
                 number,
                 ledger.training.generation,
@@ -400,12 +401,13 @@ def _named(state: State, node: str, layers: Layers) -> Givers:
     )
 
 
-def _copy_patience(state: State, node: str, layers: Layers, donors: Givers) -> float:
-    """The seconds in which it should have copied the layers, though its links carry a tenth of what was measured."""
+def _copy_patience(state: State, node: str, layers: Layers, donors: Givers, *, joins: bool) -> float:
+    """The seconds in which it should have copied the layers, though its links carry a tenth of what was measured. Where it
+    ``joins`` the chosen plan, that plan waits for it: one that cannot keep up with short steps gets the rest in a pause."""
     links, named = state.ledger.reach.links, {name for names in donors for name in names}
     rates = [link.bandwidth for name in named if (link := links.get(name, {}).get(node)) is not None]
     size = parameter_bytes(state, layers) * _copied_per_parameter_byte(state)
-    return max(state.patience, 10 * size / max([1.0, *rates]))
+    return max(GRACE_LEASES * state.lease if joins else state.patience, 10 * size / max([1.0, *rates]))
 
 
 def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:

@@ -12,7 +12,7 @@ from dtfm.coordinator.core.ending import tell_end
 from dtfm.coordinator.core.members import welcoming
 from dtfm.coordinator.core.members.leaving import leave
 from dtfm.coordinator.core.members.quarantine import refusal_of
-from dtfm.coordinator.core.plan import precision
+from dtfm.coordinator.core.plan import precision, slow_lines
 from dtfm.coordinator.core.reach import links, ways
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Admission, Session, State
@@ -122,6 +122,7 @@ def beats(transition: Transition, session: Session, beat: wire.Heartbeat) -> Non
     session = replace(session, beat=beat)
     transition.set_session(session)
     _prepares(transition, session, beat)
+    slow_lines.heard(transition, session, beat)
 
 
 def _prepares(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
@@ -215,8 +216,9 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
             and _are_two_users(ledger, session.node, ledger.described_by)
         ):
             transition.emit(ev.DataConfirmed(session.node))
-    if message.flops and message.flops != transition.state.ledger.members[session.node].device.flops:
-        transition.emit(ev.DeviceTimed(session.node, message.flops))
+    known = transition.state.ledger.members[session.node].device.flops
+    if message.flops and (message.flops != known or message.timed_beside):
+        transition.emit(ev.DeviceTimed(session.node, message.flops, beside=message.timed_beside))
     disks.claimed(transition, session, message)
     session = transition.state.members.sessions[session.node]
     if links.probe_from(transition, session):
@@ -282,6 +284,7 @@ def lapse(transition: Transition) -> None:
     ):
         _let_in(transition)
     links.measure_broken(transition)
+    links.measure_slow(transition)
 
 
 def _look_at_the_clock(transition: Transition) -> None:

@@ -9,12 +9,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.phases import Switching
+from dtfm.coordinator.core.plan.noise import WORTH, compare, corrected, deviation, reversals
+from dtfm.coordinator.core.reach import links
 from dtfm.coordinator.core.state import Speeds, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.admission import MOST_FLOPS
@@ -26,39 +29,27 @@ from dtfm.coordinator.log.wording import seconds_in_words
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Checkpointing, Keeping
 
-WINDOW = 5
-"""The number of steps whose median counts: a single slow step is noise. A change must also last a lease, so that
-with short steps a brief disturbance does not cause a new plan."""
+FACTOR, MOST_FACTOR = 2.0, 4.0
+"""How many times slower or faster than before a link must be to call for a new plan: where its measurements hardly differ from
+each other, and in any case."""
 
-FACTOR = 2.0
-"""How many times slower or faster than before a link must be to call for a new plan."""
+DEVICE_OFF, MOST_DEVICE_OFF = 1.25, 1.5
+"""How many times more or less than planned a device must deliver to call for a new plan: likewise."""
 
-DEVICE_OFF, STEP_OFF = 1.25, 1.1
-"""How many times more or less than planned a device may deliver, or a step take, before that is corrected. Devices may be further
-off: each time that one is corrected, the planner looks again."""
+STEP_OFF, MOST_STEP_OFF = 1.1, 1.5
+"""How many times more or less than predicted a step must take before that is corrected: likewise."""
+
+MOST_UNCERTAINTY = 0.15
+"""Fraction of a step that a plan must save at most, however much measurements differ."""
+
+SURE = 2.0
+"""A plan must save this number of standard deviations of what was measured."""
+
+TOGETHER = ("*", "")
+"""In ``State.speeds``: what devices usually deliver of what they are planned with."""
 
 LEAST_SECONDS = 0.05
 """Shorter times within a step are not measured: the step does not wait for them."""
-
-
-def compare(
-    speeds: Speeds, speed: float, now: float, lasting: float, factor: float = FACTOR
-) -> tuple[Speeds, float | None]:
-    """``speeds`` with that of one more step, which ended at ``now``, and by how much they have changed, if that is more than
-    ``factor`` and has lasted for ``lasting`` seconds."""
-    recent = (*speeds.recent, speed)[-WINDOW:]
-    if len(recent) < WINDOW:
-        return replace(speeds, recent=recent), None
-    level = statistics.median(recent)
-    if speeds.first is None:
-        return Speeds((), level), None
-    ratio = level / speeds.first
-    if 1 / factor < ratio < factor:
-        return replace(speeds, recent=recent, changed_since=None), None
-    since = now if speeds.changed_since is None else speeds.changed_since
-    if now - since < lasting:
-        return replace(speeds, recent=recent, changed_since=since), None
-    return Speeds((), level), ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +82,39 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
     if copying or state.planner.asked is not None or last is None or last.resumed:
         return
     speeds = dict(state.speeds)
+    devices = [speeds[what].noise for node in votes if (what := (node, "")) in speeds]
+    others = statistics.fmean([reversals(noise, transition.now, state.lease) for noise in devices] or [0.0])
 
     def changed(
-        what: tuple[str, str], speed: float, expected: float | None = None, factor: float = FACTOR
+        what: tuple[str, str], speed: float, factor: float, most: float, expected: float | None = None
     ) -> float | None:
         known = speeds.get(what, Speeds())
         known = known if expected is None else replace(known, first=expected)
-        speeds[what], ratio = compare(known, speed, transition.now, state.lease, factor)
+        restless = others if what[0] and not what[1] else 0.0
+        speeds[what], ratio = compare(known, speed, transition.now, state.lease, factor, most, restless)
         return ratio
 
     parts, settled = parts_of(state, votes), state.planner.chosen is None
-    for (node, part), flops in zip(parts.items(), planned_flops(state.ledger, [*parts]), strict=True):
-        if ratio := changed((node, ""), part.work / part.seconds, flops, DEVICE_OFF):
-            flops = min(max(flops * ratio, 1.0), MOST_FLOPS)
-            transition.emit(ev.DeviceDrifted(node, flops, f"in training it is {_change(ratio)} than planned"))
-        settled = settled and bool(speeds[node, ""].recent) and speeds[node, ""].changed_since is None
+    planned = dict(zip(parts, planned_flops(state.ledger, [*parts]), strict=True))
+    delivered = {node: part.work / part.seconds / planned[node] for node, part in parts.items()}
+    usual = usual_share(delivered.values())
+    found = {
+        node: ratio
+        for node, share in delivered.items()
+        if (ratio := changed((node, ""), share / usual, DEVICE_OFF, MOST_DEVICE_OFF, 1.0)) is not None
+    }
+    together = changed(TOGETHER, usual, DEVICE_OFF, FACTOR, 1.0) if parts else None
+    if found or together is not None:  # all that differ are corrected at once: that is one question to the planner
+        level = together or corrected(speeds[TOGETHER]) or 1.0
+        for node in parts:
+            ratio = level * (found.get(node) or corrected(speeds[node, ""]) or 1.0)
+            if node in found or abs(math.log(ratio)) > WORTH:
+                flops = min(max(planned[node] * ratio, 1.0), MOST_FLOPS)
+                transition.emit(ev.DeviceDrifted(node, flops, f"in training it is {_change(ratio)} than planned"))
+            speeds[node, ""] = replace(speeds[node, ""], recent=(), times=(), changed_since=None)
+        speeds[TOGETHER] = replace(speeds[TOGETHER], recent=(), times=(), changed_since=None)
+    for what in [(node, "") for node in parts] + [TOGETHER] * bool(parts):
+        settled = settled and bool(speeds[what].recent) and speeds[what].changed_since is None
     for node, vote in sorted(votes.items()):
         for arrived in vote.arrived if node in state.ledger.members else ():  # otherwise it has left since
             link = transition.state.ledger.reach.links.get(arrived.source, {}).get(node)
@@ -115,17 +124,45 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
             cap = arrived.bytes / LEAST_SECONDS
             speed = min(arrived.bytes / max(arrived.seconds, 1e-9), cap)
             first = speeds.get((arrived.source, node), Speeds()).first
-            if ratio := changed((arrived.source, node), speed):
+            if ratio := changed((arrived.source, node), speed, FACTOR, MOST_FACTOR):
                 bandwidth = min(link.bandwidth * ratio, MOST_BANDWIDTH)
                 if first is not None and first >= cap and ratio < 1:  # the first was capped: the ratio says too little
                     bandwidth = min(bandwidth, speed)
-                _link_drifted(transition, replace(link, bandwidth=bandwidth), ratio)
+                link_drifted(transition, replace(link, bandwidth=bandwidth), ratio)
     predicted = state.ledger.training.predicted
     if settled and predicted is not None and last.seconds > 0:
-        ratio = changed(("", ""), 1 / last.seconds, 1 / predicted, STEP_OFF)
+        ratio = changed(("", ""), 1 / last.seconds, STEP_OFF, MOST_STEP_OFF, 1 / predicted)
         if ratio:
             _step_differs(transition, predicted / ratio)
     transition.state = replace(transition.state, speeds=speeds)
+
+
+def usual_share(delivered: Collection[float]) -> float:
+    """What devices usually deliver in this step of what they are planned with: so a machine that becomes slower for all of its
+    nodes is told from a device that becomes slower than the others. Of two in the middle, the one nearer to 1; of one or two
+    devices nobody can say which is the usual one, and that is 1."""
+    if len(delivered) < 3:
+        return 1.0
+    return min(
+        statistics.median_low(delivered), statistics.median_high(delivered), key=lambda share: abs(math.log(share))
+    )
+
+
+def begun(state: State) -> Mapping[tuple[str, str], Speeds]:
+    """The speeds as a plan begins. Those under another plan cannot be compared. How much they differed from each other stays
+    known, of the nodes that are here."""
+    here = {"", *TOGETHER, *state.ledger.members}
+    of_devices_and_links = {what: speeds for what, speeds in state.speeds.items() if what[0] or not what[1]}
+    return {what: Speeds(noise=each.noise) for what, each in of_devices_and_links.items() if here.issuperset(what)}
+
+
+def uncertainty(state: State) -> float:
+    """The fraction by which measurements of a step differ from each other: a plan that saves less may not be faster at all."""
+    plan, speeds = state.ledger.training.plan, state.speeds
+    if plan is None:
+        return 0.0
+    devices = [deviation(known.noise) for node in plan.nodes if (known := speeds.get((node, ""))) is not None]
+    return min(SURE * statistics.median(devices or [0.0]), MOST_UNCERTAINTY)
 
 
 def codecs_chosen(transition: Transition, node: str, message: wire.CodecsChosen) -> None:
@@ -156,13 +193,16 @@ def _step_differs(transition: Transition, seconds: float) -> None:
         f"Steps take {seconds_in_words(seconds)}, {seconds_in_words(training.predicted)} were predicted: of each step, "
         f"{seconds_in_words(overhead)} count as overhead from now on."
     )
-    bound = None if training.bound is None else training.bound + more
+    bound = training.bound + more if training.bound else None  # 0: there is none
     transition.emit(ev.PlanRepriced(training.generation, training.predicted + more, bound, overhead, reason))
 
 
-def _link_drifted(transition: Transition, link: ev.Link, ratio: float) -> None:
+def link_drifted(transition: Transition, link: ev.Link, ratio: float) -> None:
+    """Plans with the link as it is now, and has its source choose codecs for it."""
     reason = f"in training the link from {link.source} is {_change(ratio)} than before"
     transition.emit(ev.LinksMeasured(link.destination, (link,), reason=reason))
+    if ratio < 1:
+        links.look_again(transition, link)
     changed = wire.LinksChanged(links=[link_message(link)])
     transition.send([link.source], wire.CoordinatorMessage(links_changed=changed))
     if (session := transition.state.members.sessions.get(link.source)) is not None:

@@ -14,10 +14,17 @@ from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan import precision
 from dtfm.coordinator.core.plan.adoption import adopt, is_length_of, rounds_of
+from dtfm.coordinator.core.plan.drift import uncertainty
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
-from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
+from dtfm.coordinator.core.timeouts import (
+    GRACE_LEASES,
+    HASTE_LEASES,
+    IDLE_AGAIN_LEASES,
+    LAST_REPORT_LEASES,
+    PLANNING_LEASES,
+)
 from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.disputes import disputes, kept_apart
@@ -80,7 +87,7 @@ def decide(state: State, now: float, *, asked_for: bool = False) -> Decision:
         case Gathering() as phase:
             return _decide_to_begin(state, phase, now, asked_for)
         case Stepping():
-            return _decide_to_change(state, asked_for)
+            return _decide_to_change(state, now, asked_for)
         case _:
             return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
 
@@ -117,10 +124,10 @@ def planned(transition: Transition, result: Planned) -> None:
         if result.hopeless and isinstance(state.phase, Gathering) and _is_certain(state):
             fail(transition, f"no plan is possible: {outcome}")
         elif asked.hasty and not result.hopeless:
-            transition.set_planner(replace(planner, answer=Answer(asked.question, True, None, outcome)))
+            transition.set_planner(replace(planner, answer=Answer(asked.question, True, None, outcome, transition.now)))
             _ask(transition, asked.question, False, ())
         else:
-            found = Answer(asked.question, False, None, outcome)
+            found = Answer(asked.question, False, None, outcome, transition.now)
             transition.end_question(replace(planner, answer=found), False, outcome)
         return
     if isinstance(state.phase, Gathering) and (other := precision.of_plan(state, outcome.plan)) is not None:
@@ -128,7 +135,8 @@ def planned(transition: Transition, result: Planned) -> None:
         transition.find(other)
         return
     outcome = replace(outcome, plan=replace(outcome.plan, rounds=rounds_of(state, outcome, at_rest=True)))
-    found, training = Answer(asked.question, asked.hasty, outcome.plan), state.ledger.training
+    found = Answer(asked.question, asked.hasty, outcome.plan, at=transition.now)
+    training = state.ledger.training
     if training.corrected and outcome.predicted_seconds is not None:
         outcome = replace(outcome, reason=f"{outcome.reason} Speeds are as corrected after step {training.corrected}.")
     if not isinstance(state.phase, Gathering | Stepping):
@@ -201,7 +209,7 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
     return Ask(question, hasty)
 
 
-def _decide_to_change(state: State, asked_for: bool) -> Decision:
+def _decide_to_change(state: State, now: float, asked_for: bool) -> Decision:
     planner = state.planner
     if planner.asked is not None:
         return Wait(WaitReason.PLANNING, "the planner is at work already")
@@ -210,17 +218,20 @@ def _decide_to_change(state: State, asked_for: bool) -> Decision:
         return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
     if not question.nodes:
         return Wait(WaitReason.EVERYBODY_LEAVES, "every node wants to leave")
-    if not asked_for and _is_best(state, question):
+    if not asked_for and _is_best(state, question, now):
         return Wait(WaitReason.PLAN_IS_BEST, "nothing has changed since the planner last looked")
     return Ask(question, hasty=False)
 
 
-def _is_best(state: State, question: Question) -> bool:
-    """Whether the planner has answered this question. That an idle node left does not change the answer."""
+def _is_best(state: State, question: Question, now: float) -> bool:
+    """Whether the planner has answered this question. That an idle node left does not change the answer. While a node is idle, no
+    answer is for good: it may have found too little time, or speeds and prices that were wrong then."""
     found, chosen = state.planner.answer, state.planner.chosen
     if found is None or found.hasty:
         return False
     if (found.question.changes, found.question.disputes) != (question.changes, question.disputes):
+        return False
+    if now - found.at >= IDLE_AGAIN_LEASES * state.lease and _has_idle(state, question):
         return False
     if found.plan is None:
         return found.question == question
@@ -232,6 +243,11 @@ def _is_best(state: State, question: Question) -> bool:
         and round(found.plan.rounds.length) in _lengths(state, hasty=False)
         and set(found.plan.nodes) <= {node for node, _ in question.nodes}
     )
+
+
+def _has_idle(state: State, question: Question) -> bool:
+    """Whether a node that could train does not."""
+    return not {node for node, _ in question.nodes} <= set(state.ledger.training.in_force.nodes)
 
 
 def _carry_on(state: State) -> CarryOn | None:
@@ -327,6 +343,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
                 for node, _ in layer
                 if (number := training.islands.get(node, 0)) in whole
             },
+            uncertainty=uncertainty(state),
         )
     )
 

@@ -12,12 +12,20 @@ from dtfm.coordinator.core.timeouts import PROBE_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.links import check_connection, check_links
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.reach import pair_of
 from dtfm.protos import MEASURED_TOGETHER, control_pb2 as wire
 
 MOST_PROBED = 64
 """The number of nodes that a newcomer measures its links to. That takes about PROBE_LEASES at a lease of 10 seconds. Its other
 links count as average."""
 
+
+MOST_SLOW = 256
+"""The number of links that became slow and are measured again."""
+LONGEST_PAUSE_LEASES = 360.0
+"""Between two such measurements: an hour, with a lease of ten seconds."""
+TIMES_FASTER = 2.0
+"""The planner looks again once such a link is this number of times faster."""
 
 _NO_PEERS = (Admission.JOINED, Admission.RELAY)
 """Nodes at these stages of their admission exchange no tensors, or not yet."""
@@ -62,7 +70,8 @@ def measured(transition: Transition, session: Session, report: wire.LinkReport) 
             transition.log(f"link {link.source} to {link.destination}: {link.problem}")
     if links:
         up, down = check_connection(report)
-        transition.emit(ev.LinksMeasured(session.node, links, up=up, down=down))
+        reason = _works_again(transition, links)
+        transition.emit(ev.LinksMeasured(session.node, links, up=up, down=down, reason=reason))
     # A newcomer's first report answers for all, later ones for those that it measures again over another way.
     session = transition.state.members.sessions[session.node]
     again = session.probing & transition.state.ledger.reach.ways.get(session.node, {}).keys() - reported
@@ -94,6 +103,45 @@ def count_as_broken(transition: Transition, pairs: Collection[tuple[str, str]], 
         dead = (ev.Link(one, other, 0.0, 0.0, why), ev.Link(other, one, 0.0, 0.0, why))
         reason = f"its link with {other} is not used until it is measured again: {why}"
         transition.emit(ev.LinksMeasured(one, dead, reason=reason))
+
+
+def look_again(transition: Transition, link: ev.Link) -> None:
+    """The link has become slow: once no plan uses it, it is measured again now and then, since steps do not show it any more."""
+    members, pause = transition.state.members, PROBE_LEASES * transition.state.lease
+    if len(members.slow) < MOST_SLOW:
+        retry = Retry(transition.now + pause, 2 * pause)
+        slow = {pair_of(link.source, link.destination): retry, **members.slow}
+        transition.set_members(replace(members, slow=slow))
+
+
+def measure_slow(transition: Transition) -> None:
+    """Has links that became slow measured again, where no plan uses them, at ever longer intervals."""
+    state, ready = transition.state, set(transition.state.ledger.ready) if transition.state.members.slow else set[str]()
+    used, slow = state.ledger.training.codecs, dict(state.members.slow)
+    for (one, other), retry in state.members.slow.items():
+        if not {one, other} <= ready:
+            del slow[one, other]  # who comes back measures its links
+        elif transition.now >= retry.due:
+            slow[one, other] = Retry(
+                transition.now + retry.pause, min(2 * retry.pause, LONGEST_PAUSE_LEASES * state.lease)
+            )
+            if other not in used.get(one, {}) and one not in used.get(other, {}):
+                ways.probe(transition, one, [state.members.sessions[other]])
+    if slow != state.members.slow:
+        transition.set_members(replace(transition.state.members, slow=slow))
+
+
+def _works_again(transition: Transition, links: Collection[ev.Link]) -> str:
+    """Why the planner should know of what was measured: a link that had become slow is not so any more. Empty: it need not."""
+    known, members = transition.state.ledger.reach.links, transition.state.members
+    for link in links:
+        pair, before = pair_of(link.source, link.destination), known.get(link.source, {}).get(link.destination)
+        if pair in members.slow and before is not None and link.bandwidth >= TIMES_FASTER * before.bandwidth > 0:
+            slow = {each: retry for each, retry in members.slow.items() if each != pair}
+            transition.set_members(replace(members, slow=slow))
+            times = link.bandwidth / before.bandwidth
+            return f"measured again, the link from {link.source} to {link.destination} is {times:.1f} times faster than before"
+    return ""
 
 
 def measure_broken(transition: Transition) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.copies import same_state
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.phases import Stepping, Switching
+from dtfm.coordinator.core.plan import drift
 from dtfm.coordinator.core.plan.adoption import regroup, settle_damage
 from dtfm.coordinator.core.step.announcing import announce, patience
 from dtfm.coordinator.core.transition import Transition
@@ -67,7 +68,7 @@ def _begin(transition: Transition, phase: Switching) -> None:
     step = ledger.training.step + 1
     finished = {number for progress in phase.progress.values() for number in progress.finished}
     transition.emit(ev.PlanStarted(ledger.training.generation, step, len(finished), phase.codecs))
-    transition.state = replace(transition.state, speeds={})  # those under another plan cannot be compared
+    transition.state = replace(transition.state, speeds=drift.begun(transition.state))
     if transition.state.is_closing and ledger.training.last is not None:
         announce(transition, plan)
         return

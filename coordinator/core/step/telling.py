@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dtfm.coordinator.core.phases import Gathering, Pausing, Switching
 from dtfm.coordinator.core.refusal import name_some, shorten
@@ -10,8 +11,12 @@ from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step.pause import awaits
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.log.idle import idle_nodes
 from dtfm.coordinator.log.wording import MOST_NAMED, without_addresses
 from dtfm.protos import control_pb2 as wire
+
+MOST_TOLD_IDLE = 64
+"""The number of idle nodes that are told why."""
 
 
 def status(state: State) -> wire.RunStatus:
@@ -55,6 +60,21 @@ def _preparing(state: State) -> str:
 def tell(transition: Transition, nodes: Iterable[str]) -> None:
     """Tells these nodes how the run fares."""
     transition.send(nodes, wire.CoordinatorMessage(status=status(transition.state)))
+
+
+def tell_idle(transition: Transition) -> None:
+    """At the end of a tick: tells idle nodes why the plan does without them, when that may have changed."""
+    before, ledger = transition.before.ledger, transition.state.ledger
+    stays = ledger.members is before.members and ledger.reach is before.reach
+    if transition.state.stopped or (stays and ledger.training.plan is before.training.plan):
+        return
+    for node, idle in idle_nodes(ledger, ledger.ready, MOST_TOLD_IDLE).items():
+        session = transition.state.members.sessions.get(node)
+        if session is not None and session.told_idle != (sentence := shorten(without_addresses(idle.sentence))):
+            transition.set_session(replace(session, told_idle=sentence))
+            told = status(transition.state)
+            told.idle = sentence
+            transition.send([node], wire.CoordinatorMessage(status=told))
 
 
 def tell_changes(transition: Transition) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtfm.coordinator.core.refusal import check_number
+from dtfm.coordinator.core.validation.votes import check_arrived
 from dtfm.protos import control_pb2 as wire
 
 COLDEST, HOTTEST = -100.0, 300.0
@@ -14,4 +15,5 @@ def checked(beat: wire.Heartbeat) -> wire.Heartbeat:
     for name, least, most in (("load", 0.0, 1.0), ("celsius", COLDEST, HOTTEST)):
         if beat.HasField(name):
             check_number(f"heartbeat.{name}", getattr(beat, name), least, most)
+    check_arrived(beat.arriving)
     return beat

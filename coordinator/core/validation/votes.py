@@ -32,14 +32,19 @@ def check_vote(vote: wire.StepReady, buckets: int) -> None:
     require(not norm < 0, "squared_gradient_norm", norm, "0 or more")
     check_number("compute_seconds", vote.compute_seconds, 0, 1e7)
     check_number("wait_seconds", vote.wait_seconds, 0, 1e7)
-    require(len(vote.arrived) <= MAX_NODES, "arrived", len(vote.arrived), f"at most {MAX_NODES} entries")
-    for arrived in vote.arrived:
-        check_number("arrived.seconds", arrived.seconds, 0, 1e7)
-        check_number("arrived.bytes", arrived.bytes, 1, 1e15)
-    sources = [arrived.source for arrived in vote.arrived]
-    require(len(set(sources)) == len(sources), "arrived.source", sources[:20], "each once")
+    check_arrived(vote.arrived, least=1)
     fit = len(vote.losses) <= MOST_MICRO_BATCHES and is_finite(*vote.losses)
     require(fit, "losses", list(vote.losses[:20]), f"at most {MOST_MICRO_BATCHES} finite numbers")
+
+
+def check_arrived(entries: Sequence[wire.StepReady.Arrived], least: int = 0) -> None:
+    """Raises Refused for what cannot have arrived; ``least``: bytes of each entry."""
+    require(len(entries) <= MAX_NODES, "arrived", len(entries), f"at most {MAX_NODES} entries")
+    for arrived in entries:
+        check_number("arrived.seconds", arrived.seconds, 0, 1e7)
+        check_number("arrived.bytes", arrived.bytes, least, 1e15)
+    sources = [arrived.source for arrived in entries]
+    require(len(set(sources)) == len(sources), "arrived.source", sources[:20], "each once")
 
 
 def check_loss(vote: wire.StepReady, family: str) -> None:

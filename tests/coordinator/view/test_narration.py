@@ -63,3 +63,21 @@ def test_the_gap_is_a_plain_sentence(gap: float, sentence: str) -> None:
 def test_seconds_have_three_digits() -> None:
     assert [seconds_in_words(s) for s in (0.01234, 8.123, 19.0, 1234.4)] == ["0.0123 s", "8.12 s", "19.0 s", "1,234 s"]
     assert describe_seconds(None, 2.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("predicted", "bound", "measured", "said"),
+    [
+        (4.41, 4.4, 4.3, "4.41 s a step"),  # devices are faster than when it was made
+        (4.41, 4.4, 4.41, "4.41 s a step, at best 4.4 s"),
+        (1.25, -0.165, None, "1.25 s a step"),
+        (1.25, 0.0, None, "1.25 s a step"),
+        (1.25, 0.6, None, "1.25 s a step"),  # a gap above 2
+        (1.25, 0.63, None, "1.25 s a step, at best 0.63 s"),
+        (1.25, 1.3, None, "1.25 s a step, at best 1.25 s"),
+    ],
+)
+def test_a_bound_is_told_where_it_can_be_and_says_something(
+    predicted: float, bound: float, measured: float | None, said: str
+) -> None:
+    assert describe_seconds(predicted, bound, measured) == said

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.plan.drift import FACTOR, compare
+from dtfm.coordinator.core.plan.drift import FACTOR
+from dtfm.coordinator.core.plan.noise import compare
 from dtfm.coordinator.core.plan.planner_input import measured_cluster
 from dtfm.coordinator.core.state import PlanChosen, Speeds
 from dtfm.coordinator.log import events as ev
@@ -115,6 +116,18 @@ def test_the_overhead_falls_with_the_time_of_steps_but_not_below_nothing() -> No
     _, falls, ends = world.events(ev.PlanRepriced)
     assert [falls.predicted_seconds, falls.overhead_seconds] == pytest.approx([2.0, 1.0])
     assert [ends.predicted_seconds, ends.overhead_seconds] == pytest.approx([1.0, 0.0])
+
+
+def test_a_plan_without_a_bound_gets_none_when_its_price_falls() -> None:
+    """Plans of islands have none, which is 0. It was -0.165 s once the overhead of steps fell."""
+    world = steady_run()
+    timed_steps(world, 20, seconds=1.0, each=3.0)
+    training = replace(world.state.ledger.training, bound=0.0)
+    world.state = replace(world.state, ledger=replace(world.state.ledger, training=training))
+    timed_steps(world, 20, seconds=1.0, each=2.0)
+    repriced = world.events(ev.PlanRepriced)[-1]
+    assert (repriced.predicted_seconds, repriced.lower_bound_seconds) == (pytest.approx(2.0), None)
+    assert "at best" not in repriced.narrate()
 
 
 def test_a_step_is_compared_only_once_devices_do_as_planned_and_the_planner_has_looked_again() -> None:

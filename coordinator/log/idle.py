@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.members import planned_flops
@@ -27,22 +28,24 @@ class Idle:
         return f"{self.why}. It would help: {self.remedy}" if self.remedy else self.why
 
 
-def idle_nodes(ledger: Ledger, nodes: Iterable[str]) -> dict[str, Idle]:
-    """By node: why the plan leaves it out. Nodes that compute, or cannot be planned with yet, are not in it."""
+def idle_nodes(ledger: Ledger, nodes: Iterable[str], most: int | None = None) -> dict[str, Idle]:
+    """By node: why the plan leaves it out. Nodes that compute, or cannot be planned with yet, are not in it. ``most``: the number
+    of nodes that are looked at."""
     plan = ledger.training.plan
     if plan is None:
         return {}
-    peers, found = plan.nodes[:MOST_COMPARED], {}
+    taking_part, members, found = set(plan.nodes), ledger.members, {}
+    idle = (n for n in nodes if n not in taking_part and members[n].ready and members[n].relay != "only")
+    shown = [*islice(idle, most)]
+    peers = plan.nodes[:MOST_COMPARED] if shown else ()
     rates = [rate for each in peers if (rate := _rate(ledger, each, peers)) is not None]
-    for node in nodes:
-        member = ledger.members[node]
-        if plan.stage_of(node) is not None or not member.ready or member.relay == "only":
-            continue
+    for node in shown:
+        member = members[node]
         if member.leaving:
             found[node] = Idle(f"it is leaving: {member.leaving}")
             continue
         memory, line = _memory(ledger, plan, node), _line(_rate(ledger, node, peers), min(rates, default=0.0))
-        found[node] = memory or line or _device(ledger, plan, node) or _work(plan)
+        found[node] = memory or line or _device(ledger, plan, node) or _newcomer(plan, node) or _work(plan)
     return found
 
 
@@ -84,9 +87,23 @@ def _device(ledger: Ledger, plan: Plan, node: str) -> Idle | None:
     if not others or its <= 0 or min(others) < STANDS_OUT * its:
         return None
     times = min(others) / its
+    if ledger.members[node].timed_beside:
+        return Idle(
+            f"beside other programs its device was {times:.1f} times slower than the slowest in the plan",
+            "a quiet machine: once other programs rest, the device is timed again within minutes",
+        )
     return Idle(
         f"its device is {times:.1f} times slower than the slowest in the plan, which would wait for it",
         f"a device {times:.1f} times as fast, or smaller micro-batches (train.micro_batch)",
+    )
+
+
+def _newcomer(plan: Plan, node: str) -> Idle | None:
+    if node in plan.idle:
+        return None
+    return Idle(
+        f"it came after plan {plan.generation} was made, and no plan with it has been found that saves more than it costs",
+        "time: the planner looks again when something changes, and every ten minutes",
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.idle import idle_nodes
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.view.condition.idle import idle_nodes
 from dtfm.scheduler.model.plan import Plan, Stage
 from dtfm.scheduler.model.workload import Layer, Workload
 
@@ -61,3 +61,23 @@ def test_what_stands_out_is_named_with_what_would_help(made: Ledger, why: str, r
 def test_a_node_that_leaves_is_said_to() -> None:
     made = ev.NodeLeaving("c", "SIGTERM").apply(ledger())
     assert idle_nodes(made, "c")["c"].sentence == "it is leaving: SIGTERM"
+
+
+def test_a_device_that_was_timed_beside_others_waits_for_a_quiet_machine() -> None:
+    made = ledger(flops=1e14)
+    timed = ev.DeviceTimed("c", 1e13, beside=True).apply(made)
+    idle = idle_nodes(timed, "c")["c"]
+    assert idle.why == "beside other programs its device was 10.0 times slower than the slowest in the plan"
+    assert "quiet machine" in idle.remedy
+
+
+def test_a_node_that_came_after_the_plan_is_told_when_the_planner_looks_again() -> None:
+    made = ledger()
+    plan = replace(made.training.in_force, idle=())
+    later = replace(made, training=replace(made.training, plan=plan))
+    assert idle_nodes(later, "c")["c"].why.startswith("it came after plan 1 was made")
+
+
+def test_only_as_many_nodes_are_looked_at_as_are_wanted() -> None:
+    assert idle_nodes(ledger(), "abc", 0) == {}
+    assert set(idle_nodes(ledger(), "abc", 1)) == {"c"}

@@ -1,0 +1,35 @@
+"""Devices that idle nodes have timed again: node/training/timing.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtfm.coordinator.core.plan.drift import DEVICE_OFF
+from dtfm.coordinator.core.state import Session
+from dtfm.coordinator.core.timeouts import TIMED_LEASES
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.validation.admission import check_flops
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.members import planned_flops
+from dtfm.protos import control_pb2 as wire
+
+
+def timed_again(transition: Transition, session: Session, message: wire.Timed) -> None:
+    """Plans with the new speed, if it differs from the one before by what counts as a change of a device. Of a node that trains,
+    its steps say more; and a node that says so too often is not heard, as each time may start the planner. Raises Refused."""
+    check_flops(message.flops, "timed.flops")
+    node, ledger = session.node, transition.state.ledger
+    plan, member = ledger.training.plan, ledger.members[node]
+    too_soon = transition.now - session.timed < TIMED_LEASES * transition.state.lease
+    if too_soon or (plan is not None and plan.stage_of(node) is not None):
+        transition.log(f"ignored that {node} has timed its device again: it {'just has' if too_soon else 'trains'}")
+        return
+    transition.set_session(replace(session, timed=transition.now))
+    (before,) = planned_flops(ledger, [node])
+    known = replace(member, device=replace(member.device, flops=message.flops), in_training=0.0)
+    (now,) = planned_flops(ledger.with_member(node, replace(known, timed_beside=message.beside)), [node])
+    if 1 / DEVICE_OFF < now / before < DEVICE_OFF:
+        return
+    on = "beside other programs" if message.beside else "on a quiet machine"
+    reason = f"timed again {on}, it counts with {now / 1e9:.3g} GFLOP/s and not {before / 1e9:.3g}"
+    transition.emit(ev.DeviceTimed(node, message.flops, reason, message.beside))
