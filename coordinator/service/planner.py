@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dtfm.compiled_code import compile_apart
@@ -18,6 +18,7 @@ from dtfm.scheduler.islands import layout
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice, advice_of
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.decision import Decision, Infeasible
+from dtfm.scheduler.model.population import Population
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.rounds import NO_ROUNDS
 from dtfm.scheduler.replan.failover import rerouted
@@ -50,9 +51,20 @@ async def compile_scheduler() -> None:
         log.info("Compiled the scheduler in %.0f s; this is kept for the next start.", took)
 
 
-def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> PlanChosen | str:
+@dataclass(slots=True)
+class Kept:
+    """What a search leaves for the next one. For one thread at a time."""
+
+    population: Population = ()
+    """Of the last search for a plan of one island; empty before the first."""
+
+
+def choose(
+    wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False, kept: Kept | None = None
+) -> PlanChosen | str:
     """The best plan found in about ``wanted.seconds`` (some times that where rounds may pay), or a sentence that says why these
-    nodes allow none. Ends soon after ``stopped`` says that nobody wants it any more.
+    nodes allow none. Ends soon after ``stopped`` says that nobody wants it any more. Searches begin with what was ``kept``, and
+    leave theirs there.
 
     For a thread of its own. It uses half of the cores, as nodes may be training on this machine. Raises ValueError if what
     the run asks for is impossible with any nodes.
@@ -63,7 +75,7 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
     if (carried := carried_on(wanted)) is not None:
         return carried
     try:
-        found = _choose(wanted, stopped)
+        found = _choose(wanted, stopped, Kept() if kept is None else kept)
     except Infeasible as error:
         return str(error)
     seconds = describe_seconds(found.predicted_seconds, found.lower_bound_seconds)
@@ -71,12 +83,12 @@ def choose(wanted: PlanWanted, stopped: Callable[[], bool] = lambda: False) -> P
     return found
 
 
-def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
+def _choose(wanted: PlanWanted, stopped: Callable[[], bool], kept: Kept) -> PlanChosen:
     """Raises Infeasible."""
     (standing, *others), known = wanted.lengths, layout.Known()
     if not others:
-        return _chosen(_planned(wanted, standing, stopped, known), standing, "")
-    plain, workload = _planned(wanted, 0, stopped, known), wanted.workload.with_rounds()
+        return _chosen(_planned(wanted, standing, stopped, known, kept), standing, "")
+    plain, workload = _planned(wanted, 0, stopped, known, kept), wanted.workload.with_rounds()
     without, used = plain.predicted.iteration_seconds, _time_used(LOOKING * wanted.seconds)
     best = advice(
         wanted.cluster(),
@@ -92,15 +104,15 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen:
         held=wanted.incumbent,
     )
     if best is not None:
-        decision = _planned(wanted, best.rounds, stopped, known)
+        decision = _planned(wanted, best.rounds, stopped, known, kept)
         found = advice_of(decision, best.rounds, workload, without)
         if found.pays(standing):
             return _chosen(decision, best.rounds, f"{found.gain}.")
     return _chosen(plain, 0, NO_ROUNDS_PAY)
 
 
-def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known: layout.Known) -> Decision:
-    ask = partial(schedule, stages=wanted.stages)
+def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known: layout.Known, kept: Kept) -> Decision:
+    ask = partial(schedule, stages=wanted.stages, population=kept.population)
     workload, incumbent = wanted.workload, wanted.incumbent
     if length:
         ask = partial(layout.lay_out, length=length, numbers=wanted.islands, known=known)
@@ -123,6 +135,7 @@ def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known
         stopped=stopped,
     )
     if not length:
+        kept.population = decision.population or kept.population
         (island,) = layout.renumbered([decision.plan], wanted.islands)
         decision = replace(decision, plan=island)
     return decision

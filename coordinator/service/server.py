@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -49,6 +49,9 @@ from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
 from dtfm.protos.identity.invitation import Invitation, new_secret, secret_digest
 from dtfm.protos.open_files import raise_limit
+
+if TYPE_CHECKING:
+    from dtfm.coordinator.service.planner import Kept  # which loads the scheduler
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +90,7 @@ class Server:
         self._planning, self._manifests, self._tidying = (
             ThreadPoolExecutor(1, n) for n in ("plan", "manifest", "tidy")
         )
+        self._kept: Kept | None = None  # by the planner
         self._tickets = itertools.count(1)
         self._answers: dict[int, asyncio.Future[t.Granted | Refused]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -302,9 +306,11 @@ class Server:
         hopeless = False
         await asyncio.wait([self._compiling])
         try:
-            from dtfm.coordinator.service.planner import choose
+            from dtfm.coordinator.service.planner import Kept, choose
 
-            outcome = await asyncio.get_running_loop().run_in_executor(self._planning, choose, wanted, dropped)
+            self._kept = self._kept or Kept()
+            loop = asyncio.get_running_loop()
+            outcome = await loop.run_in_executor(self._planning, choose, wanted, dropped, self._kept)
         except ValueError as error:
             outcome, hopeless = str(error), True
         except Exception as error:

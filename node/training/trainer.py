@@ -306,8 +306,8 @@ class Trainer:
         try:
             if placement is not None and placement.frees_first:
                 free_first(self._loaded, placement, assignment, self._earlier, self._equipment)
-        except OSError as problem:
-            self._cannot_adopt(plan_failed(number, problem))
+        except OSError as error:
+            self._cannot_adopt(plan_failed(number, error))
             return
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
         begins = placement is not None and placement.is_new  # what islands share is all that it needs

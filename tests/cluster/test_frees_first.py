@@ -34,7 +34,7 @@ def test_two_nodes_without_room_for_two_stages_trade_theirs(tmp_path: Path) -> N
     run = run_file(stages=[1, 1], steps=STEPS, model=MODEL)
     with Cluster(tmp_path, run, place=place) as cluster:
         nodes = [cluster.add(name, "--memory", MEMORY) for name in ("n0", "n1")]
-        cluster.wait_for("step_committed", step=2)
+        cluster.wait_for("step_committed", where=lambda event: event["step"] == 2)
         after.write(file)
         assert plan_now(cluster).wait(60) == 0
         assert cluster.finish() == 0

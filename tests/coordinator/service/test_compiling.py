@@ -79,7 +79,7 @@ async def test_the_first_plan_waits_until_the_scheduler_is_compiled_and_nothing_
     async def compile_scheduler() -> None:
         await compiled.wait()
 
-    def plan(wanted: PlanWanted, _: object) -> PlanChosen | str:
+    def plan(wanted: PlanWanted, *_: object) -> PlanChosen | str:
         assert compiled.is_set()
         return choose(wanted)
 

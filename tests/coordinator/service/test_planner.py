@@ -15,9 +15,11 @@ import pytest
 
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
-from dtfm.coordinator.service.planner import choose
+from dtfm.coordinator.service.planner import Kept, choose
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY
+from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.plan import Stage, from_routes, joined
+from dtfm.scheduler.model.population import Population
 from dtfm.scheduler.model.rounds import MEASURED, Rounds
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search.search import TimeUsed
@@ -81,6 +83,7 @@ def test_islands_are_drawn_anew_with_other_rounds_and_one_node_that_is_left_need
     asked = replace(WANTED, workload=workload, stages=None, seconds=1.0, cluster=lambda: lines)
     alone = choose(replace(asked, cluster=lambda: lines.only([0])))
     assert isinstance(alone, PlanChosen)
+    asked = replace(asked, horizon=1e5)  # the others all wait for n0, which sends its state over one line
     begun = choose(replace(asked, incumbent=alone.plan, lengths=(0, *MEASURED), islands={"n0": 0}))
     assert isinstance(begun, PlanChosen)
     assert (len(begun.plan.islands), begun.length) == (8, 100)
@@ -164,7 +167,7 @@ async def test_a_dropped_question_is_told_to_stop_and_the_next_one_is_answered(
 ) -> None:
     begun, dropped = Event(), Event()
 
-    def first_takes_long(wanted: PlanWanted, stopped: Callable[[], bool]) -> PlanChosen | str:
+    def first_takes_long(wanted: PlanWanted, stopped: Callable[[], bool], *_: object) -> PlanChosen | str:
         if not begun.is_set():
             begun.set()
             while not stopped():
@@ -199,3 +202,27 @@ def test_nodes_that_allow_no_plan_are_answered_with_a_sentence() -> None:
     answer = choose(replace(WANTED, cluster=lambda: random_cluster(5, 2), stages=3))
     assert isinstance(answer, str)
     assert "1 too few" in answer
+
+
+def test_the_next_search_begins_with_the_population_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Population]()
+
+    def noted(*arguments: Any, **options: Any) -> Decision:
+        asked.append(options["population"])
+        return schedule(*arguments, **options)
+
+    monkeypatch.setattr("dtfm.coordinator.service.planner.schedule", noted)
+    kept = Kept()
+    first = choose(WANTED, kept=kept)
+    assert isinstance(first, PlanChosen)
+    population = kept.population
+    assert population
+    left = random_cluster(5, 6).only(range(5))
+    second = choose(replace(WANTED, cluster=lambda: left, incumbent=first.plan, generation=4), kept=kept)
+    assert isinstance(second, PlanChosen)
+    assert "n5" not in second.plan.nodes
+    assert asked == [(), population]
+    after = {
+        node for member in kept.population for island in member.islands for stage in island.stages for node in stage
+    }
+    assert after <= {*left.ids}

@@ -94,6 +94,11 @@ def test_one_decision_for_layouts_with_islands_too() -> None:
     assert decide(PROBLEM, standing, three, terms, horizon=1e6).reason is Reason.FASTER
     same = decide(PROBLEM, Standing.of(PROBLEM, three), replace(three, generation=5), terms, horizon=1e6)
     assert (same.reason, same.plan) == (Reason.KEPT, three)
+    pair = Plan(0, (Stage((0, 2), ("n0", "n2"), (2, 1), island=0),), ())
+    joins = replace(layout(pair, alone("n1", 1, 3)), idle=("n3",))
+    waiting = decide(PROBLEM, standing, joins, terms, horizon=2.0)
+    assert waiting.reason is Reason.KEPT
+    assert "less than the required 3%, as nodes would wait 2 s for state." in waiting.sentence
     left = Problem(CLUSTER.only([0, 2, 3]), WORKLOAD)
     assert Standing.of(left, two).obstacle is Reason.NODE_LOST
     small = replace(CLUSTER, nodes=tuple(replace(node, memory_bytes=1e8) for node in CLUSTER.nodes))
