@@ -30,6 +30,7 @@ from dtfm.node.training import preparation, trainer
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.preparation import Preparation
+from dtfm.node.training.timing import Timing
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Lost, Sender
@@ -367,6 +368,25 @@ async def test_an_idle_node_gets_the_data_before_it_is_needed(node: Node, monkey
     node.adopt(WITHOUT_N0)
     assert await node.receivers.get() is None
     await held.wait()
+
+
+async def test_an_idle_node_times_its_device_again_when_that_is_due_and_a_training_one_does_not(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "layer_flops", lambda *_: 3e9)
+    node.adopt(WITHOUT_N0)
+    assert await node.receivers.get() is None
+    node.trainer.look_after_timing(0.0)  # it was timed just now
+    monkeypatch.setattr(Timing, "is_due", lambda *_: True)
+    node.trainer.look_after_timing(0.0)
+    assert (await node.reports.get()).timed.flops == 3e9  # the only one
+    assert node.trainer.hardware.flops == 3e9
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).WhichOneof("message") == "plan_ready"
+    node.trainer.look_after_timing(0.0)
+    node.adopt(WITHOUT_N0)
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).WhichOneof("message") == "plan_ready"
 
 
 async def test_a_node_that_cannot_have_the_data_says_so_and_may_try_again(

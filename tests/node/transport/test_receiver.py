@@ -31,16 +31,16 @@ BUCKET = 1000
 APPLIED = 7
 
 
-def expectations() -> Expectations:
+def expectations(elements: int = ELEMENTS) -> Expectations:
     placement = placement_of(PLAN, "me", 2, [BucketSpec(1, (1,), ())])
     assert placement is not None
-    return Expectations(placement, TensorSizes(ELEMENTS, ELEMENTS, {1: BUCKET}, torch.float32, torch.float32))
+    return Expectations(placement, TensorSizes(elements, elements, {1: BUCKET}, torch.float32, torch.float32))
 
 
 class Fixture:
-    def __init__(self) -> None:
+    def __init__(self, elements: int = ELEMENTS) -> None:
         self.arrived: list[Arrival] = []
-        self.receiver = Receiver(expectations(), APPLIED, self.arrived.append)
+        self.receiver = Receiver(expectations(elements), APPLIED, self.arrived.append)
 
     def take(self, source: str, header: Header) -> None:
         for frame in frames(header, memoryview(bytes(header.total))):
@@ -253,3 +253,21 @@ def test_what_replicas_exchange_is_read_while_there_is_room_and_activations_alwa
         await reading
 
     asyncio.run(scenario())
+
+
+def test_how_fast_a_tensor_comes_is_known_before_it_is_whole() -> None:
+    coming = header(elements=3 * CHUNK_BYTES // 4)
+    at = Fixture(coming.elements)
+    first, second, third = frames(coming, memoryview(bytes(coming.total)))
+    assert at.receiver.paces_so_far() == []
+    at.receiver.take("a1", first)
+    at.receiver.take("a1", second)
+    (pace,) = at.receiver.paces_so_far()
+    assert (pace.source, pace.bytes) == ("a1", CHUNK_BYTES)
+    later = at.receiver.paces_so_far()[0].seconds
+    assert later >= pace.seconds > 0  # it goes on while nothing comes
+    at.receiver.take("a1", third)
+    (so_far,), (whole,) = at.receiver.paces_so_far(), at.receiver.take_paces()
+    assert so_far == whole
+    assert whole.bytes == 2 * CHUNK_BYTES
+    assert at.receiver.paces_so_far() == []

@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator.core.copies.standby import COMMIT_WAIT_FRACTION
 from dtfm.coordinator.core.phases import Stepping, Switching
-from dtfm.coordinator.core.timeouts import LAST_REPORT_LEASES, TOGETHER_LEASES
+from dtfm.coordinator.core.timeouts import GRACE_LEASES, LAST_REPORT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
@@ -42,12 +42,12 @@ def test_a_node_that_gets_a_place_catches_up_while_the_others_train() -> None:
     assert isinstance(world.state.phase, Switching)
 
 
-def test_a_node_that_never_says_that_it_has_caught_up_holds_up_a_plan_for_its_patience_alone() -> None:
+def test_a_node_that_never_says_that_it_has_caught_up_holds_up_a_plan_for_six_leases_alone() -> None:
     world = without_reports("a", "b", steps=500)
     world.step()
     world.join("c")
     caught_up(world, "b")
-    began, patience = world.now, world.state.patience
+    began, patience = world.now, GRACE_LEASES * LEASE
     while not world.last_to("a", "commit").pause:
         world.wait(LEASE, beating="abc")
         world.step()

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from dtfm.coordinator.core.plan import drift, noise
-from dtfm.coordinator.core.state import Speeds
+from dtfm.coordinator.core.state import Noise, Speeds
 from dtfm.coordinator.log import events as ev
 from tests.coordinator.busy_machine import NODES, BusyMachine, Slowness, busy, quiet
 
@@ -101,7 +101,7 @@ def test_the_factor_grows_with_the_noise_up_to_a_limit() -> None:
     for number in range(400):
         level = random.choice((0.81, 1.24)) if number % 10 == 0 else level  # each for a lease
         wild, _ = noise.compare(wild, level, float(number), 10.0, drift.DEVICE_OFF, drift.MOST_DEVICE_OFF)
-    calm, wildest = noise.Noise(), noise.Noise(variance=100.0)
+    calm, wildest = Noise(), Noise(variance=100.0)
     least, most = (noise.threshold(each, drift.DEVICE_OFF, drift.MOST_DEVICE_OFF) for each in (calm, wildest))
     assert least < noise.threshold(wild.noise, drift.DEVICE_OFF, drift.MOST_DEVICE_OFF) <= most
     assert drift.MOST_DEVICE_OFF < drift.FACTOR  # so that a device of half its speed is found on any machine
