@@ -20,7 +20,7 @@ from dtfm.scheduler.search.anneal import HOT, Found, anneal
 from dtfm.scheduler.search.exact import improve
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.seeds import Start, nearest_nodes, random_groups, seed_groups
-from dtfm.scheduler.search.walk import ESTIMATE, ROUGH, SIMULATION
+from dtfm.scheduler.search.walk import ESTIMATE, PAPER, ROUGH, SIMULATION
 
 TimeUsed = Callable[[], float]
 """Returns the fraction of the time that is used up; the search ends at 1."""
@@ -140,12 +140,13 @@ def search(
     """
     problem, nodes = evaluator.problem, len(evaluator.problem.flops)
     winners = max(FEWEST_WINNERS, WINNERS_TIMES_NODES // nodes)
-    rules = _rules(problem, shape, fetching)
+    rules = _rules(problem, shape, fetching)._replace(free_cuts=not evaluator.by_paper)
     shares = FEW_NODES if nodes <= FEW else MANY_NODES
-    small = is_small(problem)
+    small = is_small(problem) and not evaluator.by_paper
 
     def walks(population: list[Position], used: Callable[[int], float], exactness: int, heat: float) -> list[Found]:
-        told = evaluator.met if exactness == SIMULATION else _ignored
+        exactness = PAPER if evaluator.by_paper else exactness
+        told = evaluator.met if exactness in (SIMULATION, PAPER) else _ignored
         found, taken = anneal(evaluator.tables, rules, population, rng, used, told, exactness, heat, threads)
         evaluator.spent += taken
         return found
@@ -199,6 +200,7 @@ def _rules(problem: Problem, shape: Shape, fetching: Fetching | None) -> Rules:
         free_stages=shape.stages is None and shape.sizes is None,
         free_sizes=shape.sizes is None,
         fetching=nothing_to_fetch(nodes, layers) if fetching is None else fetching,
+        equal_sizes=shape.sizes is not None and len(set(shape.sizes)) == 1,
     )
 
 
