@@ -12,6 +12,7 @@ import typer
 from dtfm.coordinator.command.background import announced
 from dtfm.coordinator.command.options import Json, Where
 from dtfm.coordinator.command.planning.gpus import HOST_MEMORY, RESERVED, RESERVED_GIB, SUSTAINED
+from dtfm.scheduler.model.decision import Objective
 
 if TYPE_CHECKING:  # the commands that read a log start faster without it
     from dtfm.protos import control_pb2 as wire
@@ -25,8 +26,11 @@ def plan(
         ),
     ] = None,
     network: Annotated[
-        Path | None,
-        typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps, lines."),
+        str | None,
+        typer.Option(
+            help="NETWORK.json: nodes, latency_ms, bandwidth_gbps, lines. Or one of the paper's five networks: paper:worldwide, "
+            "paper:regional, paper:universities, paper:spot, paper:data-center."
+        ),
     ] = None,
     gpus: Annotated[
         str | None,
@@ -61,6 +65,13 @@ def plan(
     host_memory: Annotated[
         str, typer.Option(help="With --gpus: the memory of each machine beside its GPU, for optimizer state.")
     ] = HOST_MEMORY,
+    objective: Annotated[
+        Objective,
+        typer.Option(
+            help="What to minimize: the seconds of a step, or the cost model of the paper (arXiv 2206.01288, section 3) for "
+            "equal groups, by the workload's `paper` costs. A network of the paper needs no --workload: it trains GPT-3 1.3B."
+        ),
+    ] = Objective.STEP,
     stages: Annotated[
         int | None, typer.Option(min=1, help="Number of stages. Default: the scheduler chooses it.")
     ] = None,
@@ -94,8 +105,23 @@ def plan(
     Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """
     with announced("Loading the scheduler"):
+        from dtfm.coordinator.command.planning.by_paper import print_plan_by_paper
         from dtfm.coordinator.command.planning.print_plan import print_plan
 
+    if objective is Objective.PAPER:
+        print_plan_by_paper(
+            workload=workload,
+            network=network,
+            gpus=gpus,
+            links=links,
+            run=run,
+            stages=stages,
+            deadline=deadline,
+            seed=seed,
+            threads=threads,
+            json_lines=json_lines,
+        )
+        return
     print_plan(
         workload=workload,
         network=network,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -131,6 +132,8 @@ class Candidate:
 class Evaluator:
     """Prices groups and cuts, each only once, and counts the evaluations."""
 
+    by_paper: ClassVar[bool] = False
+    """Whether prices are those of the paper's cost model: see equal_groups.PaperEvaluator."""
     problem: Problem
     keep_idle_hands: bool
     """Whether a replica without micro-batches stays in its stage (its place was requested) or becomes idle."""

@@ -51,20 +51,26 @@ def unpack_plan(data: bytes) -> Plan:
 
 
 def gap(decision: Decision) -> float | None:
-    """How many times as long as its lower bound the decision's plan takes; None where there is no bound."""
-    bound = decision.lower_bound_seconds
-    return decision.predicted.iteration_seconds / bound if bound > 0 else None
+    """How many times as long as its lower bound the decision's plan takes, by its objective; None where there is no bound."""
+    predicted, bound = decision.predicted, decision.lower_bound_seconds
+    seconds = predicted.iteration_seconds if predicted.paper is None else predicted.paper.total
+    return seconds / bound if bound > 0 else None
 
 
 def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, Any]:
     """The object that ``dtfm-coordinator plan --json`` prints.
 
     No plan can take less than ``lower_bound_seconds``; the plan takes ``gap`` times as long, or null where
-    there is no bound. ``reason`` is the sentence, and ``reason_code`` the value of Reason.
+    there is no bound. ``reason`` is the sentence, and ``reason_code`` the value of Reason. With the paper's objective,
+    ``predicted`` has ``paper``, and the bound and the gap are of its total.
     """
+    predicted, paper = asdict(decision.predicted), decision.predicted.paper
+    del predicted["paper"]
+    if paper is not None:
+        predicted["paper"] = {"total": paper.total, **asdict(paper)}
     return {
         "plan": plan_document(decision.plan),
-        "predicted": asdict(decision.predicted),
+        "predicted": predicted,
         "lower_bound_seconds": decision.lower_bound_seconds,
         "gap": gap(decision),
         "evaluations": decision.evaluations,

@@ -8,7 +8,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from dtfm.scheduler.formats.fields import Whole, read_document
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
-from dtfm.scheduler.model.workload import Layer, Workload
+from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
 
 class _Workload(BaseModel, extra="forbid"):
@@ -20,6 +20,7 @@ class _Workload(BaseModel, extra="forbid"):
     optimizer_state: Literal["auto", "device", "host"] = "device"
     tokens_per_micro_batch: Whole | None = None
     precision: Literal["fp32", "bf16", "fp64"] | None = None
+    paper: PaperCosts | None = None
 
 
 _ADAPTER = TypeAdapter(_Workload)
@@ -33,7 +34,8 @@ def parse_workload(text: str) -> tuple[Workload, int | None, str]:
     2) and ``copy_bytes_per_parameter_byte`` (default 0); ``checkpointing``, "auto", "none" (the default) or "layer";
     ``optimizer_state``, "auto", "device" (the default) or "host"; and what no plan depends on, which is returned beside the
     workload: ``tokens_per_micro_batch`` (None where it does not say), and ``precision``, "fp32", "bf16" or "fp64" (without
-    it, bf16 if there are copies of weights to compute with, otherwise fp32).
+    it, bf16 if there are copies of weights to compute with, otherwise fp32). ``paper``, for the paper's objective alone:
+    ``{"stages", "replicas", "gradient_gigabytes", "activation_gigabytes"}``, see PaperCosts.
     """
     read = read_document(_ADAPTER, text)
     workload = Workload(
@@ -43,6 +45,7 @@ def parse_workload(text: str) -> tuple[Workload, int | None, str]:
         copy_bytes_per_parameter_byte=read.copy_bytes_per_parameter_byte,
         checkpointing=None if read.checkpointing == "auto" else Checkpointing(read.checkpointing),
         optimizer_state=None if read.optimizer_state == "auto" else OptimizerState(read.optimizer_state),
+        paper=read.paper,
     )
     precision = read.precision or ("bf16" if read.copy_bytes_per_parameter_byte else "fp32")
     return workload, read.tokens_per_micro_batch, precision

@@ -12,6 +12,15 @@ HORIZON_SECONDS = 1800.0
 """Default seconds that a plan is expected to last before a node joins or leaves."""
 
 
+class Objective(StrEnum):
+    """What a plan is to minimize."""
+
+    STEP = "step"
+    """The seconds that a step takes, simulated, with any stages."""
+    PAPER = "paper"
+    """The cost model of arXiv 2206.01288, section 3, for equal groups."""
+
+
 class Reason(StrEnum):
     """Why this plan and no other."""
 
@@ -32,12 +41,27 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PaperSeconds:
+    """What the paper's cost model says of a step, in seconds: ``data_parallel`` of the slowest group, ``pipeline`` the sum over
+    the boundaries between stages."""
+
+    data_parallel: float
+    pipeline: float
+
+    @property
+    def total(self) -> float:
+        return self.data_parallel + self.pipeline
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted:
-    """Predicted costs in seconds. ``exchange_seconds``: of an exchange between islands."""
+    """Predicted costs in seconds. ``exchange_seconds``: of an exchange between islands. ``paper``: by the paper's cost model, of
+    a plan that was made by the paper's objective."""
 
     iteration_seconds: float
     migration_seconds: float
     exchange_seconds: float = 0.0
+    paper: PaperSeconds | None = None
 
 
 @dataclass(frozen=True, slots=True)

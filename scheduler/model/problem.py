@@ -117,6 +117,16 @@ class Problem:
         latency, slowness = self.latency + self.latency.T, self.slowness + self.slowness.T
         return np.where(np.isinf(slowness), np.inf, latency) if size == 0 else latency + size * slowness
 
+    def paper_exchanges(self) -> Floats:
+        """The same for both sizes of PaperCosts.exchanged, float64 [2, nodes, nodes]: two nodes of a group exchange shards of
+        their gradients, and two of neighbouring stages a pipeline's activations. Zero on the diagonal, infinite without a
+        link."""
+        assert self.workload.paper is not None
+        made = np.stack([self.exchange(size) for size in self.workload.paper.exchanged])
+        diagonal = np.arange(made.shape[1])
+        made[:, diagonal, diagonal] = 0.0
+        return made
+
 
 class Draft(NamedTuple):
     """A plan by numbers, in arrays that compiled functions take. A seat is a node's place in the plan; the seats of a stage are

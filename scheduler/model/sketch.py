@@ -46,6 +46,9 @@ class Sketch(NamedTuple):
     then the same for the reduction that ends last: two nodes whose link decides, and their stage. -1 stands for nobody.
     ``levels`` is float64 [2]: the mean over stages of when their slowest node could be done, and of how long they reduce after
     that.
+
+    ``known`` are records, PAPER, [2, nodes]: what the paper's cost model says of the last two positions that it priced, by node
+    (``place``) and by stage; [2, 0] where the workload has no costs for it.
     """
 
     members: Ints
@@ -58,6 +61,7 @@ class Sketch(NamedTuple):
     shards: Floats
     decides: Ints
     levels: Floats
+    known: Records
 
 
 NODE = np.dtype(
@@ -92,6 +96,17 @@ STAGE = np.dtype(
     ]
 )
 EDGE = np.dtype([("sender", np.int64), ("receiver", np.int64), ("count", np.int64)])
+PAPER = np.dtype(
+    [
+        ("place", np.int64),  # the node's stage, -1: idle, -2: nothing is known yet
+        ("group", np.float64),  # seconds of the stage's slowest member,
+        ("slowest", np.int64),  # and that member
+        ("boundary", np.float64),  # seconds of the slowest pair between the stage and the next one,
+        ("sender", np.int64),  # that pair,
+        ("receiver", np.int64),
+        ("mean", np.float64),  # and the mean of all pairs, in the matching where that is least
+    ]
+)
 
 
 def empty_position(nodes: int) -> Position:
@@ -135,7 +150,14 @@ def empty_sketch(t: Tables) -> Sketch:
         shards=np.zeros((4, nodes)),
         decides=np.zeros(6, np.int64),
         levels=np.zeros(2),
+        known=_nothing_known(t.paper.shape[1]),
     )
+
+
+def _nothing_known(nodes: int) -> Records:
+    known = np.zeros((2, nodes), PAPER)
+    known["place"] = -2
+    return known
 
 
 @compiled

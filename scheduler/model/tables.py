@@ -17,6 +17,8 @@ from dtfm.scheduler.model.workload import Workload
 
 FASTEST = 1e13
 """The most bytes per second that a link counts with: sums with infinite ones could not be taken apart again."""
+MISSING = 1e6
+"""The most seconds of an exchange in the paper's cost model: those of a missing link, so that a plan without one costs less."""
 REMEMBERED = 4
 """Number of problems whose tables are remembered."""
 
@@ -38,7 +40,8 @@ class Tables(NamedTuple):
     ``working[level, k, checkpointed]`` is the most working bytes among layers [k, k + 2 ** level): keeping.need.
     ``ways`` are those that the workload allows, a bit for each of memory.LADDER, and ``first_way`` is the first of them.
     ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s. ``update_seconds_per_byte`` are those of
-    keeping.update_seconds per byte that is kept in the host's memory.
+    keeping.update_seconds per byte that is kept in the host's memory. ``paper``, float64 [2, nodes, nodes], are the seconds of
+    the paper's cost model for gradients and activations: Problem.paper_exchanges, at most MISSING; [2, 0, 0] without costs.
     """
 
     node: Records
@@ -54,6 +57,7 @@ class Tables(NamedTuple):
     relayed: int
     mixed: bool
     update_seconds_per_byte: float
+    paper: Floats
 
 
 @lru_cache(REMEMBERED)
@@ -113,6 +117,7 @@ def tables(problem: Problem) -> Tables:
         update_seconds_per_byte=float(
             workload.bytes_over_bus_per_parameter_byte / workload.host_bytes_per_parameter_byte / BUS_BYTES_PER_SECOND
         ),
+        paper=np.zeros((2, 0, 0)) if workload.paper is None else np.minimum(problem.paper_exchanges(), MISSING),
     )
 
 

@@ -36,6 +36,35 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class PaperCosts:
+    """The workload of the paper's cost model (arXiv 2206.01288, section 3).
+
+    ``gradient_gigabytes`` is per stage. ``activation_gigabytes`` is per pipeline: the activations of all micro-batches of a step
+    that cross one stage boundary on one route. A gigabyte is 1e9 bytes.
+    """
+
+    stages: int
+    replicas: int
+    gradient_gigabytes: float
+    activation_gigabytes: float
+
+    def __post_init__(self) -> None:
+        for field in ("stages", "replicas"):
+            value = getattr(self, field)
+            if value < 1:
+                raise ValueError(f"paper: {field} is {value}; it must be 1 or more")
+        for field in ("gradient_gigabytes", "activation_gigabytes"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"paper: {field} is {value}; it must be a finite number, 0 or above")
+
+    @property
+    def exchanged(self) -> tuple[float, float]:
+        """The bytes of an exchange: of a shard of the gradients in a group, and of a pipeline's activations at a boundary."""
+        return self.gradient_gigabytes * 1e9 / self.replicas, self.activation_gigabytes * 1e9
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Layers in model order. A stage's output is the activation of its last layer.
 
@@ -49,6 +78,8 @@ class Workload:
     islands exchange. ``exchanged_with_all``: an island sends its part to all holders, not pieces to those who sum them up.
 
     ``checkpointing`` and ``optimizer_state`` are what every node does; None leaves it to the scheduler, node by node.
+
+    ``paper`` is what the paper's objective counts with, and nothing else reads; None where nobody has said it.
     """
 
     layers: tuple[Layer, ...]
@@ -63,6 +94,7 @@ class Workload:
     exchanged_with_all: bool = False
     checkpointing: Checkpointing | None = Checkpointing.NONE
     optimizer_state: OptimizerState | None = OptimizerState.DEVICE
+    paper: PaperCosts | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:

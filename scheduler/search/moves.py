@@ -23,7 +23,8 @@ class Rules(NamedTuple):
 
     ``nearest`` is int64 [nodes, nodes - 1], each node's others by the time of an exchange. ``most_stages`` is the largest number
     of stages; with ``free_stages`` False their number stays, with ``free_sizes`` False the number of replicas of each stage too.
-    ``fetching`` prices the transfer of state.
+    ``fetching`` prices the transfer of state. With ``equal_sizes`` all stages have the same number of replicas, so
+    they may change places although their sizes stay. With ``free_cuts`` False the cuts stay.
     """
 
     nearest: Ints
@@ -31,6 +32,8 @@ class Rules(NamedTuple):
     free_stages: bool
     free_sizes: bool
     fetching: Fetching
+    equal_sizes: bool = False
+    free_cuts: bool = True
 
 
 @compiled
@@ -38,7 +41,7 @@ def change(rules: Rules, position: Position, decides: Ints) -> bool:
     """One random move. ``decides`` is Sketch.decides of the position before it."""
     kind = np.random.random()
     if kind < 0.2:
-        return _shift_cut(position, decides)
+        return rules.free_cuts and _shift_cut(position, decides)
     if kind < 0.65:
         if kind < 0.35 or not rules.free_sizes:
             return _swap(rules, position, decides)
@@ -199,7 +202,7 @@ def _swap(rules: Rules, position: Position, decides: Ints) -> bool:
 def _reorder(rules: Rules, position: Position) -> bool:
     """Swaps two stages' nodes, reverses a segment of stages, or moves a stage; their cuts stay in place."""
     place, stages = position.place, position.stages[0]
-    if stages < 2 or not rules.free_sizes:
+    if stages < 2 or not (rules.free_sizes or rules.equal_sizes):
         return False
     one, other = np.random.randint(0, stages), np.random.randint(0, stages)
     if one == other:

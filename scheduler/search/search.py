@@ -25,7 +25,7 @@ from dtfm.scheduler.search.founders import founders, seeds
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.population import children, survivors
 from dtfm.scheduler.search.seeds import Start, nearest_nodes
-from dtfm.scheduler.search.walk import ESTIMATE, ROUGH, SIMULATION
+from dtfm.scheduler.search.walk import ESTIMATE, PAPER, ROUGH, SIMULATION
 
 WALKS_TIMES_NODES = 320
 """Walks of a generation, times nodes: chance decides more on small clusters, patience on large ones."""
@@ -94,8 +94,9 @@ def search(
     exact search begins when the first walks end, which also gives the bound. If its share of the budget is too small to list all
     plans, walks go on.
     """
-    evolution = _Evolution(evaluator, shape, starts, _rules(evaluator.problem, shape, fetching), rng, budget, threads)
-    listing, bound = is_small(evaluator.problem), 0.0
+    rules = _rules(evaluator.problem, shape, fetching)._replace(free_cuts=not evaluator.by_paper)
+    evolution = _Evolution(evaluator, shape, starts, rules, rng, budget, threads)
+    listing, bound = is_small(evaluator.problem) and not evaluator.by_paper, 0.0
     walking = WALKING_SMALL if listing else 1.0
     longest: float = FIRST_ROUND + STEPS_PER_NODE * len(evaluator.problem.flops)
     if budget.limited and not listing:
@@ -191,7 +192,9 @@ class _Evolution:
     def _walk(
         self, positions: list[Position], used: Callable[[int], float], exactness: int, heat: float
     ) -> list[Found]:
-        evaluator, told = self._evaluator, self._evaluator.met if exactness == SIMULATION else _ignored
+        evaluator = self._evaluator
+        exactness = PAPER if evaluator.by_paper else exactness
+        told = evaluator.met if exactness in (SIMULATION, PAPER) else _ignored
         found, taken = anneal(
             evaluator.tables, self._rules, positions, self._rng, used, told, exactness, heat, self._threads
         )
@@ -228,4 +231,5 @@ def _rules(problem: Problem, shape: Shape, fetching: Fetching | None) -> Rules:
         free_stages=shape.stages is None and shape.sizes is None,
         free_sizes=shape.sizes is None,
         fetching=nothing_to_fetch(nodes, layers) if fetching is None else fetching,
+        equal_sizes=shape.sizes is not None and len(set(shape.sizes)) == 1,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.assemble.cuts import cut_model
+from dtfm.scheduler.assemble.equal_groups import paper_price
 from dtfm.scheduler.assemble.evaluate import lacking_bytes, price_of_members
 from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulated
@@ -27,13 +28,15 @@ from dtfm.scheduler.model.sums import add_up, follow
 from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.search.moves import Rules, change
 
-ROUGH, ESTIMATE, SIMULATION = range(3)
+ROUGH, ESTIMATE, SIMULATION, PAPER = range(4)
 """What tells the seconds of a position: pace.rough_seconds, estimate.estimated_seconds, or simulate.simulated. Each is more exact
-than the one before and takes much longer."""
+than the one before and takes much longer. PAPER is another matter, the paper's cost model: equal_groups.paper_price."""
 ROUGH_DOUBT, ESTIMATE_DOUBT = 1.08, 1.01
 """A more exact price is looked at only if the less exact one is at most this many times the limit."""
 NEW_CUTS = 0.02
 """Fraction of the moves that get new cuts; the others keep theirs. A new number of stages always needs new cuts."""
+PAPER_HEAT = 0.25
+"""The heat of walks by PAPER, as a fraction of others': the levels are most of their price."""
 SUMS_LAST = 10_000
 """The number of steps after which sums are added up again from the beginning."""
 
@@ -55,13 +58,16 @@ def walk(
     """Takes ``steps`` steps from ``here`` on, in place. The same ``seed`` gives the same steps.
 
     A step that costs a fraction ``heat`` more is accepted in one case of e. Positions are compared by their seconds, as
-    ``exactness`` tells them (ROUGH, ESTIMATE or SIMULATION), the cost of state transfer, and ``evenness`` times the mean seconds
-    of their stages and reductions: of plans whose slowest resource is the same, those whose others are faster lead on.
-    ``prices`` is float64 [2], the price of ``here`` (evenness included) and that of ``best`` (without). Both are updated, and
-    ``best`` too when a better position is met.
+    ``exactness`` tells them (ROUGH, ESTIMATE or SIMULATION; or PAPER, which knows neither memory nor cuts), the cost of state
+    transfer, and ``evenness`` times the mean seconds of their stages and reductions: of plans whose slowest resource is the same,
+    those whose others are faster lead on. ``prices`` is float64 [2], the price of ``here`` (evenness included) and that of
+    ``best`` (without). Both are updated, and ``best`` too when a better position is met.
     """
     np.random.seed(seed)
     current, known, seen = NO_ROOM * 2, np.zeros(3), np.zeros(3)
+    by_paper = exactness == PAPER
+    if by_paper:
+        heat *= PAPER_HEAT
     tried = Position(np.empty_like(here.place), np.empty_like(here.cuts), np.empty_like(here.stages))
     decides = np.full(6, -1)
     for step in range(steps + 1):
@@ -73,17 +79,19 @@ def walk(
         stages = tried.stages[0]
         if not gather_members(tried, sketch):
             continue
-        anew = step > 0 and (stages != here.stages[0] or np.random.random() < NEW_CUTS)
-        bare = not_proven(t, sketch, stages) if t.mixed else 0
+        anew = not by_paper and step > 0 and (stages != here.stages[0] or np.random.random() < NEW_CUTS)
+        bare = not_proven(t, sketch, stages) if t.mixed and not by_paper else 0
         if anew and bare > 0:
             continue
-        lacking = 0.0 if anew else lacking_bytes(t, sketch, stages, tried.cuts)
+        lacking = 0.0 if anew or by_paper else lacking_bytes(t, sketch, stages, tried.cuts)
         if lacking >= ENOUGH:
             limit, price = current, NO_ROOM + lacking
         elif bare > 0:
             limit, price = current, NOT_PROVEN + bare
         else:
-            if step % SUMS_LAST == 0:
+            if by_paper:
+                pass
+            elif step % SUMS_LAST == 0:
                 add_up(t, sketch.sums, tried.place, stages)
             else:
                 follow(t, sketch.sums, tried.place, stages)
@@ -94,7 +102,7 @@ def walk(
         if price > limit or (price >= NO_LINK and price > current):
             continue
         copy(tried, here)
-        if price < NO_LINK:
+        if price < NO_LINK and not by_paper:
             here.place[:] = sketch.sums.place  # nodes without micro-batches are idle
         current = price
         known[:] = seen
@@ -125,6 +133,8 @@ def _price(
     before, 0 when they are not known, and of this one, by exactness.
     """
     stages, cuts = position.stages[0], position.cuts
+    if exactness == PAPER:
+        return float(paper_price(t, position, sketch) + evenness * (sketch.levels[0] + sketch.levels[1]))
     transfer = rules.fetching.weight * fetching_seconds(rules.fetching, position) if rules.fetching.weight > 0 else 0.0
     most = limit - transfer
     out_of_reach = most

@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
+from dtfm.scheduler.formats.paper import Network
 from dtfm.scheduler.model.cluster import Cluster
 from tests.bench.reduce_end import BUCKET_ELEMENTS, BUCKETS
 from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT
-from tests.scheduler.paper_networks import Network
 from tests.wan.check import check
 from tests.wan.networks import eight_nodes
 from tests.wan.wan import Wan, WanUnavailable

@@ -40,6 +40,7 @@ import numpy as np
 
 from dtfm.node.data.dataset import load_data
 from dtfm.protos.run_file.run_file import read_run_file
+from dtfm.scheduler.formats.paper import Network as Paper
 from dtfm.scheduler.model.cluster import Cluster as Network
 from tests.bench import reduce
 from tests.bench.homes import CONSTANT, MICRO_BATCHES, Measured, homes, measure, running
@@ -49,7 +50,6 @@ from tests.bench.rows import Row, show
 from tests.cluster.launch import Event
 from tests.cluster.plain import CPU, whole_model
 from tests.cluster.runs import write_corpus
-from tests.scheduler.paper_networks import Network as Paper
 from tests.wan.networks import eight_nodes
 from tests.wan.unequal import FASTEST, LEASE_SHARED, run_file
 from tests.wan.wan import Wan, WanUnavailable

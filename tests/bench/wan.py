@@ -51,6 +51,7 @@ from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log.events import PlanAdopted, RunDescribed, from_json
 from dtfm.protos.run_file.run_file import read_run_file
 from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.formats.paper import Network
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem, draft_of
@@ -60,7 +61,6 @@ from tests.bench.explain import link_parts_of, medians, parts_of, read_traces
 from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT
 from tests.cluster.runs import write_corpus
-from tests.scheduler.paper_networks import Network
 from tests.wan.check import check
 from tests.wan.cluster import wan_cluster
 from tests.wan.networks import Scaled, eight_nodes

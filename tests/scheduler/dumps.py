@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ def dump_workload(workload: Workload, tokens: int | None = None) -> str:
     }
     ratios = (f"{part}_bytes_per_parameter_byte" for part in ("optimizer", "copy"))
     document |= {ratio: getattr(workload, ratio) for ratio in ratios}
+    if workload.paper is not None:
+        document["paper"] = asdict(workload.paper)
     if tokens is not None:
         document["tokens_per_micro_batch"] = tokens
     return json.dumps(document)

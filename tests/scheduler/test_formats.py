@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.formats.network import parse_network
+from dtfm.scheduler.formats.paper import paper_workload
 from dtfm.scheduler.formats.plan import decision_document, parse_plan, plan_document
 from dtfm.scheduler.formats.workload import parse_workload
 from dtfm.scheduler.model.cluster import Line
@@ -14,7 +15,6 @@ from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
 from tests.scheduler.dumps import dump_network, dump_workload
-from tests.scheduler.paper_networks import paper_workload
 
 NETWORK: dict[str, Any] = {
     "nodes": [{"id": "a", "flops": 1e12, "memory_bytes": 1e9}, {"id": "b", "flops": 1e12, "memory_bytes": 1e9}],

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.bound.branch_and_bound import Plans
+from dtfm.scheduler.formats.paper import Network, paper_network, paper_workload
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.tables import Tables
+from dtfm.scheduler.paper import plan_by_paper
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search import exact
 from dtfm.scheduler.warm_up import compiled_functions, is_compiled, warm_up
@@ -69,6 +71,7 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "memory in whole bytes": lambda: schedule(whole_numbers(), WORKLOAD, evaluations=300),
     "few nodes": lambda: schedule(random_cluster(5, 4), WORKLOAD, evaluations=3000),
     "a node left": without_a_node,
+    "the paper's objective": lambda: plan_by_paper(paper_network(Network.SPOT), paper_workload(), evaluations=300),
     "a large group": lambda: schedule(uniform_cluster(60), even_workload(12, 64), stages=1, time_used=lambda: 1.0),
 }
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dtfm.scheduler.formats.paper import Network, paper_network
 from dtfm.scheduler.model.cluster import Cluster
-from tests.scheduler.paper_networks import Network, paper_network
 
 TOTAL_BANDWIDTH = 1.5e9 / 8
 """Bytes per second, summed over all ordered pairs."""

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.formats.network import parse_network
+from dtfm.scheduler.formats.paper import Network, paper_network
 from tests.scheduler.dumps import dump_network
-from tests.scheduler.paper_networks import Network, paper_network
 from tests.wan.networks import TOTAL_BANDWIDTH, eight_nodes
 from tests.wan.wan import Wan
 

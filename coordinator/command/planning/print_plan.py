@@ -32,6 +32,7 @@ from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 from dtfm.scheduler.formats.language_model import KNOWN, language_model_layers
 from dtfm.scheduler.formats.model_config import NoSuchModel
 from dtfm.scheduler.formats.network import parse_network
+from dtfm.scheduler.formats.paper import PREFIX, SEQUENCE, paper_case, paper_network, paper_workload
 from dtfm.scheduler.formats.plan import decision_document, gap
 from dtfm.scheduler.formats.workload import parse_workload
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY, advice
@@ -56,7 +57,7 @@ BYTES = 256
 def print_plan(
     *,
     workload: Path | None,
-    network: Path | None,
+    network: str | None,
     gpus: str | None,
     links: str | None,
     price: list[str] | None,
@@ -69,11 +70,11 @@ def print_plan(
     json_lines: bool,
 ) -> None:
     """What `plan` does, with its options."""
-    _check_source(network, gpus, links, price)
+    check_source(network, gpus, links, price)
     all_bf16 = gpus is None or not without_bf16(gpus)
-    asked = _run_file(run).with_precision(bf16=all_bf16) if run is not None else None
-    work, tokens, precision = _workload(workload, run, asked)
-    cluster = _cluster(network, gpus, links, host_memory, precision)
+    asked = read_run(run).with_precision(bf16=all_bf16) if run is not None else None
+    work, tokens, precision = workload_of_files(workload, run, asked, network)
+    cluster = cluster_of(network, gpus, links, host_memory, precision)
     length = asked.train.rounds if asked is not None and asked.train.rounds != "auto" else 0
     rented = [gpu for machine in parse_gpus(gpus) for gpu in machine] if gpus is not None else []
     prices, currency = parse_prices(price or [], rented)
@@ -199,15 +200,18 @@ def _speeds(gpus: str, precision: str) -> str:
     return f"{told}, in which this workload computes."
 
 
-def _run_file(path: Path) -> RunFile:
+def read_run(path: Path) -> RunFile:
     """Without its storage: what reaches that need not be installed where a run is only planned."""
     return parse_run({key: table for key, table in read_table(path).items() if key != "checkpoint"}, str(path))
 
 
-def _workload(path: Path | None, run: Path | None, asked: RunFile | None) -> tuple[Workload, int | None, str]:
-    """The workload, its tokens in a micro-batch, and its precision."""
+def workload_of_files(
+    path: Path | None, run: Path | None, asked: RunFile | None, network: str | None
+) -> tuple[Workload, int | None, str]:
+    """The workload, its tokens in a micro-batch, and its precision. One of the paper's networks has the paper's workload if no
+    file says another."""
     if path is not None:
-        parsed = _parsed(path, parse_workload)
+        parsed = parsed_file(path, parse_workload)
         work = parsed[0]
         if asked is not None and work.micro_batches * asked.train.micro_batch != asked.train.global_batch:
             raise ValueError(
@@ -215,6 +219,8 @@ def _workload(path: Path | None, run: Path | None, asked: RunFile | None) -> tup
                 f"micro-batches of {asked.train.micro_batch}; write {path} again: dtfm-node workload {run} --output {path}"
             )
         return (work if asked is None else as_the_run_says(work, asked), *parsed[1:])
+    if asked is None and network is not None and network.startswith(PREFIX):
+        return paper_workload(), SEQUENCE, "fp16"
     if asked is None:
         raise ValueError(
             "give --run RUN.toml, or the --workload WORKLOAD.json that `dtfm-node workload RUN.toml` writes"
@@ -228,7 +234,7 @@ def _workload(path: Path | None, run: Path | None, asked: RunFile | None) -> tup
         raise ValueError(f"{error}. To count on the model itself: {fix}") from None
 
 
-def _check_source(network: Path | None, gpus: str | None, links: str | None, price: list[str] | None) -> None:
+def check_source(network: str | None, gpus: str | None, links: str | None, price: list[str] | None) -> None:
     if (network is None) == (gpus is None):
         raise ValueError(
             'give either --network NETWORK.json or --gpus, like --gpus "8x RTX 4090" --links 500Mbit/s,40ms'
@@ -243,16 +249,18 @@ def _check_source(network: Path | None, gpus: str | None, links: str | None, pri
         )
 
 
-def _cluster(network: Path | None, gpus: str | None, links: str | None, host_memory: str, precision: str) -> Cluster:
+def cluster_of(network: str | None, gpus: str | None, links: str | None, host_memory: str, precision: str) -> Cluster:
     """Of options that `_check_source` has checked."""
+    if network is not None and network.startswith(PREFIX):
+        return paper_network(paper_case(network))
     if network is not None:
-        return _parsed(network, parse_network)
+        return parsed_file(Path(network), parse_network)
     assert gpus is not None
     assert links is not None
     return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory), precision)
 
 
-def _parsed(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
+def parsed_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
     try:
         return parse(path.read_text())
     except OSError as error:

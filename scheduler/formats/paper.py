@@ -1,8 +1,8 @@
-"""The paper's five networks of 64 nodes, as its code simulates them.
+"""The paper's cases, for whoever wants to reproduce its tables: five networks of 64 nodes, and the GPT-3 1.3B that it trains.
 
-Source: DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/config.py (commit 69f05e5): one-way delays in ms and
-bandwidths in Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Nodes are in
-region order, which is a good plan already in four of the five networks: shuffle them before planning.
+Source: DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/config.py (commit 69f05e5): one-way delays in ms and bandwidths in
+Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Nodes are in region order, which is a good
+plan already in four of the five networks: shuffle them before you judge a search.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from enum import StrEnum
 import numpy as np
 
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.workload import Layer, Workload
+from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
+
+PREFIX = "paper:"
+"""Of a case's name where a NETWORK.json could stand too."""
+HIDDEN, SEQUENCE = 2048, 2048
+"""GPT-3 1.3B: the hidden size, and the tokens of a sample."""
+LAYERS, BATCH = 24, 1024
+"""Of the job that the paper plans most: layers, and samples in a step."""
+COSTS = PaperCosts(stages=8, replicas=8, gradient_gigabytes=0.65, activation_gigabytes=2024 * 2 * 1.25e5 / 2**30)
+"""What the published scheduler counts with (scheduler.py there, commit cda948f): the 1.3 billion gradients of 24 layers, 4 bytes
+each; and an eighth of a million tokens' activations, 2 bytes each. Its hidden size is 2024 there, and a gigabyte 2**30 bytes."""
 
 
 class Network(StrEnum):
@@ -66,6 +76,15 @@ _REGIONAL = {
 }
 
 
+def paper_case(name: str) -> Network:
+    """The case of this name, with or without PREFIX. Raises ValueError, which lists the five."""
+    try:
+        return Network(name.removeprefix(PREFIX))
+    except ValueError:
+        cases = ", ".join(PREFIX + network for network in Network)
+        raise ValueError(f"{name!r:.80} is none of the paper's networks; there are {cases}") from None
+
+
 def paper_network(network: Network) -> Cluster:
     """One of the five networks, in region order. Speed and memory are those of an NVIDIA V100 (the paper's p3.2xlarge)."""
     match network:
@@ -86,13 +105,17 @@ def paper_network(network: Network) -> Cluster:
             return _cluster([city for city in _WORLD for _ in range(8)], _BETWEEN, within=(5, 2))
 
 
-def paper_workload() -> Workload:
-    """24 equal layers of GPT3-XL (hidden size 2,048, sequences of 2,048 tokens, fp16 tensors)."""
-    parameters = 12 * 2048**2
+def paper_workload(layers: int = LAYERS, batch: int = BATCH) -> Workload:
+    """GPT-3 1.3B with this number of equal layers, in fp16, and one sample in each micro-batch. ``paper`` is COSTS for any number
+    of layers and samples."""
+    parameters = 12 * HIDDEN**2
     layer = Layer(
-        "block", forward_flops=2 * parameters * 2048, parameter_bytes=2 * parameters, activation_bytes=2 * 2048**2
+        "block",
+        forward_flops=2 * parameters * SEQUENCE,
+        parameter_bytes=2 * parameters,
+        activation_bytes=2 * HIDDEN * SEQUENCE,
     )
-    return Workload(layers=(layer,) * 24, micro_batches=64, optimizer_bytes_per_parameter_byte=4.0)
+    return Workload((layer,) * layers, batch, optimizer_bytes_per_parameter_byte=4.0, paper=COSTS)
 
 
 def _cluster(
