@@ -90,8 +90,8 @@ class Stage:
 
     def release(self) -> None:
         """Frees its weights and its hold on the buckets, whoever may still refer to the stage: it computes nothing any more."""
-        for mine in (self.weights, self.parameters, self.buckets):
-            mine.clear()
+        self.weights, self.parameters = {}, {}
+        self.buckets = {}  # another dict: the store may hold the one before
         self.__dict__.pop("_part", None)
 
     @torch.no_grad()

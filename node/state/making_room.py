@@ -1,21 +1,21 @@
-"""Making room for a stage for which a node has no memory beside the one that it holds (scheduler/cost/room.py).
+"""Making room for a new stage, where a node's memory is too small for the old stage and the new one (scheduler/cost/room.py).
 
-What the plan before needed, and the next one does not, goes out of the way before anything is loaded: the state that others may
-fetch from here goes to the host's memory, or to a file without a name on this node's disk; all else is dropped. The file is
-mapped to memory, so that its state is donated and digested like any other, until the switch is over.
+Before it loads anything, the node clears what only the old plan needed. State that others may fetch from here moves to the
+host's memory, or to a file on this node's disk. All else is dropped. The file has no name and is mapped to memory, so that the
+node donates and digests its state as usual until the switch is over.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
-import os
 from collections.abc import Callable, Collection
 from enum import Enum
 
 import torch
 
 from dtfm.kernels.memory import give_back
+from dtfm.node.data.storage import PIECE_BYTES
 from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.node.state.images import Scratch
 from dtfm.node.state.state_store import StateStore
@@ -43,13 +43,13 @@ def make_room(
     them (``placed``). Buckets whose state nobody has ``expected`` here are dropped, as are all gradients. Returns the bytes that
     went where.
 
-    ``host_bytes`` is what may be moved to the host's memory; below 0, what is there moves to the disk. Raises OSError if the disk
+    At most ``host_bytes`` move to the host's memory. Below 0, state that lies there moves to the disk. Raises OSError if the disk
     has no room.
     """
     moved = dict.fromkeys(Aside, 0)
     held = store.held.buckets
     order = sorted(held, key=lambda index: index in needed)
-    del held  # or it would keep what is moved
+    del held  # it refers to all buckets
     for index in order:
         bucket = store.held.buckets[index]
         bucket.forget_gradients()
@@ -75,16 +75,15 @@ def _in_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _on_disk(scratch: Scratch) -> Callable[[torch.Tensor], torch.Tensor]:
     def written(tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor, on the CPU, in a file that is mapped: its pages are the kernel's to keep or to drop."""
-        if not tensor.nbytes:
+        """A copy on the CPU, mapped from a file: its pages are in memory only while somebody reads them."""
+        data = tensor.view(torch.uint8)
+        if not len(data):
             return tensor.to(HOST, copy=True)
-        with scratch(tensor.nbytes) as file:
-            os.posix_fallocate(file.fileno(), 0, tensor.nbytes)  # a full disk is an error now, not a signal later
-            pages = mmap.mmap(file.fileno(), tensor.nbytes)
-        copy = torch.frombuffer(pages, dtype=tensor.dtype)
-        copy.copy_(tensor)
-        pages.flush()
-        pages.madvise(mmap.MADV_DONTNEED)
-        return copy
+        with scratch(len(data)) as file:
+            for piece in torch.split(data, PIECE_BYTES):
+                file.write(piece.to(HOST).numpy().data)
+            file.flush()
+            pages = mmap.mmap(file.fileno(), len(data), access=mmap.ACCESS_COPY)
+        return torch.frombuffer(pages, dtype=tensor.dtype)
 
     return written

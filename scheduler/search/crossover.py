@@ -54,7 +54,10 @@ def crossed(evaluator: Evaluator, mother: Parent, father: Parent, keep_sizes: bo
             place = sized(place, (mother.place, fathers), tuple(map(len, mother.groups)), rng)
         groups = tuple(tuple(np.flatnonzero(place == stage).tolist()) for stage in range(stages))
         if all(groups):
-            cuts = [mother.cuts, *([father.cuts] if len(father.cuts) == len(mother.cuts) else [])]
+            cuts: list[tuple[int, ...] | None] = [
+                mother.cuts,
+                *([father.cuts] if len(father.cuts) == len(mother.cuts) else []),
+            ]
             cuts += [] if groups == mother.groups else [None]
             child = min((evaluator.estimated(groups, each) for each in cuts), key=lambda one: one.price)
             if child.feasible:
@@ -80,7 +83,7 @@ def aligned(mother: Parent, father: Parent) -> Ints:
     partner = layered.argmax(axis=0)
     rows, columns = linear_sum_assignment(-together)
     partner[columns] = rows
-    return partner.astype(np.int64)
+    return np.asarray(partner, dtype=np.int64)
 
 
 def mixed(mother: Ints, father: Ints, chosen: Sequence[int], coins: NDArray[np.bool_]) -> Ints:

@@ -407,3 +407,22 @@ def test_state_in_the_hosts_memory_leaves_a_copy_of_the_weights_on_the_device() 
     assert all(after.buckets[index] is bucket for index, bucket in stage.buckets.items())
     assert after.state_bytes == (4 * 4 * size, 0)
     assert torch.equal(after.forward(hidden), stage.forward(hidden))
+
+
+@pytest.mark.parametrize("computes_in", [torch.float32, torch.bfloat16])
+def test_a_stage_that_is_released_frees_its_weights_though_it_is_still_referred_to(computes_in: torch.dtype) -> None:
+    stage = build_stage(model_of("llama"), 1, 4, CPU, torch.float32, computes_in=computes_in)
+    initialise_all(stage, 5)
+    stage.forward(torch.randn(3, LENGTH, 32)).sum().backward()  # type: ignore[no-untyped-call]
+    held = stage.buckets  # a store holds this very dict
+    weights = [weakref.ref(weight) for weight in stage.weights.values()]
+    gradients = [weakref.ref(bucket.gradients) for bucket in held.values()]
+    stage.release()
+    stage.release()
+    for bucket in held.values():
+        bucket.forget_gradients()
+    gc.collect()
+    assert [each() for each in gradients] == [None] * 3
+    own = [None] * 3 if computes_in is torch.bfloat16 else [bucket.parameters for bucket in held.values()]
+    assert all(weight() is kept for weight, kept in zip(weights, own, strict=True))
+    assert (len(held), stage.buckets) == (3, {})
