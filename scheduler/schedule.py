@@ -59,10 +59,10 @@ def schedule(
 
     A new plan gets ``generation``; an ``incumbent`` that is kept keeps its own. A plan that replaces the incumbent must win
     back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``overhead`` is the
-    seconds of each step that the model leaves out, the same for all plans. ``uncertainty``: the fraction of a step by which what
-    was measured differs from itself, which the gain of another plan must exceed. ``improved`` is called for each plan that is better
-    than all before, with the evaluations so far and the plan's seconds (without the overhead, with the cost of state transfer per
-    step). All ends soon after ``stopped`` returns True.
+    seconds of each step that the model leaves out, the same for all plans. ``uncertainty``: the fraction of a step by which
+    what was measured differs from itself, which the gain of another plan must exceed. ``improved`` is called for each plan
+    that is better than all before, with the evaluations so far and the plan's seconds (without the overhead, with the cost of
+    state transfer per step). All ends soon after ``stopped`` returns True.
 
     Where some nodes are proven and others are not, each stage gets a proven one, if proven nodes alone could train, and an
     incumbent in which a stage has none is replaced, if proven nodes are as many as its stages. If they could not, the sentence

@@ -88,7 +88,8 @@ def decide(
     uncertainty: float = 0.0,
 ) -> Decision:
     """Keeps the incumbent if it can stay, unless the draft wins back the cost of state transfer within the horizon, and MARGIN or
-    the ``uncertainty`` of what was measured, and every node has memory for its old and its new stage together. An incumbent that cannot stay is replaced in any case.
+    the ``uncertainty`` of what was measured, and every node has memory for its old and its new stage together. An incumbent that
+    cannot stay is replaced in any case.
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations, ``overhead`` the seconds of each step that the
     simulation leaves out.
