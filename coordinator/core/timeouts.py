@@ -17,7 +17,7 @@ HEARTBEAT_LEASES = 0.25
 """Time between two heartbeats of a node."""
 
 TIMED_LEASES = 3
-"""An idle node that has timed its device again is not heard on that for so long."""
+"""After an idle node has timed its device again, another timing is ignored for this time."""
 
 IDLE_AGAIN_LEASES = 60
 """While a node is idle, the planner looks again after this time, though nothing calls for it: ten minutes, by default."""

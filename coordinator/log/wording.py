@@ -52,9 +52,9 @@ def utc(at: float) -> str:
 
 
 def telling_bound(predicted: float | None, bound: float | None, measured: float | None = None) -> float | None:
-    """The seconds of a step that no plan can beat, if they say something: not if the plan is expected to take more than MOST_GAP
-    times that, nor if steps are ``measured`` to take less, since then speeds are not what they were. Old logs have bounds that
-    cannot be: below 0, and above the prediction."""
+    """The bound on a step's seconds, if it says something. It does not if the plan is expected to take more than MOST_GAP times
+    as long, nor if steps are ``measured`` to take less: then devices have become faster. Old logs have impossible bounds, below 0
+    or above the prediction."""
     if predicted is None or bound is None or not 0 < predicted <= MOST_GAP * bound:
         return None
     bound = min(bound, predicted)

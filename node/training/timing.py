@@ -24,8 +24,8 @@ class Timing:
     """The number of timings in a row, with this one, that others were beside."""
 
     def is_due(self, now: float, others: float) -> bool:
-        """Whether it is time to time the device again, while other programs use the share ``others`` of the machine: at once when
-        it has become quiet; else after pauses that double, up to an hour."""
+        """Whether to time the device again, while other programs use the share ``others`` of the machine. It is due at once when
+        the machine has become quiet. Otherwise pauses double, up to an hour."""
         if not self.beside:
             return now >= self.at + AGAIN_SECONDS
         pause = SOON_SECONDS if others < QUIET else min(SOON_SECONDS * 2 ** max(self.tries - 1, 0), AGAIN_SECONDS)

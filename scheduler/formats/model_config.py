@@ -1,6 +1,6 @@
 """What transformers refuses in the settings of a language model, for a machine without transformers.
 
-The checks and the sentences are those that transformers has for these families; tests compare both. Where it only fails once the
+The checks and the sentences are transformers' own for these families; tests compare both. Where transformers fails only once the
 model computes, the sentence is ours.
 """
 

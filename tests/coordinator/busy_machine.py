@@ -31,8 +31,8 @@ def quiet(now: float) -> Mapping[str, float]:
 
 
 def busy(seed: int) -> Slowness:
-    """As other programs on the machine make it: each step differs a little, all nodes slow down and recover together over
-    minutes, and each is disturbed now and then by something that is often short and sometimes lasts."""
+    """What other programs on the machine do. Each step differs a little. All nodes slow down and recover together over minutes.
+    Now and then something disturbs one of them, often briefly and sometimes for a minute."""
     random = Random(seed)
     ends, times = dict.fromkeys(NODES, 0.0), dict.fromkeys(NODES, 1.0)
     together, last = 0.0, 0.0

@@ -15,8 +15,8 @@ from dtfm.protos import control_pb2 as wire
 
 
 def timed_again(transition: Transition, session: Session, message: wire.Timed) -> None:
-    """Plans with the new speed, if it differs from the one before by what counts as a change of a device. Of a node that trains,
-    its steps say more; and a node that says so too often is not heard, as each time may start the planner. Raises Refused."""
+    """Plans with the new speed if it differs from the one before by DEVICE_OFF. A node that trains is ignored: its steps say
+    more. So is a node that comes too often, as each time may start the planner. Raises Refused."""
     check_flops(message.flops, "timed.flops")
     node, ledger = session.node, transition.state.ledger
     plan, member = ledger.training.plan, ledger.members[node]

@@ -43,10 +43,10 @@ MOST_UNCERTAINTY = 0.15
 """Fraction of a step that a plan must save at most, however much measurements differ."""
 
 SURE = 2.0
-"""A plan must save this number of standard deviations of what was measured."""
+"""A plan must save this number of standard deviations of its devices' speeds."""
 
 TOGETHER = ("*", "")
-"""In ``State.speeds``: what devices usually deliver of what they are planned with."""
+"""In ``State.speeds``, the key of `usual_share`."""
 
 LEAST_SECONDS = 0.05
 """Shorter times within a step are not measured: the step does not wait for them."""
@@ -104,7 +104,7 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
         if (ratio := changed((node, ""), share / usual, DEVICE_OFF, MOST_DEVICE_OFF, 1.0)) is not None
     }
     together = changed(TOGETHER, usual, DEVICE_OFF, FACTOR, 1.0) if parts else None
-    if found or together is not None:  # all that differ are corrected at once: that is one question to the planner
+    if found or together is not None:  # correct every device at once: one question to the planner is enough
         level = together or corrected(speeds[TOGETHER]) or 1.0
         for node in parts:
             ratio = level * (found.get(node) or corrected(speeds[node, ""]) or 1.0)
@@ -138,9 +138,9 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
 
 
 def usual_share(delivered: Collection[float]) -> float:
-    """What devices usually deliver in this step of what they are planned with: so a machine that becomes slower for all of its
-    nodes is told from a device that becomes slower than the others. Of two in the middle, the one nearer to 1; of one or two
-    devices nobody can say which is the usual one, and that is 1."""
+    """The median share of their planned speed that devices ``delivered`` in a step. It falls when a machine becomes slower for
+    all of its nodes, and stays when one device does. If two shares are in the middle, the one nearer to 1 counts. Of one or two
+    devices it is 1."""
     if len(delivered) < 3:
         return 1.0
     return min(
@@ -157,7 +157,7 @@ def begun(state: State) -> Mapping[tuple[str, str], Speeds]:
 
 
 def uncertainty(state: State) -> float:
-    """The fraction by which measurements of a step differ from each other: a plan that saves less may not be faster at all."""
+    """The fraction of a step that another plan must save: with less, noise may have made it look faster."""
     plan, speeds = state.ledger.training.plan, state.speeds
     if plan is None:
         return 0.0
@@ -198,7 +198,7 @@ def _step_differs(transition: Transition, seconds: float) -> None:
 
 
 def link_drifted(transition: Transition, link: ev.Link, ratio: float) -> None:
-    """Plans with the link as it is now, and has its source choose codecs for it."""
+    """Plans with the link's new speed, and has its source choose codecs for that."""
     reason = f"in training the link from {link.source} is {_change(ratio)} than before"
     transition.emit(ev.LinksMeasured(link.destination, (link,), reason=reason))
     if ratio < 1:

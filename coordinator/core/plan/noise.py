@@ -1,10 +1,10 @@
 """Tells a change of speed from noise, for one device or link at a time. Pure.
 
-A speed counts as changed when the median of a lease differs from the expected one by more than a factor, for as long as changes
-have to last. Both depend on what was measured before:
+A speed has changed when the median of a lease differs from the expected speed by more than a factor, and goes on to do so for a
+lease. Earlier measurements raise both limits:
 
-- The factor grows with how far the medians of one lease and the next differ from each other, up to a limit.
-- What has changed and changed back has to stay changed for twice as long the next time. This is forgotten with time, as routers
+- The factor grows with the noise: how far the medians of successive leases differ.
+- After a change and a change back, the next one has to last twice as long. Such reversals are forgotten with time, as routers
   forget that a route was flapping (RFC 2439).
 """
 
@@ -29,7 +29,7 @@ MEMORY = 20
 """The number of levels over which the variance is a mean."""
 
 MOST_DIFFERENCE = math.log(2.0)
-"""Of two levels one after the other: a single wild one must not hide what comes after it."""
+"""Two successive levels count as at most this far apart: a single wild one must not hide the changes that follow."""
 
 MOST_REVERSALS = 5
 """Changes have to last for at most 2**MOST_REVERSALS times the usual time."""
@@ -47,7 +47,7 @@ def compare(
     most: float | None = None,
     restless: float = 0.0,
 ) -> tuple[Speeds, float | None]:
-    """``speeds`` with that of one more step, which ended at ``now``, and by how much they have changed, if that is for certain.
+    """Adds the ``speed`` of a step that ended at ``now``. Returns the speeds, and the factor of the change once one is certain.
 
     ``lasting``: the seconds that a change has to last, at least. ``factor``: the least change that counts; ``most``: the change
     that counts whatever the noise is, by default the same. ``restless``: how often others like it have changed back and forth.
@@ -78,12 +78,12 @@ def threshold(noise: Noise, factor: float, most: float | None = None) -> float:
 
 
 def deviation(noise: Noise) -> float:
-    """The standard deviation of a level's logarithm: about the fraction by which levels differ."""
+    """The standard deviation of a level's logarithm: about the fraction by which two levels differ."""
     return math.sqrt(noise.variance)
 
 
 def reversals(noise: Noise, now: float, lasting: float) -> float:
-    """How often the speed has changed back and forth, as far as that is not forgotten."""
+    """The number of reversals that are not forgotten."""
     return max(0.0, noise.reversals - (now - noise.changed_at) / max(FORGOTTEN_AFTER * lasting, 1e-9))
 
 

@@ -19,13 +19,13 @@ from dtfm.protos import control_pb2 as wire
 TIMES_SLOWER = 8.0
 """How many times slower than usual a line must be within a step: less is left to the commits."""
 LEAST_LEASES = 0.5
-"""Tensors must have been on their way for so long: two heartbeats."""
+"""Tensors must have been on their way for this time: two heartbeats."""
 TIMES_LONGER = 2.0
-"""How many times longer than usual the step in hand must have taken before another plan takes over within it."""
+"""A step must have taken this number of times its usual time before another plan takes over within it."""
 
 
 def heard(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
-    """What a node says of the step in hand, if others keep it waiting."""
+    """A node says how fast tensors come. If a line has become slow, plans count with that from now on."""
     phase, plan = transition.state.phase, transition.state.ledger.training.plan
     if not isinstance(phase, Stepping) or session.node in phase.votes or plan is None or not beat.arriving:
         return
@@ -47,8 +47,8 @@ def heard(transition: Transition, session: Session, beat: wire.Heartbeat) -> Non
 
 def leave_slow_line(transition: Transition) -> None:
     """The rule: a plan that was chosen because a line is slow takes over within the step, if that takes long already. What nodes
-    have done of the step counts (plan/adoption.py). Among strangers it waits for the commit: who keeps others waiting could put
-    off the deadline of the step by what it says."""
+    have done of the step counts (plan/adoption.py). Among strangers it waits for the commit: a node that
+    keeps others waiting could put off the step's deadline by its heartbeats."""
     state, phase = transition.state, transition.state.phase
     if (
         not isinstance(phase, Stepping)
