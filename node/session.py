@@ -22,7 +22,7 @@ import torch
 import dtfm
 from dtfm.node.data.allowed import ALLOW, ALLOW_MODULE, EVERYTHING, Allowed
 from dtfm.node.data.dataset import Agreed
-from dtfm.node.data.problems import sentence_of
+from dtfm.node.data.problems import in_full, sentence_of
 from dtfm.node.host.long_parts import Repeated, long_part
 from dtfm.node.host.other_work import OtherWork
 from dtfm.node.host.vitals import vitals_of
@@ -443,12 +443,12 @@ class Session:
         self._outgoing.put_nowait(message)
 
     def _fail(self, error: Exception) -> None:
-        log.error("%s", sentence := sentence_of(error))
+        log.error("%s", in_full(error))
         self._exit = exit_code(error)
         if self._exit == START_AGAIN:  # it comes back under its name, with its disk
             self._hang_up()
         else:
-            self._send(wire.NodeMessage(goodbye=wire.Goodbye(reason=sentence)))
+            self._send(wire.NodeMessage(goodbye=wire.Goodbye(reason=sentence_of(error))))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -17,8 +17,9 @@ COORDINATORS_DISK = f"{COORDINATOR}://disk"
 """Its URL for nodes."""
 PRETRAINED = "pretrained"
 """There, the folder of the weights that the run begins with, if the coordinator has them."""
-_FREE = frozenset(("http", "https", "memory", COORDINATOR))
-"""Read without credentials of this machine."""
+WEB = frozenset(("http", "https"))
+_FREE = WEB | {"memory", COORDINATOR}
+"""Read without credentials of this machine. A web server in its own network takes leave all the same."""
 KNOWN = REMOTE | LOCAL | {"memory", COORDINATOR}
 """What a run may name. Any other scheme could lead back to this machine's files, as fsspec's "dir" does, or to hosts that its
 user has keys for, as "sftp" does. "memory" is a process's own."""
@@ -90,6 +91,18 @@ def is_guarded_url(place: str) -> bool:
     """Whether it is a URL that is reached with credentials."""
     scheme = _SCHEME.match(place)
     return scheme is not None and scheme[1].lower() in REMOTE - _FREE
+
+
+def is_remote_url(place: str) -> bool:
+    """Whether it is a URL of a place that is the same wherever it is read."""
+    scheme = _SCHEME.match(place)
+    return scheme is not None and scheme[1].lower() in REMOTE
+
+
+def is_web(place: str) -> bool:
+    """Whether it is a URL of a web server."""
+    scheme = _SCHEME.match(place)
+    return scheme is not None and scheme[1].lower() in WEB
 
 
 def is_local_url(place: str) -> bool:

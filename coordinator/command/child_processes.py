@@ -65,7 +65,8 @@ class Children:
             *("--device", self._device, "--threads", str(self._threads), "--verbose"),
             *("--give-up-after", str(GIVE_UP_SECONDS)),
             *("--snapshots", str(self._folder / "snapshots")),
-            *("--allow-data", "/"),  # whoever wrote the run file has started the demo
+            # Whoever wrote the run file has started the demo.
+            *(word for place in ("/", "hf:*", "http://*", "https://*") for word in ("--allow-data", place)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

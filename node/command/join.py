@@ -113,10 +113,11 @@ def join(
     allow_data: Annotated[
         list[str] | None,
         _allowed(
-            help="Let the run name this local file or folder, or what matches, like '/data/*.txt', or a place that takes this "
-            "machine's keys, like 's3://bucket/run', for its data, tokenizer, pretrained weights or checkpoints (may be given "
-            "several times). Remembered for this coordinator until it is given again; none takes it back. Not needed for names "
-            "on the hub, nor by the user who runs the coordinator."
+            help="Let the run name this local file or folder, or what matches, like '/data/*.txt', a place that takes this "
+            "machine's keys, like 's3://bucket/run', a repository of the hub to be read with this machine's token, like "
+            "'hf:OWNER/NAME', or a URL in this machine's network, for its data, tokenizer, pretrained weights or checkpoints "
+            "(may be given several times). Remembered for this coordinator until it is given again; none takes it back. Not "
+            "needed for what is public on the hub, nor by the user who runs the coordinator."
         ),
     ] = None,
     trace: Annotated[

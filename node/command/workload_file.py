@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.dataset import load_data, text_sample
+from dtfm.node.data.reaching import give_leave
 from dtfm.node.model.layer_costs import layer_costs
 from dtfm.node.model.load import load_model
 from dtfm.protos.run_file.run_file import RunFile
@@ -16,6 +18,7 @@ _OF_LAYERS = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "k
 def describe(asked: RunFile, allowed_modules: Sequence[str] = ()) -> str:
     """WORKLOAD.json of a run whose precision is decided, see scheduler/formats/workload.py. Of its data, only a tokenizer is
     loaded, or what a user's own function makes; of pretrained weights, only what they say of the model. Raises ValueError."""
+    give_leave(EVERYTHING)  # the run file is this user's own
     run, train = asked.message(""), asked.train
     if run.model.family == "module":
         data = load_data(run, allowed_modules)

@@ -13,19 +13,22 @@ from functools import partial
 from pathlib import Path
 
 from dtfm.node.data.problems import told_together
-from dtfm.protos.places import expanded, guarded_places, is_guarded_url
+from dtfm.protos.places import expanded, guarded_places, is_guarded_url, is_remote_url
 from dtfm.protos.plan_pb2 import Run
 
 ALLOW = "--allow-data"
 ALLOW_MODULE = "--allow-module"
 NOTHING = "none"
 EVERYTHING = ("/", "*:")
+"""What the user who runs the coordinator allows: all files, and all URLs."""
+_ALL_URLS = EVERYTHING[1]
 _MAGIC = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a run may name on this machine. ``places``: its files, and URLs that are reached with its keys (see read_allowed).
+    """What a run may name on this machine. ``places``: its files, URLs that are reached with its keys or in its network, and
+    repositories of the hub that are read with its token (see read_allowed).
     ``modules``: its code, as import paths (see import_allowed)."""
 
     places: Sequence[str] = ()
@@ -33,15 +36,15 @@ class Allowed:
 
 
 def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
-    """What ALLOW was given: URLs, and absolute paths without links, but for what follows the first wildcard. Raises
-    ValueError."""
+    """What ALLOW was given: URLs, repositories of the hub (hf:OWNER/NAME, hf:OWNER/*), and absolute paths without links, but for
+    what follows the first wildcard. Raises ValueError."""
     for text in globs:
         if "**" in text:
             raise ValueError(f"{ALLOW} {text!r}: leave out **; what is allowed is so with all that is in it")
         if not text:
             raise ValueError(f"{ALLOW} is empty; name a file, a folder or a pattern, like '/data/*.txt'")
     try:
-        return tuple(text if is_guarded_url(text) else _resolved(text) for text in globs)
+        return tuple(text if is_remote_url(text) else _resolved(text) for text in globs)
     except ValueError as problem:
         raise ValueError(f"{ALLOW} {problem}") from None
 
@@ -80,6 +83,21 @@ def _check(key: str, path: str, allowed: Sequence[str]) -> None:
         return
     for file in glob.iglob(glob_of(start), recursive=True):
         check_match(key, file, allowed)
+
+
+def everything(allowed: Sequence[str]) -> bool:
+    """Whether all URLs are ``allowed``."""
+    return _ALL_URLS in allowed
+
+
+def allows_hub(repository: str, allowed: Sequence[str]) -> bool:
+    """Whether a run may read OWNER/NAME of the hub with this machine's token."""
+    return everything(allowed) or (".." not in Path(repository).parts and _is_allowed(f"hf:{repository}", allowed))
+
+
+def allows_url(url: str, allowed: Sequence[str]) -> bool:
+    """Whether a run may call this URL in this machine's network."""
+    return everything(allowed) or (".." not in Path(url).parts and _is_allowed(url, allowed))
 
 
 def glob_of(path: Path) -> str:

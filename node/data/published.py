@@ -18,6 +18,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from dtfm.node.data.reaching import open_place
 from dtfm.node.data.storage import write
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
             f"{len(index.left_out)} windows are left out, fewer with a longer data.sequence_length"
         )
     folder = _folder(place, index.fingerprint)
-    fs, path = fsspec.core.url_to_fs(folder)
+    fs, path = open_place(folder)
     content, written = tokens.view(np.uint8).data, 0
     for number in range(len(index.shards)):
         start, size = index.shard(number)
@@ -109,7 +110,7 @@ def find(place: str, fingerprint: bytes, sequence_length: int, evaluation_fracti
     """The index with this fingerprint, of samples as the run wants them; None if there is none that can be used."""
     folder = _folder(place, fingerprint)
     try:
-        fs, path = fsspec.core.url_to_fs(folder)
+        fs, path = open_place(folder)
         content = fs.cat_file(f"{path}/{INDEX}", start=0, end=_MOST_INDEX_BYTES)
         if blake3(content).digest() != fingerprint:
             raise ValueError("it is not the index that the run's members agree on")
@@ -150,7 +151,7 @@ def fetch(place: str, index: TokenIndex, file: BinaryIO) -> blake3:
     """Writes all tokens into ``file``, each shard after its digest was checked; returns the digest of all. Raises ValueError if a
     shard is not what the index says, and what the file system raises."""
     folder = _folder(place, index.fingerprint)
-    fs, path = fsspec.core.url_to_fs(folder)
+    fs, path = open_place(folder)
     whole = blake3(max_threads=blake3.AUTO)
     for number, digest in enumerate(index.shards):
         _, size = index.shard(number)

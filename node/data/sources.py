@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from dtfm.installed import install_line
 from dtfm.node.data.allowed import EVERYTHING, check_match, glob_of
 from dtfm.node.data.problems import in_one_line
+from dtfm.node.data.reaching import hub_cache, hub_token, needs_leave
 
 # Characters per piece, which a tokenizer gets at once.
 PIECE = 1 << 16
@@ -181,18 +182,21 @@ def _hub(name: str) -> Iterator[tuple[Any, str]]:
     if Path(path).expanduser().exists():
         path = str(Path(path).expanduser().resolve())
     datasets.disable_progress_bars()
+    here = Path(path).is_absolute()
+    token, cache = hub_token(path), None if here else hub_cache(path)
     try:
-        builder: Any = datasets.load_dataset_builder(path, config or None)
+        builder: Any = datasets.load_dataset_builder(path, config or None, token=token, cache_dir=cache)
         # Its author can name any files of this machine, and URLs that this machine's token opens.
-        own = f"{path}/" if Path(path).is_absolute() else f"hf://datasets/{path}@"
+        own = f"{path}/" if here else f"hf://datasets/{path}@"
         for file in chain.from_iterable((builder.config.data_files or {}).values()):
             if not file.startswith(own) or "/../" in file or "::" in file:
                 raise ValueError(f"it names {file}, which is not part of it")
         for number, record in enumerate(builder.as_streaming_dataset("train"), start=1):
             yield record, f"data.source: hf:{name}, record {number}"
     except Exception as problem:
+        why = f"{in_one_line(problem)}){'' if here else needs_leave(path)}"
         raise ValueError(
-            f"data.source: 'hf:{name}' cannot be loaded ({in_one_line(problem)}); give the name of a data set with a split "
+            f"data.source: 'hf:{name}' cannot be loaded ({why}; give the name of a data set with a split "
             '"train" on the Hugging Face hub, or hf:/path/to/a/folder'
         ) from problem
 

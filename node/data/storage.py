@@ -8,8 +8,7 @@ import os
 import uuid
 from contextlib import suppress
 
-import fsspec
-
+from dtfm.node.data.reaching import open_place, withheld
 from dtfm.protos.checkpoint_names import marker_file
 from dtfm.protos.places import COORDINATOR, LOCAL, told_by
 
@@ -31,7 +30,7 @@ class NewFile:
     """
 
     def __init__(self, folder: str, name: str) -> None:
-        self._fs, path = fsspec.core.url_to_fs(folder)
+        self._fs, path = open_place(folder)
         self._fs.makedirs(path, exist_ok=True)
         protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
         self._is_local = bool(protocols & LOCAL)  # else an object store, which shows whole objects only
@@ -78,8 +77,13 @@ def check_place(folder: str, run_id: str, node: str) -> None:
     that may pass is only logged."""
     if folder.startswith(("memory:", COORDINATOR)):
         return
+    with withheld("checkpoint.uri", folder):
+        _check_place(folder, run_id, node)
+
+
+def _check_place(folder: str, run_id: str, node: str) -> None:
     try:
-        fs, path = fsspec.core.url_to_fs(folder)
+        fs, path = open_place(folder)
         fs.invalidate_cache()
         if not fs.exists(f"{path.rstrip('/')}/{marker_file(run_id)}"):
             raise ValueError(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.node.data.problems import in_one_line
+from dtfm.node.data.reaching import hub_cache, hub_token, needs_leave
 from dtfm.node.data.tokenizer_files import byte_vocabulary, save_bytes, save_tokenizer
 
 Messages = Sequence[Mapping[str, str]]
@@ -164,12 +165,14 @@ def load_tokenizer(name: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     local = Path(name).expanduser()
+    here, token = local.is_dir(), hub_token(name)
     try:
         load: Any = AutoTokenizer.from_pretrained
-        return Pretrained(load(str(local) if local.is_dir() else name, trust_remote_code=False))
+        cache = None if here else hub_cache(name)
+        return Pretrained(load(str(local) if here else name, trust_remote_code=False, token=token, cache_dir=cache))
     except Exception as problem:
-        why = in_one_line(problem)
+        why = f"{in_one_line(problem)}){'' if here or '://' in name else needs_leave(name)}"
         raise ValueError(
-            f'data.tokenizer: {name!r} cannot be loaded ({why}); give "bytes", a folder with a tokenizer\'s files, or the '
+            f'data.tokenizer: {name!r} cannot be loaded ({why}; give "bytes", a folder with a tokenizer\'s files, or the '
             "name of one on the Hugging Face hub"
         ) from problem

@@ -8,7 +8,7 @@ import asyncio
 import time
 
 from dtfm.node.data.allowed import EVERYTHING, Allowed
-from dtfm.node.data.problems import sentence_of
+from dtfm.node.data.problems import in_full, sentence_of
 from dtfm.node.doctor.findings import Finding
 from dtfm.node.doctor.wish import Wish
 from dtfm.node.host.device import open_device
@@ -91,7 +91,7 @@ async def _look_at_run(entry: Entry, reply: EnrolReply, wish: Wish) -> list[Find
             model, data = await asyncio.to_thread(read_run, run, allowed, tokens, agreed, lambda what, done, of: None)
             mine = await asyncio.to_thread(description, run, model, data)
     except (ValueError, OSError) as problem:
-        return [*found, Finding("data and weights", False, sentence_of(problem), "the sentence says what to do")]
+        return [*found, Finding("data and weights", False, in_full(problem), "the sentence says what to do")]
     has = f"{data.training_count:,} samples to train on; the model has {len(mine.layers)} layers"
     if (differs := _difference(mine, others)) is not None:
         return [*found, differs]

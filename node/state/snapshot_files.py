@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import torch
 from blake3 import blake3
 from safetensors.torch import save
 
 from dtfm.node.data.dataset import Data
+from dtfm.node.data.reaching import open_place, withheld
 from dtfm.node.data.storage import PIECE_BYTES, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
@@ -189,9 +189,15 @@ def _manifest_entry(folder: str, index: int, digest: bytes) -> dict[str, Any]:
 def read_pieces(folder: str, name: str, most: int) -> Iterator[bytes]:
     """The file's content, PIECE_BYTES at a time. Raises ValueError if it is longer than ``most`` bytes, and OSError, or another
     exception of the file system."""
-    fs, path = fsspec.core.url_to_fs(folder)
-    with fs.open(f"{path.rstrip('/')}/{name}", "rb", block_size=PIECE_BYTES) as file:
-        while piece := file.read(PIECE_BYTES):
+    with withheld("checkpoint.uri", folder):
+        fs, path = open_place(folder)
+        opened = fs.open(f"{path.rstrip('/')}/{name}", "rb", block_size=PIECE_BYTES)
+    with opened as file:
+        while True:
+            with withheld("checkpoint.uri", folder):
+                piece = file.read(PIECE_BYTES)
+            if not piece:
+                return
             most -= len(piece)
             if most < 0:
                 raise ValueError(

@@ -20,6 +20,7 @@ from dtfm.kernels.with_cupy import prepare
 from dtfm.node.data.allowed import Allowed, check_places
 from dtfm.node.data.dataset import Agreed, Data, is_text, load_data, text_sample
 from dtfm.node.data.problems import told_together
+from dtfm.node.data.reaching import give_leave
 from dtfm.node.data.storage import check_place
 from dtfm.node.host.device import check_bf16, why_slow_in_fp32
 from dtfm.node.host.long_parts import long_part
@@ -141,7 +142,8 @@ class Preparation:
 
 def check_run(run: Run, device: torch.device, allowed: Allowed) -> None:
     """Raises ValueError if this machine's operator does not allow something that the run names, or if its device cannot compute
-    it. The message has a line for each."""
+    it. The message has a line for each. From now on the run may use what is ``allowed``."""
+    give_leave(allowed.places)
     checks = [partial(check_places, run, allowed.places)]
     if compute_dtype(run) is torch.bfloat16:
         checks.append(partial(check_bf16, device))

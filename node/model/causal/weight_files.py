@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import torch
 from blake3 import blake3
 
-from dtfm.node.data.problems import in_one_line
+from dtfm.node.data.problems import Withheld, in_one_line
+from dtfm.node.data.reaching import hub_token, needs_leave, open_place, told
+from dtfm.protos.places import is_web
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class WeightFiles:
             ValueError: there are none, or they are not what they should be; the message names the key, the cause and the fix.
         """
         self.name = name
+        self._path = ""  # until it is open
         self.bytes_read = 0
         """Of tensors, by `read`."""
         try:
@@ -78,7 +80,10 @@ class WeightFiles:
         except Exception as problem:  # whatever the file system raises
             if isinstance(problem, ValueError) and str(problem).startswith("model.pretrained:"):
                 raise
-            raise self._wrong(f"cannot be read ({in_one_line(problem)})", "is it there on this node?") from problem
+            leave = needs_leave(repository_of(name)) if "://" not in name and not self._path else ""
+            raise self._wrong(
+                f"cannot be read ({in_one_line(problem)}){leave}", "is it there on this node?"
+            ) from problem
         self.digest = digest.digest()
         self._of_values: dict[int, bytes] = {}
 
@@ -204,7 +209,8 @@ class WeightFiles:
         return found
 
     def _wrong(self, what: str, fix: str) -> ValueError:
-        return ValueError(f"model.pretrained: {self.name}: {what}; {fix}")
+        sentence = f"model.pretrained: {self.name}: {what}; {fix}"
+        return Withheld(told("model.pretrained", self.name), sentence) if is_web(self.name) else ValueError(sentence)
 
 
 def _open(name: str) -> tuple[Any, str]:
@@ -218,15 +224,21 @@ def _open(name: str) -> tuple[Any, str]:
                 f"model.pretrained: there is no folder {name!r} on this node (in {Path.cwd()}); copy it there, or give a URL "
                 "that all nodes reach, or a name on the Hugging Face hub"
             )
-        name = _on_hub(name)
-    fs, path = fsspec.core.url_to_fs(name)
+        return _on_hub(name)
+    fs, path = open_place(name, "model.pretrained")
     return fs, str(path).rstrip("/")
 
 
-def _on_hub(name: str) -> str:
-    """The URL of the repository's present commit, so that what is read is of one commit. ``name`` may end with "@" and a
-    revision."""
-    from huggingface_hub import HfApi
+def repository_of(name: str) -> str:
+    """OWNER/NAME of a name on the hub, which may end with "@" and a revision."""
+    return name.partition("@")[0]
+
+
+def _on_hub(name: str) -> tuple[Any, str]:
+    """The repository's present commit, so that what is read is of one commit. ``name`` may end with "@" and a revision."""
+    from huggingface_hub import HfApi, HfFileSystem
 
     repository, _, revision = name.partition("@")
-    return f"hf://{repository}@{HfApi().model_info(repository, revision=revision or None).sha}"
+    token = hub_token(repository)
+    found = HfApi(token=token).model_info(repository, revision=revision or None)
+    return HfFileSystem(token=token), f"{repository}@{found.sha}"
