@@ -26,8 +26,8 @@ from tests.bench.clusters import shuffled
 from tests.bench.published import CHILDREN, PARENTS, published_cost
 from tests.bench.rows import Row, show
 
-DEADLINE = 10.0
-"""CPU seconds of each search."""
+DEADLINE, STEP_DEADLINE = 3.0, 10.0
+"""CPU seconds of each search, by the paper's objective and for steps."""
 RANDOM = 101
 """Random placements, of which the median counts."""
 MEASURED = {
@@ -44,30 +44,38 @@ MEASURED = {
 def networks(seeds: int) -> Iterator[Row]:
     workload = paper_workload()
     for network in Network:
-        found, spent, bound = list[float](), list[float](), 0.0
+        found, after, bound = list[float](), list[float](), 0.0
         for seed in range(seeds):
             began = time.process_time()
-            decision = plan_by_paper(
-                shuffled(paper_network(network), seed), workload, seed=seed, time_used=since(began, DEADLINE)
-            )
-            spent.append(time.process_time() - began)
+            reached = [0.0]
+
+            def improved(_evaluations: int, _cost: float, began: float = began, reached: list[float] = reached) -> None:
+                reached[0] = time.process_time() - began
+
+            nodes, used = shuffled(paper_network(network), seed), since(began, DEADLINE)
+            decision = plan_by_paper(nodes, workload, seed=seed, time_used=used, improved=improved)
             assert decision.predicted.paper is not None
             found.append(decision.predicted.paper.total)
+            after.append(reached[0])
             bound = decision.lower_bound_seconds
-        best = statistics.median(found)
-        exchanges = Problem(paper_network(network), workload).paper_exchanges()
-        at_random = statistics.median(random_costs(exchanges))
+        best, longest = statistics.median(found), max(after)
+        exchanges = [
+            Problem(shuffled(paper_network(network), seed), workload).paper_exchanges() for seed in range(seeds)
+        ]
+        at_random = statistics.median(random_costs(exchanges[0]))
         yield Row(f"{network}: random placement, median of {RANDOM}", at_random, "s", "ours", at_random / best)
+        published_cost(exchanges[0], COSTS.stages, 2, 1, 0)  # compiles
         began = time.process_time()
-        published = [published_cost(exchanges, COSTS.stages, PARENTS, CHILDREN, seed) for seed in range(seeds)]
+        published = [published_cost(each, COSTS.stages, PARENTS, CHILDREN, seed) for seed, each in enumerate(exchanges)]
         took = (time.process_time() - began) / seeds
         middle = statistics.median(published)
-        yield Row(f"{network}: the published scheduler, median of {seeds}", middle, "s", "ours", middle / best)
-        yield Row(f"{network}: the published scheduler, compiled, CPU seconds", took, "s", "ours", took / max(spent))
-        yield Row(f"{network}: ours, median of {seeds}", best, "s", "the bound", best / bound)
+        yield Row(f"{network}: published scheduler, median", middle, "s", "ours", middle / best)
+        yield Row(f"{network}: published scheduler, worst", max(published), "s", "ours", max(published) / best)
+        yield Row(f"{network}: ours, median", best, "s", "the bound", best / bound)
         yield Row(f"{network}: ours, worst", max(found), "s", "the bound", max(found) / bound)
-        yield Row(f"{network}: ours, CPU seconds at most", max(spent), "s", "goal 3 s", max(spent) / 3)
         yield Row(f"{network}: bound", bound, "s", "ours", bound / best)
+        yield Row(f"{network}: published scheduler, CPU time", took, "s", "ours", took / longest)
+        yield Row(f"{network}: ours, CPU time until found, longest", longest, "s", "goal 3 s", longest / 3)
 
 
 def random_costs(exchanges: np.ndarray) -> Iterator[float]:
@@ -87,7 +95,7 @@ def steps(layers: tuple[int, ...], batches: tuple[int, ...]) -> Iterator[Row]:
             against = "" if measured is None else f"measured {measured:g} s"
             for name, stages in (("8 stages of 8", (8,) * 8), ("free", None)):
                 began = time.process_time()
-                decision = schedule(cluster, workload, stages=stages, time_used=since(began, DEADLINE))
+                decision = schedule(cluster, workload, stages=stages, time_used=since(began, STEP_DEADLINE))
                 seconds = decision.predicted.iteration_seconds
                 if stages is None:
                     name += f" ({len(decision.plan.stages)} stages, {len(decision.plan.idle)} nodes idle)"
@@ -111,7 +119,7 @@ def main() -> None:
 
     def rows() -> Iterator[Row]:
         if options.only != "steps":
-            yield from networks(1 if options.quick else 3)
+            yield from networks(1 if options.quick else 5)
         if options.only != "networks":
             yield from steps((24,), (1024,)) if options.quick else steps((24, 32, 40), (1024, 2048, 4096))
 

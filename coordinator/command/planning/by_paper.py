@@ -49,7 +49,7 @@ def print_plan_by_paper(
         raise ValueError(f"--objective paper knows no rounds, and {run} has train.rounds; leave one of them out")
     pinned = asked.cluster.pinned if stages is None and asked is not None else stages
     work, _, precision = workload_of_files(workload, run, asked, network)
-    _check_memory(work, workload)
+    _check_memory(work, workload or run)
     cluster = cluster_of(network, None, None, "", precision)
     with announced("Compiling the scheduler, once"):
         in_background(warm_up)
@@ -80,18 +80,16 @@ def print_plan_by_paper(
         print("\n".join(_told(cluster, decision, elapsed)))
 
 
-def _check_memory(work: Workload, path: Path | None) -> None:
-    """Raises ValueError where the workload asks for less memory than usual: the paper's model would not listen."""
-    if path is None:
-        return
-    for key, value, usual in (
-        ("checkpointing", work.checkpointing, Checkpointing.NONE),
-        ("optimizer_state", work.optimizer_state, OptimizerState.DEVICE),
+def _check_memory(work: Workload, said_in: Path | None) -> None:
+    """Raises ValueError where somebody asks for less memory than usual: the paper's model would not listen."""
+    for key, value, wanted in (
+        ("checkpointing", work.checkpointing, Checkpointing.LAYER),
+        ("optimizer_state", work.optimizer_state, OptimizerState.HOST),
     ):
-        if value is not usual:
-            said = "auto" if value is None else value.value
+        if value is wanted:
             raise ValueError(
-                f'--objective paper counts no memory, and {path} has {key} "{said}"; leave that out or use --objective step'
+                f'--objective paper counts no memory, and {said_in} has {key} "{wanted.value}"; leave that out or use '
+                "--objective step"
             )
 
 
