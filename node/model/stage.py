@@ -164,12 +164,17 @@ def build_stage(
     """
     assert 0 <= first < past_last <= len(model.layers), (first, past_last)
     specs = [spec for spec in model.buckets if spec.used_by(first, past_last)]
-    home = HOST if keeping.optimizer_state is OptimizerState.HOST else device
+    home = home_of(keeping, device)
     buckets: dict[int, Bucket] = {}
     for spec in specs:
         mine = (held or {}).get(spec.index)
         buckets[spec.index] = mine.placed(device, home) if mine is not None else Bucket(spec, device, dtype, home)
     return Stage(model, first, past_last, buckets, device, computes_in or dtype, keeping)
+
+
+def home_of(keeping: Keeping, device: torch.device) -> torch.device:
+    """Where the buckets' state is."""
+    return HOST if keeping.optimizer_state is OptimizerState.HOST else device
 
 
 def initialise(model: Model, bucket: Bucket, seed: int) -> None:

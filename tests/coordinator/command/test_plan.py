@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.command.background import in_background, search_shown
+from dtfm.coordinator.log.wording import MOST_GAP
 from dtfm.scheduler.model.cluster import Line
 from dtfm.scheduler.schedule import schedule
 from tests.coordinator.command.typed import Typed
@@ -28,7 +29,8 @@ def files(tmp_path: Path) -> tuple[str, ...]:
     return "plan", "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json"), "--deadline", "0.5"
 
 
-def test_a_plan_comes_with_the_bound_and_the_gap(files: tuple[str, ...], typed: Typed) -> None:
+def test_a_plan_comes_with_the_bound_and_the_gap(tmp_path: Path, files: tuple[str, ...], typed: Typed) -> None:
+    (tmp_path / "n.json").write_text(dump_network(random_cluster(5, 3)))
     document = json.loads(typed(*files, "--json"))
     assert typed.err == "", "a search is shown in a terminal alone"
     seconds, bound = document["predicted"]["iteration_seconds"], document["lower_bound_seconds"]
@@ -37,6 +39,11 @@ def test_a_plan_comes_with_the_bound_and_the_gap(files: tuple[str, ...], typed: 
     last = typed(*files).splitlines()[-1]
     assert last.startswith("No plan can take less than ")
     assert last.endswith((" times as long.", "% longer.", " as good as any."))
+
+
+def test_a_bound_that_says_nothing_is_not_shown(files: tuple[str, ...], typed: Typed) -> None:
+    assert json.loads(typed(*files, "--json"))["gap"] > MOST_GAP
+    assert "No plan can take less" not in typed(*files)
 
 
 def test_a_network_that_names_no_lines_is_told_what_they_count_as(
