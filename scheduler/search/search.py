@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
@@ -49,9 +49,8 @@ ROUGH_STEPS = 6
 WINNERS_TIMES_NODES = 160
 """Number of members from which walks go on by simulation, times nodes; at least FEWEST_WINNERS."""
 FEWEST_WINNERS = 2
-WALKING_SMALL, LISTING_SMALL = 0.25, 0.6
-"""On a small cluster: the fractions of the budget at which the exact search takes turns with walks at the latest, and at which
-walks go on, if it could not list all."""
+WALKING_SMALL = 0.25
+"""Largest fraction of the budget for the first walks on a small cluster, where the exact search is next."""
 EXACT_BUDGET = 4_000
 """Simulations of the exact search without a limit."""
 
@@ -93,8 +92,8 @@ def search(
     """The best candidate found within the budget, or at least a seed when time is already up.
 
     ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. On a small cluster, an
-    exact search begins when the first walks end, which also gives the bound. If its share of the budget is too small to list all
-    plans, walks go on.
+    exact search begins when the first walks end, which also gives the bound. If it ends without having listed all plans, walks
+    go on in what is left of the budget.
     """
     evolution = _Evolution(evaluator, shape, starts, _rules(evaluator.problem, shape, fetching), rng, budget, threads)
     listing, bound = is_small(evaluator.problem), 0.0
@@ -107,7 +106,7 @@ def search(
         before = evolution.best.price[-1]
         evolution.go_on(Purse(budget, walking, longest, paid))
         if listing:
-            lasts = budget.until(LISTING_SMALL) if budget.limited else budget.with_steps(evaluator.spent + EXACT_BUDGET)
+            lasts = budget if budget.limited else replace(budget, steps=evaluator.spent + EXACT_BUDGET)
             best, bound, finished = improve(evaluator, shape, evolution.best, lasts)
             evolution.admit(best)
             if finished or not budget.limited:
