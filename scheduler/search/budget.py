@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 TimeUsed = Callable[[], float]
 """Returns the fraction of the time that is used up; the search ends at 1."""
@@ -30,18 +30,6 @@ class Budget:
     def over(self, spent: int) -> bool:
         """Whether nothing is left after ``spent`` evaluations."""
         return self.late() or (self.steps is not None and spent >= self.steps)
-
-    def until(self, fraction: float) -> Budget:
-        """The budget that ends when this fraction of it is used up."""
-        used, steps = self.time_used, self.steps
-        return Budget(
-            None if used is None else lambda: used() / fraction,
-            None if steps is None else int(steps * fraction),
-            self.stopped,
-        )
-
-    def with_steps(self, steps: int) -> Budget:
-        return replace(self, steps=steps)
 
 
 @dataclass(frozen=True, slots=True)

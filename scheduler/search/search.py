@@ -1,15 +1,15 @@
 """The search over which nodes hold which stage: evolutionary, as in arXiv 2206.01288, section 3.4, with other means.
 
-It keeps a population of layouts that differ from each other. The first generation starts from seeds and random positions, each
-later one from children of two parents. All walk by rough prices first, then by estimates. The best of old and new survive, as far
-as they differ from each other. In the end the best of them walk by simulation.
+It keeps a population of layouts that differ from each other. The first generation starts from seeds and random positions, those
+after it from children of two parents. When children bring nothing better, a generation starts as the first one did. All walk by
+rough prices, then by estimates, and of old and new the best survive that differ. In the end the best walk by simulation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
@@ -36,8 +36,10 @@ as many."""
 STEPS_PER_NODE = 500
 WORTH = 0.005
 """Least fraction of the step that such a part of a search must save for another to follow."""
-WARM = 0.004
-"""First heat of walks that start from good plans."""
+WARM, LUKEWARM = 0.004, 0.01
+"""First heat of walks that start from good plans, and from children."""
+BETTER = 0.0005
+"""Least fraction of the step by which children must be better than all before them for more children to follow at once."""
 FEW, TEPID, COOL = 24, 0.01, 0.002
 """First heat of walks by simulation, with so FEW nodes, and with more."""
 FOUNDING, GENERATION = 1_500, 300
@@ -47,9 +49,8 @@ ROUGH_STEPS = 6
 WINNERS_TIMES_NODES = 160
 """Number of members from which walks go on by simulation, times nodes; at least FEWEST_WINNERS."""
 FEWEST_WINNERS = 2
-WALKING_SMALL, LISTING_SMALL = 0.25, 0.6
-"""On a small cluster: the fractions of the budget at which the exact search takes turns with walks at the latest, and at which
-walks go on, if it could not list all."""
+WALKING_SMALL = 0.25
+"""Largest fraction of the budget for the first walks on a small cluster, where the exact search is next."""
 EXACT_BUDGET = 4_000
 """Simulations of the exact search without a limit."""
 
@@ -91,8 +92,8 @@ def search(
     """The best candidate found within the budget, or at least a seed when time is already up.
 
     ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. On a small cluster, an
-    exact search begins when the first walks end, which also gives the bound. If its share of the budget is too small to list all
-    plans, walks go on.
+    exact search begins when the first walks end, which also gives the bound. If it ends without having listed all plans, walks
+    go on in what is left of the budget.
     """
     rules = _rules(evaluator.problem, shape, fetching)._replace(free_cuts=not evaluator.by_paper)
     evolution = _Evolution(evaluator, shape, starts, rules, rng, budget, threads)
@@ -106,7 +107,7 @@ def search(
         before = evolution.best.price[-1]
         evolution.go_on(Purse(budget, walking, longest, paid))
         if listing:
-            lasts = budget.until(LISTING_SMALL) if budget.limited else budget.with_steps(evaluator.spent + EXACT_BUDGET)
+            lasts = budget if budget.limited else replace(budget, steps=evaluator.spent + EXACT_BUDGET)
             best, bound, finished = improve(evaluator, shape, evolution.best, lasts)
             evolution.admit(best)
             if finished or not budget.limited:
@@ -138,28 +139,29 @@ class _Evolution:
         self._size = max(FEWEST_WALKS, min(MOST_WALKS, WALKS_TIMES_NODES // self._nodes))
         self._seeds = seeds(evaluator, shape, starts, budget)
         self.population: list[Found] = []
+        self._stale = False
+        """Whether the last generation was of children, and none was better than all before."""
         seed = min(self._seeds, key=lambda candidate: candidate.price).draft
         self.best = evaluator.simulated(seed.groups, seed.cuts)
 
     def go_on(self, purse: Purse) -> None:
         """Generations, then walks by simulation, as long as the purse lasts."""
         evaluator, shares = self._evaluator, FEW_NODES if self._nodes <= FEW else MANY_NODES
-        began = purse.used(evaluator.spent)
+        began, pace = purse.used(evaluator.spent), math.inf  # pace: what a step of all walks, times nodes, uses up
         until = began + shares.exploring * (1 - began)
-        lasts = until - began
         while began < until:
-            steps, heat, positions = self._begin()
+            positions, steps, heat = self._begin((until - began) / pace)
             most = steps * self._nodes * len(positions)
+            # Generations share evenly what is left.
+            lasts = (until - began) / max(1, round((until - began) / (pace * steps)))
             part = purse.part(began + shares.roughly * lasts, evaluator.spent, most)
             met = self._walk(positions, part, ROUGH, heat)
             part = purse.part(began + lasts, evaluator.spent, most / ROUGH_STEPS)
             met = self._walk([self._position(one) for one in met], part, ESTIMATE, WARM)
-            self.population = survivors([*self.population, *met], self._nodes)
+            self._select(met)
             self._take(self._simulated(met[:1]))
-            # Those that are left share evenly what is left.
             now = purse.used(evaluator.spent)
-            length = max(now - began, 1e-9) * GENERATION / steps
-            began, lasts = now, (until - now) / max(1, round((until - now) / length))
+            began, pace = now, max(now - began, 1e-9) / steps
         finalists = self._simulated(self.population)
         self._take(finalists)
         winners = finalists[: max(FEWEST_WINNERS, WINNERS_TIMES_NODES // self._nodes)] or [self.best]
@@ -180,14 +182,28 @@ class _Evolution:
         kept = survivors([Found(0.0, best.groups, best.cuts), *self.population], self._nodes)
         return tuple((one.groups, one.cuts) for one in kept)
 
-    def _begin(self) -> tuple[int, float, list[Position]]:
-        """Where the next generation starts, with the steps of its walks by rough prices, times nodes, and their first heat."""
-        if not self.population:
-            positions = founders(self._evaluator.problem, self._shape, self._seeds, self._warm, self._size, self._rng)
-            return (GENERATION, WARM, positions) if self._warm else (FOUNDING, HOT, positions)
-        keep_sizes = self._shape.sizes is not None
+    def _begin(self, left: float) -> tuple[list[Position], int, float]:
+        """Where the next generation starts, the steps of its walks by rough prices, times nodes, and their first heat.
+
+        Children follow until a generation of them has brought nothing better. Then new founders come, if ``left``, the number of
+        such steps for which there is time, suffices for them.
+        """
+        problem, keep_sizes = self._evaluator.problem, self._shape.sizes is not None
+        steps = GENERATION if self._warm else FOUNDING
+        if not self.population or (self._stale and left >= steps):
+            self._stale = False
+            positions = founders(problem, self._shape, self._seeds, self._warm, self._size, self._rng)
+            return positions, steps, WARM if self._warm else HOT
         born = children(self._evaluator, self.population, self._size, keep_sizes, self._rng)
-        return GENERATION, WARM, [self._position(child.draft) for child in born]
+        self._stale = True
+        return [self._position(child.draft) for child in born], GENERATION, LUKEWARM
+
+    def _select(self, met: Sequence[Found]) -> None:
+        """Lets the best of a generation and of the population survive."""
+        before = self.population[0].price if self.population else math.inf
+        self.population = survivors([*self.population, *met], self._nodes)
+        if self.population and self.population[0].price < before * (1 - BETTER):
+            self._stale = False
 
     def _walk(
         self, positions: list[Position], used: Callable[[int], float], exactness: int, heat: float

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.scheduler.assemble.evaluate import Evaluator
+from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.bound.branch_and_bound import promising
 from dtfm.scheduler.bound.stage_bounds import crowding, reduced_after, soonest
 from dtfm.scheduler.cost.simulate import simulate
@@ -14,6 +14,9 @@ from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search import search
+from dtfm.scheduler.search.budget import Budget
+from dtfm.scheduler.search.exact import improve
 from tests.scheduler.clusters import any_problem, even_workload, random_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
 from tests.scheduler.plans import fits, randomly_loaded
@@ -160,3 +163,27 @@ def test_the_plan_for_five_nodes_is_optimal(seed: int) -> None:
     plans = ((groups, cuts) for groups in all_groups(5, Shape(most_stages=3)) for cuts in all_cuts(3, len(groups)))
     best = min(seconds(groups, cuts.tolist()) for groups, cuts in plans)
     assert schedule(cluster, workload).predicted.iteration_seconds == pytest.approx(best, rel=1e-12)
+
+
+def test_the_exact_search_knows_whether_its_budget_sufficed_for_all_plans() -> None:
+    evaluator = Evaluator(Problem(random_cluster(2, 5), even_workload(3, 5)), keep_idle_hands=False)
+    start, shape = evaluator.simulated(((0,),)), Shape(most_stages=3)
+    best, least, finished = improve(evaluator, shape, start, Budget())
+    assert finished
+    assert least <= best.seconds < start.seconds
+    assert not improve(evaluator, shape, start, Budget(steps=evaluator.spent + 2))[2]
+    assert improve(evaluator, shape, start, Budget(time_used=lambda: 1.0)) == (start, 0.0, False)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_walks_go_on_where_the_exact_search_could_not_list_all(monkeypatch: pytest.MonkeyPatch, finished: bool) -> None:
+    budgets = []
+
+    def improved(evaluator: Evaluator, shape: Shape, best: Candidate, budget: Budget) -> tuple[Candidate, float, bool]:
+        budgets.append(budget.steps)
+        return best, 0.0, finished
+
+    monkeypatch.setattr(search, "improve", improved)
+    found = schedule(random_cluster(2, 5), even_workload(3, 5), evaluations=8_000)
+    assert budgets == [8_000]
+    assert (found.evaluations >= 8_000) is not finished
