@@ -146,6 +146,11 @@ class Stage:
         return {index: tuple(real[name] for name, _ in b.spec.parameters) for index, b in self.buckets.items()}
 
 
+def home_of(keeping: Keeping, device: torch.device) -> torch.device:
+    """The memory in which a stage's state lies."""
+    return HOST if keeping.optimizer_state is OptimizerState.HOST else device
+
+
 def build_stage(
     model: Model,
     first: int,
@@ -164,7 +169,7 @@ def build_stage(
     """
     assert 0 <= first < past_last <= len(model.layers), (first, past_last)
     specs = [spec for spec in model.buckets if spec.used_by(first, past_last)]
-    home = HOST if keeping.optimizer_state is OptimizerState.HOST else device
+    home = home_of(keeping, device)
     buckets: dict[int, Bucket] = {}
     for spec in specs:
         mine = (held or {}).get(spec.index)

@@ -13,7 +13,7 @@ from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import run_dtype
-from dtfm.node.model.stage import Stage
+from dtfm.node.model.stage import Stage, home_of
 from dtfm.node.state.images import FREE_MEMORY_FRACTION
 from dtfm.node.state.making_room import make_room
 from dtfm.node.state.recovery import Inventory, Wait, acquire_stage
@@ -27,7 +27,6 @@ from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Assignment, Device
-from dtfm.scheduler.model.memory import OptimizerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def free_first(
         stage.release()
     expected = {layer for layer, donors in enumerate(assignment.donors) if equipment.node in donors.nodes}
     mine = [spec for spec in loaded.model.buckets if spec.used_by(*placement.layers)]
-    home = HOST if placement.keeping.optimizer_state is OptimizerState.HOST else equipment.device
+    home = home_of(placement.keeping, equipment.device)
     left = -1  # bytes for state in the host's memory; none where the device computes there
     if equipment.device != HOST:
         held, dtype = equipment.store.held.buckets, run_dtype(loaded.run)
