@@ -146,6 +146,11 @@ class Stage:
         return {index: tuple(real[name] for name, _ in b.spec.parameters) for index, b in self.buckets.items()}
 
 
+def home_of(keeping: Keeping, device: torch.device) -> torch.device:
+    """The memory in which a stage's state lies."""
+    return HOST if keeping.optimizer_state is OptimizerState.HOST else device
+
+
 def build_stage(
     model: Model,
     first: int,

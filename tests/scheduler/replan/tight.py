@@ -15,11 +15,13 @@ from dtfm.scheduler.model.workload import Layer, Workload
 
 
 def tight_network(seed: int, *, islands: bool = False) -> tuple[Cluster, Workload]:
-    """Nodes that can hold the model between them, or with ``islands`` two by two, and little more."""
+    """Nodes that can hold the model between them, and little more. With ``islands``, two nodes or three can, and slow lines
+    between two cities make islands worth while."""
     rng = np.random.default_rng(seed)
     count, layers = int(rng.integers(4, 9)), int(rng.integers(6, 13))
     model = tuple(
-        Layer(f"l{i}", 10 ** rng.uniform(11, 11.5), 10 ** rng.uniform(7, 7.5), 1e5, 1e6, 1e6) for i in range(layers)
+        Layer(f"l{i}", 10 ** rng.uniform(11, 11.5), 10 ** rng.uniform(7, 7.5), 3e6 if islands else 1e5, 1e6, 1e6)
+        for i in range(layers)
     )
     way = rng.choice(np.array([None, *OptimizerState], dtype=object))
     workload = Workload(
@@ -39,7 +41,7 @@ def tight_network(seed: int, *, islands: bool = False) -> tuple[Cluster, Workloa
     )
     city = rng.integers(0, 2, count) if islands else np.zeros(count, dtype=np.int64)
     near = 10 ** rng.uniform(8, 9, (count, count))
-    bandwidth = np.where(city[:, None] == city, near, near / 30)
+    bandwidth = np.where(city[:, None] == city, near, near / 300)
     return Cluster(nodes, np.full((count, count), 2e-3), bandwidth), workload
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,22 @@ def test_a_node_that_gets_a_place_catches_up_while_the_others_train() -> None:
     assert world.last_to("a", "commit").pause
     world.apply()
     assert isinstance(world.state.phase, Switching)
+
+
+def test_nodes_that_have_to_free_memory_first_are_waited_for_no_longer_than_till_the_next_commit() -> None:
+    """They have no room for what they would copy."""
+    world = without_reports("a", "b")
+    world.planner = lambda nodes: replace(two_stages(nodes), frees_first=("b",))
+    world.step()
+    world.join("c")
+    assert layers_of(world, "c") == (2, 4)
+    assert "standby" not in world.kinds_to("b")
+    caught_up(world, "c")
+    world.step()
+    assert world.last_to("a", "commit").pause
+    world.apply()
+    assert isinstance(world.state.phase, Switching)
+    assert world.state.ledger.training.in_force.frees_first == ("b",)
 
 
 def test_a_node_that_never_says_that_it_has_caught_up_holds_up_a_plan_for_six_leases_alone() -> None:
