@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.members import planned_flops
+from dtfm.coordinator.log.members import Member, planned_flops
 from dtfm.scheduler.model.plan import Plan
 
 MOST_COMPARED = 48
@@ -39,13 +39,16 @@ def idle_nodes(ledger: Ledger, nodes: Iterable[str], most: int | None = None) ->
     shown = [*islice(idle, most)]
     peers = plan.nodes[:MOST_COMPARED] if shown else ()
     rates = [rate for each in peers if (rate := _rate(ledger, each, peers)) is not None]
+    at_work = [node for node in plan.nodes if node in members] if shown else []
+    speeds = planned_flops(ledger, [*at_work, *shown])
+    its, slowest = dict(zip(shown, speeds[len(at_work) :], strict=True)), min(speeds[: len(at_work)], default=0.0)
     for node in shown:
         member = members[node]
         if member.leaving:
             found[node] = Idle(f"it is leaving: {member.leaving}")
             continue
         memory, line = _memory(ledger, plan, node), _line(_rate(ledger, node, peers), min(rates, default=0.0))
-        found[node] = memory or line or _device(ledger, plan, node) or _newcomer(plan, node) or _work(plan)
+        found[node] = memory or line or _device(member, its[node], slowest) or _newcomer(plan, node) or _work(plan)
     return found
 
 
@@ -81,13 +84,12 @@ def _rate(ledger: Ledger, node: str, others: tuple[str, ...]) -> float | None:
     return max(known, default=None)
 
 
-def _device(ledger: Ledger, plan: Plan, node: str) -> Idle | None:
-    nodes = [each for each in plan.nodes if each in ledger.members]
-    *others, its = planned_flops(ledger, [*nodes, node])
-    if not others or its <= 0 or min(others) < STANDS_OUT * its:
+def _device(member: Member, its: float, slowest: float) -> Idle | None:
+    """``its`` speed, and that of the plan's ``slowest`` node, in FLOP/s."""
+    if its <= 0 or slowest < STANDS_OUT * its:
         return None
-    times = min(others) / its
-    if ledger.members[node].timed_beside:
+    times = slowest / its
+    if member.timed_beside:
         return Idle(
             f"beside other programs its device was {times:.1f} times slower than the slowest in the plan",
             "a quiet machine: once other programs rest, the device is timed again within minutes",
@@ -103,7 +105,7 @@ def _newcomer(plan: Plan, node: str) -> Idle | None:
         return None
     return Idle(
         f"it came after plan {plan.generation} was made, and no plan with it has been found that saves more than it costs",
-        "time: the planner looks again when something changes, and every ten minutes",
+        "time: the planner looks again when something changes, and now and then",
     )
 
 

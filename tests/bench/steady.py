@@ -29,7 +29,7 @@ NODES = ("a", "b", "c", "d")
 MODEL = """
 [model]
 family = "llama"
-config = { hidden_size = 128, num_hidden_layers = 6, num_attention_heads = 4, intermediate_size = 512 }
+config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 256 }
 """
 FIRST_STEPS = 20
 """They are not counted: the first plan rests on timings that nodes made beside each other."""
@@ -50,7 +50,8 @@ def disturb(stop: threading.Event, seed: int) -> None:
 def measure(folder: Path, minutes: float, *, seed: int | None, lease: float) -> list[Row]:
     """``seed``: of the other work; None: there is none."""
     text = run_file(model=MODEL, stages=[4], steps=1_000_000, precision="fp32", learning_rate=1e-3, lease=lease)
-    text = text.replace("stages = [4]", 'stages = "auto"').replace("sequence_length = 32", "sequence_length = 128")
+    text = text.replace("stages = [4]", 'stages = "auto"').replace("sequence_length = 32", "sequence_length = 64")
+    text = text.replace("global_batch = 20", "global_batch = 64")
     stop = threading.Event()
     with Cluster(folder, text) as cluster:
         for node in NODES:
@@ -88,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lease", type=float, default=10.0)
+    parser.add_argument("--lease", type=float, default=10.0, help="a short one shows more in less time")
     parser.add_argument("--quiet", action="store_true", help="no other work")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()

@@ -65,9 +65,9 @@ def tell(transition: Transition, nodes: Iterable[str]) -> None:
 def tell_idle(transition: Transition) -> None:
     """At the end of a tick: tells idle nodes why the plan does without them, when that may have changed."""
     before, ledger = transition.before.ledger, transition.state.ledger
-    stays = ledger.members is before.members and ledger.reach is before.reach
+    stays = ledger.reach.changes == before.reach.changes and ledger.leaving == before.leaving
     if transition.state.stopped or (stays and ledger.training.plan is before.training.plan):
-        return
+        return  # before anything is done for each member
     for node, idle in idle_nodes(ledger, ledger.ready, MOST_TOLD_IDLE).items():
         session = transition.state.members.sessions.get(node)
         if session is not None and session.told_idle != (sentence := shorten(without_addresses(idle.sentence))):
