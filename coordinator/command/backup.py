@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -17,25 +18,56 @@ Authority = Annotated[
     Path | None,
     typer.Option(help="File with the key of the run's authority. Default: beside the store, as for `serve`."),
 ]
+Passphrase = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file with the passphrase that encrypts the backup. Nobody can open the backup without it.",
+    ),
+]
 LOG, KEY = "dtfm.db", "dtfm.authority.pem"
 """What a backup consists of."""
+SEALED = ".sealed"
+"""Added to the names of both where they are encrypted."""
 
 
 def backup(
-    folder: Folder, store: StoreFile = DEFAULT_STORE, authority: Authority = None, json_lines: Json = False
+    folder: Folder,
+    store: StoreFile = DEFAULT_STORE,
+    authority: Authority = None,
+    passphrase_file: Passphrase = None,
+    json_lines: Json = False,
 ) -> None:
     """Copies the event log and the authority's key into a new folder, for its owner alone. The coordinator may run meanwhile.
 
-    Whoever has the backup can act as the run's coordinator. A log in PostgreSQL is backed up by pg_dump; copy the key's file
-    beside it.
+    Whoever can read the backup can act as the run's coordinator: give --passphrase-file, and it is encrypted. A log in PostgreSQL
+    is backed up by pg_dump; copy the key's file beside it.
     """
     log, key = _places(store, authority)
-    _copy(log, key, folder / LOG, folder / KEY)
-    _tell("backed_up", folder / LOG, folder, json_lines)
+    if passphrase_file is None:
+        _copy(log, key, folder / LOG, folder / KEY)
+        _tell("backed_up", folder / LOG, folder, json_lines, encrypted=False)
+        return
+    secret = _passphrase(passphrase_file)
+    sealed_log, sealed_key = folder / f"{LOG}{SEALED}", folder / f"{KEY}{SEALED}"
+    _check_free(sealed_log, sealed_key)
+    _check_there(log)
+    with tempfile.TemporaryDirectory(
+        dir=log.parent, prefix=f".{log.name}-"
+    ) as aside:  # of mode 0700, as safe as the log
+        plain_log, plain_key = Path(aside, LOG), Path(aside, KEY)
+        _copy(log, key, plain_log, plain_key)
+        _seal(plain_log, sealed_log, secret)
+        _seal(plain_key, sealed_key, secret)
+        _tell("backed_up", plain_log, folder, json_lines, encrypted=True)
 
 
 def restore(
-    folder: Folder, store: StoreFile = DEFAULT_STORE, authority: Authority = None, json_lines: Json = False
+    folder: Folder,
+    store: StoreFile = DEFAULT_STORE,
+    authority: Authority = None,
+    passphrase_file: Passphrase = None,
+    json_lines: Json = False,
 ) -> None:
     """Puts the event log and the authority's key of a backup where `serve` looks for them. Nothing is overwritten.
 
@@ -43,8 +75,22 @@ def restore(
     state that nodes have of an earlier one.
     """
     log, key = _places(store, authority)
-    _copy(folder / LOG, folder / KEY, log, key)
-    _tell("restored", log, log, json_lines)
+    sealed_log, sealed_key = folder / f"{LOG}{SEALED}", folder / f"{KEY}{SEALED}"
+    if encrypted := sealed_log.exists():
+        if passphrase_file is None:
+            raise ValueError(f"{sealed_log} is encrypted; give the file with its passphrase by --passphrase-file")
+        _check_free(log, key)
+        secret = _passphrase(passphrase_file)
+        content, its_key = _unsealed(sealed_log, secret), _unsealed(sealed_key, secret)
+        from dtfm.protos.identity.private_files import write_private
+
+        write_private(key, its_key)
+        write_private(log, content)
+    elif passphrase_file is not None:
+        raise ValueError(f"{folder} has no {sealed_log.name}: it is not encrypted; leave --passphrase-file out")
+    else:
+        _copy(folder / LOG, folder / KEY, log, key)
+    _tell("restored", log, log, json_lines, encrypted=encrypted)
 
 
 def _places(store: str, authority: Path | None) -> tuple[Path, Path]:
@@ -58,19 +104,29 @@ def _places(store: str, authority: Path | None) -> tuple[Path, Path]:
     return Path(path), authority or authority_file(store, "")
 
 
+def _check_there(log: Path) -> None:
+    from dtfm.coordinator.store.record import check_exists
+
+    check_exists(str(log))
+
+
+def _check_free(log: Path, key: Path) -> None:
+    """Raises ValueError if there is something already. SQLite would take what another log has left for its own."""
+    for there in (log, Path(f"{log}-wal"), Path(f"{log}-shm"), key):
+        if there.exists():
+            raise ValueError(f"{there} is there already, and would be lost; move it away, or name another place")
+
+
 def _copy(log: Path, key: Path, to_log: Path, to_key: Path) -> None:
     """SQLite copies the log as of one moment, whoever writes to it. Raises ValueError."""
     import sqlite3
     from contextlib import closing
 
-    from dtfm.coordinator.store.record import check_exists, in_words
+    from dtfm.coordinator.store.record import in_words
     from dtfm.protos.identity.private_files import read_private, write_private
 
-    check_exists(str(log))
-    # SQLite would take what another log has left for its own.
-    for there in (to_log, Path(f"{to_log}-wal"), Path(f"{to_log}-shm"), to_key):
-        if there.exists():
-            raise ValueError(f"{there} is there already, and would be lost; move it away, or name another place")
+    _check_there(log)
+    _check_free(to_log, to_key)
     try:
         secret = read_private(key)
     except FileNotFoundError:
@@ -88,7 +144,41 @@ def _copy(log: Path, key: Path, to_log: Path, to_key: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _tell(event: str, log: Path, where: Path, json_lines: bool) -> None:
+def _passphrase(file: Path) -> bytes:
+    """The passphrase in the file, without the end of its line. Raises ValueError."""
+    from dtfm.coordinator.store.sealed import LEAST_PASSPHRASE
+    from dtfm.protos.identity.private_files import read_private
+
+    try:
+        found = read_private(file).rstrip(b"\r\n")
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {file} with a passphrase") from None
+    if len(found) < LEAST_PASSPHRASE:
+        raise ValueError(
+            f"the passphrase in {file} has {len(found)} characters; it must have at least {LEAST_PASSPHRASE}"
+        )
+    return found
+
+
+def _seal(plain: Path, sealed: Path, passphrase: bytes) -> None:
+    from dtfm.coordinator.store.sealed import seal
+    from dtfm.protos.identity.private_files import write_private
+
+    write_private(sealed, seal(plain.read_bytes(), passphrase, plain.name))
+
+
+def _unsealed(sealed: Path, passphrase: bytes) -> bytes:
+    from dtfm.coordinator.store.sealed import unseal
+
+    try:
+        return unseal(sealed.read_bytes(), passphrase, sealed.name.removesuffix(SEALED))
+    except OSError as error:
+        raise ValueError(f"cannot read {sealed}: {error.strerror}") from None
+    except ValueError as problem:
+        raise ValueError(f"{sealed} {problem}") from None
+
+
+def _tell(event: str, log: Path, where: Path, json_lines: bool, *, encrypted: bool) -> None:
     from dtfm.coordinator.store.store import Store
     from dtfm.coordinator.view.story_snapshot import story_of
 
@@ -96,6 +186,10 @@ def _tell(event: str, log: Path, where: Path, json_lines: bool) -> None:
         ledger, last = story_of(store.snapshots(store.last), store.read).now.ledger, store.last
     run, step = ledger.run.get("name"), ledger.training.step
     if json_lines:
-        print(json.dumps({"event": event, "place": str(where), "run": run, "step": step, "events": last}))
+        told = {"event": event, "place": str(where), "run": run, "step": step, "events": last, "encrypted": encrypted}
+        print(json.dumps(told))
     else:
         print(f"Run {run!r} after step {step:,} ({last:,} events) is in {where} now.")
+        if event == "backed_up":
+            is_open = "It is not encrypted: whoever can read it can act as the run's coordinator. --passphrase-file encrypts it."
+            print("It is encrypted: keep the passphrase." if encrypted else is_open)

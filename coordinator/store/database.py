@@ -22,12 +22,15 @@ _POSTGRESQL = {
     "options": "-c idle_in_transaction_session_timeout=5s",  # a coordinator that is stopped within a write blocks no other
 }
 """What the URL says goes before."""
+_SECRET = frozenset(("scram_client_key", "scram_server_key"))
+"""Secrets that libpq takes, beside those that have "password" or "secret" in their names."""
 
 
 def open_engine(url: str, *, write: bool) -> sa.Engine:
     """Connects to nothing yet. ``write``: an SQLite file that is missing is made, for its owner alone. Raises StoreError."""
     try:
         parsed = sa.make_url(url)
+        _check_no_secret(parsed)
         if parsed.get_backend_name() == "postgresql":
             options = {key: value for key, value in _POSTGRESQL.items() if key not in parsed.query}
             return sa.create_engine(
@@ -52,6 +55,17 @@ def open_engine(url: str, *, write: bool) -> sa.Engine:
         raise StoreError(f"the database's driver is missing ({error}): {install_line('postgres')}") from None
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}; give another file with --store") from None
+
+
+def _check_no_secret(url: sa.URL) -> None:
+    """Raises StoreError for a secret in the query, which errors and the log would show with the rest of the URL."""
+    for key in url.query:
+        if key.lower() in _SECRET or any(part in key.lower() for part in ("password", "secret")):
+            shown = url.set(query={}).render_as_string()
+            raise StoreError(
+                f"the store {shown} has {key} in its URL after the '?', where errors and logs would show it; give a password as "
+                "USER:PASSWORD@HOST, in PGPASSWORD, or in a file that PGPASSFILE names"
+            )
 
 
 def sqlite_file(url: str | sa.URL) -> str:

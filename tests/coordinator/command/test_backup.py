@@ -11,6 +11,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.store.store import Store
+from dtfm.protos.identity.private_files import write_private
 from tests.coordinator.command.typed import Typed
 from tests.coordinator.script import training
 from tests.coordinator.serving import serving
@@ -93,3 +94,61 @@ def test_a_store_that_cannot_be_read_leaves_no_half_of_a_backup(tmp_path: Path, 
     store.write_bytes(store.read_bytes()[:5000])
     assert f"{store}: " in typed("backup", str(tmp_path / "there"), "--store", str(store), code=2)
     assert list((tmp_path / "there").iterdir()) == []
+
+
+@pytest.fixture
+def passphrase(tmp_path: Path) -> Path:
+    path = tmp_path / "passphrase"
+    write_private(path, b"correct horse battery\n")
+    return path
+
+
+def test_a_backup_with_a_passphrase_shows_nothing_and_comes_back(
+    tmp_path: Path, store: Path, passphrase: Path, typed: Typed
+) -> None:
+    there, again = tmp_path / "backup", tmp_path / "again" / "dtfm.db"
+    option = ("--passphrase-file", str(passphrase))
+    told = json.loads(typed("backup", str(there), "--store", str(store), *option, "--json"))
+    assert told["encrypted"]
+    key = authority_file(f"sqlite:///{store}", "").read_bytes()
+    assert {file.name: stat.S_IMODE(file.stat().st_mode) for file in there.iterdir()} == {
+        "dtfm.db.sealed": 0o600,
+        "dtfm.authority.pem.sealed": 0o600,
+    }
+    for file in there.iterdir():
+        assert b"SQLite" not in file.read_bytes()
+        assert b"PRIVATE KEY" not in file.read_bytes()
+    assert not list(store.parent.glob(f".{store.name}-*")), "what it was made from is deleted"
+    assert "give the file with its passphrase" in typed("restore", str(there), "--store", str(again), code=2)
+    typed("restore", str(there), "--store", str(again), *option)
+    with Store(f"sqlite:///{again}", write=True) as opened, Store(f"sqlite:///{store}", write=False) as before:
+        assert list(opened.read()) == list(before.read())
+    assert authority_file(f"sqlite:///{again}", "").read_bytes() == key
+    assert stat.S_IMODE(again.stat().st_mode) == 0o600
+
+
+def test_another_passphrase_and_a_changed_file_open_nothing(
+    tmp_path: Path, store: Path, passphrase: Path, typed: Typed
+) -> None:
+    there, again = tmp_path / "backup", tmp_path / "again" / "dtfm.db"
+    typed("backup", str(there), "--store", str(store), "--passphrase-file", str(passphrase))
+    write_private(tmp_path / "other", b"incorrect horse battery")
+    write_private(tmp_path / "short", b"horse")
+    for other, words in (("other", "another passphrase"), ("short", "at least 12"), ("none", "there is no file")):
+        option = ("--passphrase-file", str(tmp_path / other))
+        assert words in typed("restore", str(there), "--store", str(again), *option, code=2)
+    sealed = there / "dtfm.authority.pem.sealed"
+    sealed.write_bytes(sealed.read_bytes()[:-1] + b"x")
+    option = ("--passphrase-file", str(passphrase))
+    assert "it is damaged" in typed("restore", str(there), "--store", str(again), *option, code=2)
+    assert not again.exists()
+    assert not authority_file(f"sqlite:///{again}", "").exists()
+
+
+def test_a_backup_without_a_passphrase_says_so(tmp_path: Path, store: Path, passphrase: Path, typed: Typed) -> None:
+    there = str(tmp_path / "backup")
+    assert "It is not encrypted: whoever can read it can act as the run's coordinator." in typed(
+        "backup", there, "--store", str(store)
+    )
+    option = ("--passphrase-file", str(passphrase))
+    assert "leave --passphrase-file out" in typed("restore", there, "--store", str(tmp_path / "x.db"), *option, code=2)
