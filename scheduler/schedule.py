@@ -15,11 +15,13 @@ from dtfm.scheduler.bound.stage_bounds import AS_GOOD, work_bound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.population import Population
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape, requested_shape
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.replan.replan import Incumbent, decide
-from dtfm.scheduler.replan.warm_start import repaired
+from dtfm.scheduler.replan.warm_start import adapted, repaired
+from dtfm.scheduler.search.population import named
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
 from dtfm.scheduler.search.seeds import Start
 
@@ -35,6 +37,7 @@ def schedule(
     workload: Workload,
     incumbent: Plan | None = None,
     *,
+    population: Population = (),
     stages: int | tuple[int, ...] | None = None,
     seed: int = 0,
     evaluations: int | None = None,
@@ -50,6 +53,9 @@ def schedule(
 
     ``stages`` None lets the scheduler choose the number of stages; a number fixes it; a tuple fixes the replicas of each stage
     in pipeline order, and all other nodes stay idle.
+
+    ``population`` is what the search before this one ended with (Decision.population): this one starts there
+    too, with each member repaired where nodes have left, and with newcomers in it. Members of several islands do not count.
 
     ``time_used`` returns the fraction of the time for planning that is used up. The search paces itself by it and ends at 1;
     a plan is made even when it is 1 from the start. ``evaluations`` bounds the plans that are tried. With neither, the search
@@ -89,12 +95,14 @@ def schedule(
         evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
     least = work_bound(problem)
     budget = Budget(time_used, evaluations, lambda: stopped() or evaluator.told <= AS_GOOD * least)
-    best, bound = search(evaluator, shape, starts, fetching, Random(seed), budget, threads)
-    bound = max(bound, least) + overhead
+    starts += adapted(population, evaluator, shape, budget.late)
+    outcome = search(evaluator, shape, starts, fetching, Random(seed), budget, threads)
+    best, bound = outcome.best, max(outcome.bound, least) + overhead
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
     decision = decide(problem, standing, best.draft, generation, bound, evaluator.spent, horizon, overhead)
-    return replace(decision, sentence=decision.sentence + note) if note else decision
+    kept = tuple(named(cluster, groups, cuts) for groups, cuts in outcome.population)
+    return replace(decision, sentence=decision.sentence + note, population=kept)
 
 
 def _proven_alone(
@@ -124,7 +132,7 @@ def _proven_alone(
         lambda: evaluator.best < np.inf or stopped(),
     )
     free = Shape(stages=stages, most_stages=min(shape.most_stages, len(numbers)))
-    found, _ = search(evaluator, free, [], None, Random(seed), budget)
+    found = search(evaluator, free, [], None, Random(seed), budget).best
     if not found.feasible:
         return None
     groups = tuple(tuple(int(numbers[node]) for node in group) for group in found.draft.groups)

@@ -31,7 +31,8 @@ def is_small(problem: Problem) -> bool:
 class Plans:
     """Plans as rows, in the form of sketch.Position, with lower bounds on their seconds, and on those of all plans.
 
-    ``places`` is int64 [plans, nodes], ``cuts`` int64 [plans, most stages + 1], ``stages`` int64 [plans].
+    ``places`` is int64 [plans, nodes], ``cuts`` int64 [plans, most stages + 1], ``stages`` int64 [plans]. ``whole``: no plan
+    that may be fast enough is missing.
     """
 
     places: Ints
@@ -39,6 +40,7 @@ class Plans:
     stages: Ints
     bounds: Floats
     least: float
+    whole: bool
 
     def groups_and_cuts(self, row: int) -> tuple[Groups, tuple[int, ...]]:
         stages = int(self.stages[row])
@@ -57,27 +59,28 @@ def promising(
     """
     known = _Bounds.of(problem, keep_idle_hands)
     partial = _first(known, shape)
-    whole, least = [], below
+    parts, least, whole = [], below, True
     stages = shape.stages if shape.sizes is None else len(shape.sizes)
     for stage in range(shape.most_stages):
         partial = partial.only(partial.bound < below)
         ended = partial.end == known.layers
         if stages is None or stage + 1 == stages:
-            found, _ = partial.only(ended).divided(most)
-            whole.append(found)
+            found, left_out = partial.only(ended).divided(most)
+            parts.append(found)
+            whole = whole and left_out == np.inf
             least = min(least, float(found.bound.min(initial=np.inf)))
         partial, left_out = partial.only(~ended).divided(most)
-        least = min(least, left_out)
+        least, whole = min(least, left_out), whole and left_out == np.inf
         if stage + 1 == shape.most_stages or not len(partial.bound):
             break
         if over():
-            least = min(least, float(partial.bound.min()))
+            least, whole = min(least, float(partial.bound.min())), False
             break
         partial = _continued(known, shape, partial, stage + 1, below)
-    return _joined(whole, len(problem.flops), shape.most_stages, least)
+    return _joined(parts, len(problem.flops), shape.most_stages, least, whole)
 
 
-def _joined(parts: list[_PartialPlans], nodes: int, most_stages: int, least: float) -> Plans:
+def _joined(parts: list[_PartialPlans], nodes: int, most_stages: int, least: float, whole: bool) -> Plans:
     """All plans of the parts, which have different numbers of stages."""
     places, cuts, stages, bounds = [], [], [], []
     for part in parts:
@@ -98,6 +101,7 @@ def _joined(parts: list[_PartialPlans], nodes: int, most_stages: int, least: flo
         np.concatenate([np.zeros(0, np.int64), *stages])[order],
         bound[order],
         least,
+        whole,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.population import Population
 
 HORIZON_SECONDS = 1800.0
 """Default seconds that a plan is expected to last before a node joins or leaves."""
@@ -68,7 +69,7 @@ class Decision:
     """A plan and why it was chosen.
 
     ``lower_bound_seconds`` is a certified lower bound on the seconds per step, over all plans. ``sentence`` is the reason for
-    people.
+    people. ``population`` is what the search ended with: the next search may start there.
     """
 
     plan: Plan
@@ -77,6 +78,7 @@ class Decision:
     reason: Reason
     sentence: str
     evaluations: int
+    population: Population = ()
 
 
 class Infeasible(ValueError):

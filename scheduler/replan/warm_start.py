@@ -1,15 +1,18 @@
-"""Where replanning starts: the incumbent's stages, repaired after nodes joined and left."""
+"""Where replanning starts: the incumbent, and the members of the population, repaired after nodes joined and left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.population import Island, Population
 from dtfm.scheduler.model.problem import Groups, Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.search.seeds import Start
 
 NEWCOMERS = 6
-"""Number of idle nodes that are tried in every stage, the fastest first."""
+"""Number of idle nodes that are tried in a stage, the fastest first."""
 
 
 def survivors(plan: Plan, problem: Problem) -> Groups:
@@ -41,11 +44,83 @@ def repaired(plan: Plan, problem: Problem) -> Iterator[Start]:
         empty = next(stage for stage, group in enumerate(left) if not group)
         spare = [group[0] for group in left if len(group) > 1]
         for node in (*idle, *spare):
-            filled = _with(tuple(tuple(other for other in group if other != node) for group in left), empty, node)
+            filled = _with(_without(left, node), empty, node)
             if all(filled):
                 yield filled, cuts
     if remaining:
         yield remaining, None
+
+
+def adapted(population: Population, evaluator: Evaluator, shape: Shape, late: Callable[[], bool]) -> Iterator[Start]:
+    """The members of a population as nodes have left and joined since, the best first; at least one, then until it is ``late``.
+
+    Members of several islands, and those without any node left, are passed over.
+    """
+    plain = [member.islands[0] for member in population if len(member.islands) == 1]
+    known = {node for island in plain for stage in island.stages for node in stage}
+    flops = evaluator.problem.flops
+    fastest = sorted(range(len(flops)), key=lambda node: (-flops[node], node))
+    newcomers = [node for node in fastest if evaluator.problem.cluster.ids[node] not in known][:NEWCOMERS]
+    some = False
+    for island in plain:
+        if some and late():
+            return
+        if (start := _adapted(island, evaluator, shape, fastest, newcomers)) is not None:
+            some = True
+            yield start
+
+
+def _adapted(
+    island: Island, evaluator: Evaluator, shape: Shape, fastest: Sequence[int], newcomers: Sequence[int]
+) -> Start | None:
+    """The island without those who have left, repaired and with the newcomers, each time as the estimate is least.
+
+    A stage that lacks a node gets an idle one or one of a larger group, or its layers go to its neighbours. Each newcomer joins a
+    stage, takes the place of a stage's slowest node, or stays idle. In the end the model is cut again, if that pays.
+    """
+    problem = evaluator.problem
+    number = {name: index for index, name in enumerate(problem.cluster.ids)}
+    groups = tuple(tuple(number[node] for node in stage if node in number) for stage in island.stages)
+    if island.cuts[-1] != len(problem.activation):  # another model: who is together may still be of use
+        groups = tuple(group for group in groups if group)
+        return (groups, None) if groups else None
+    if not any(groups) or (shape.sizes is not None and len(shape.sizes) != len(groups)):
+        return None
+
+    def best(options: list[tuple[Groups, tuple[int, ...]]]) -> tuple[Groups, tuple[int, ...]]:
+        return min(options, key=lambda option: evaluator.estimated(*option).price)
+
+    sizes, cuts = shape.sizes or (1,) * len(groups), island.cuts
+    while (lacks := next((at for at, group in enumerate(groups) if len(group) < sizes[at]), None)) is not None:
+        used = {node for group in groups for node in group}
+        idle = [node for node in fastest if node not in used][:NEWCOMERS]
+        options = [(_with(groups, lacks, node), cuts) for node in idle]
+        if shape.sizes is None:
+            spare = [max(group, key=fastest.index) for group in groups if len(group) > 1]
+            options += [(_with(_without(groups, node), lacks, node), cuts) for node in spare]
+            if shape.stages is None:
+                fewer = (*groups[:lacks], *groups[lacks + 1 :])
+                options += [
+                    (fewer, (*cuts[:cut], *cuts[cut + 1 :])) for cut in (lacks, lacks + 1) if 0 < cut < len(cuts) - 1
+                ]
+        if not options:
+            return None
+        groups, cuts = best(options)
+        sizes = shape.sizes or (1,) * len(groups)
+    used = {node for group in groups for node in group}
+    for node in newcomers:
+        if node in used:
+            continue
+        added = [_with(groups, stage, node) for stage in range(len(groups))] if shape.sizes is None else []
+        slowest = [max(group, key=fastest.index) for group in groups]
+        added += [_with(_without(groups, other), stage, node) for stage, other in enumerate(slowest)]
+        groups, cuts = best([(groups, cuts), *((option, cuts) for option in added)])
+    again = evaluator.estimated(groups, None)
+    return groups, again.draft.cuts if again.price < evaluator.estimated(groups, cuts).price else cuts
+
+
+def _without(groups: Groups, node: int) -> Groups:
+    return tuple(tuple(other for other in group if other != node) for group in groups)
 
 
 def _with(groups: Groups, stage: int, node: int) -> Groups:

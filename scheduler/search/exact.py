@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator, price_of
@@ -13,43 +11,45 @@ from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.sketch import NO_LINK, Position, Sketch, empty_sketch
 from dtfm.scheduler.model.tables import Tables
+from dtfm.scheduler.search.budget import Budget
 
 OPEN_PER_EVALUATION = 4
-"""Number of partial plans of one length that are continued, per evaluation left in the budget."""
+"""Number of partial plans of one length that are continued, per evaluation left in the budget,"""
+UNLIMITED = 4_000
+"""and the evaluations that count as left where only time is limited."""
 
 DOUBT = 1.6
 """A plan is not simulated whose estimate is more than this many times the best plan's seconds. Of 18,896 plans of small clusters
 none was estimated at more than 1.52 times its simulated seconds, and one in a thousand at more than 1.36 times."""
 
 
-def improve(
-    evaluator: Evaluator, shape: Shape, best: Candidate, evaluations: int, expired: Callable[[], bool]
-) -> tuple[Candidate, float]:
-    """The best plan over all groups and cuts, as far as time and the budget of ``evaluations`` in total suffice, and the seconds
-    per step than which no plan of the shape takes less; 0: not known.
+def improve(evaluator: Evaluator, shape: Shape, best: Candidate, budget: Budget) -> tuple[Candidate, float, bool]:
+    """The best plan over all groups and cuts, as far as the budget suffices; the seconds per step than which no plan of the shape
+    takes less (0: not known); and whether the budget sufficed for all.
 
     The problem must be small. ``best`` is a plan found before. Loads and flows are those that evaluate.price_of makes.
     """
-
-    def over() -> bool:
-        return evaluator.spent >= evaluations or expired()
-
     problem = evaluator.problem
-    if over():
-        return best, 0.0
-    most = OPEN_PER_EVALUATION * (evaluations - evaluator.spent)
+    if budget.over(evaluator.spent):
+        return best, 0.0, False
+    steps = UNLIMITED if budget.steps is None else budget.steps - evaluator.spent
     may_idle = evaluator.keep_idle_hands or problem.is_mixed  # a proven node may stay in a stage that needs it
-    plans = promising(problem, shape, may_idle, best.price[-1], most, expired)
-    prices = priced(evaluator.tables, plans, evaluator.keep_idle_hands)
+    plans = promising(
+        problem, shape, may_idle, best.price[-1], OPEN_PER_EVALUATION * steps, lambda: budget.over(evaluator.spent)
+    )
+    prices, finished = priced(evaluator.tables, plans, evaluator.keep_idle_hands), plans.whole
     # Good plans first, so that many others are ruled out.
     for row in np.argsort(prices, kind="stable").tolist():
-        if prices[row] >= min(NO_LINK, DOUBT * best.price[-1]) or over():
+        if prices[row] >= min(NO_LINK, DOUBT * best.price[-1]):
+            break
+        if budget.over(evaluator.spent):
+            finished = False
             break
         if plans.bounds[row] < best.price[-1]:
             candidate = evaluator.simulated(*plans.groups_and_cuts(row))
             best = min(best, candidate, key=lambda candidate: candidate.price)
     # An incumbent may stay that has no proven node in some stage, and was not listed.
-    return best, 0.0 if problem.is_mixed else plans.least
+    return best, 0.0 if problem.is_mixed else plans.least, finished
 
 
 def priced(t: Tables, plans: Plans, keep_idle_hands: bool) -> Floats:

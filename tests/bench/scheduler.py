@@ -27,6 +27,7 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search.budget import Budget
 from dtfm.scheduler.search.exact import improve
 from tests.bench.clusters import (
     part_of,
@@ -66,7 +67,7 @@ def branched_seconds(cluster: Cluster, workload: Workload, found: Plan) -> float
     draft = draft_of(found, cluster)
     start = evaluator.simulated(draft.groups, draft.cuts)
     shape = Shape(most_stages=min(len(cluster.nodes), len(workload.layers)))
-    best, _ = improve(evaluator, shape, start, UNLIMITED, expired=lambda: False)
+    best, _, _ = improve(evaluator, shape, start, Budget(steps=UNLIMITED))
     return best.seconds
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dtfm.scheduler.search.search import Budget, Purse
+from dtfm.scheduler.search.budget import Budget, Purse
 
 
 def purse(budget: Budget, steps: float = math.inf) -> Purse:
