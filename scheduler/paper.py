@@ -59,8 +59,8 @@ def plan_by_paper(
     if not math.isfinite(bound):
         raise Infeasible(f"the links that exist do not suffice for {workload.paper.stages} stages of equal size")
     budget = Budget(time_used, evaluations, lambda: stopped() or evaluator.told <= AS_GOOD * bound)
-    found = search(evaluator, shape, [], None, Random(seed), budget, threads).best
-    groups = found.draft.groups
+    found = search(evaluator, shape, [], None, Random(seed), budget, threads)
+    groups = found.best.draft.groups
     seconds = paper_seconds(problem.paper_exchanges(), groups)
     if not math.isfinite(seconds.total):
         raise Infeasible("the best groups that were found need a link that does not exist")

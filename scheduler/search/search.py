@@ -93,7 +93,7 @@ def search(
 
     ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. On a small cluster, an
     exact search begins when the first walks end, which also gives the bound. If it ends without having listed all plans, walks
-    go on in what is left of the budget.
+    go on in what is left of the budget. Prices are the evaluator's: those of the paper's cost model, if it is one for that.
     """
     rules = _rules(evaluator.problem, shape, fetching)._replace(free_cuts=not evaluator.by_paper)
     evolution = _Evolution(evaluator, shape, starts, rules, rng, budget, threads)
