@@ -177,11 +177,6 @@ def build_stage(
     return Stage(model, first, past_last, buckets, device, computes_in or dtype, keeping)
 
 
-def home_of(keeping: Keeping, device: torch.device) -> torch.device:
-    """Where the buckets' state is."""
-    return HOST if keeping.optimizer_state is OptimizerState.HOST else device
-
-
 def initialise(model: Model, bucket: Bucket, seed: int) -> None:
     """Sets the parameters to their initial values, a function of (seed, bucket) alone, and moments and gradients to zero."""
     values = model.initial_parameters(bucket.spec, seed)
