@@ -51,6 +51,9 @@ WINNERS_TIMES_NODES = 160
 FEWEST_WINNERS = 2
 WALKING_SMALL = 0.25
 """Largest fraction of the budget for the first walks on a small cluster, where the exact search is next."""
+SOON_LISTED = 6
+"""Number of nodes whose plans are soon listed. For each node more the first walks are twice as long: more often the exact search
+does not end in time."""
 EXACT_BUDGET = 4_000
 """Simulations of the exact search without a limit."""
 
@@ -98,8 +101,11 @@ def search(
     evolution = _Evolution(evaluator, shape, starts, _rules(evaluator.problem, shape, fetching), rng, budget, threads)
     listing, bound = is_small(evaluator.problem), 0.0
     walking = WALKING_SMALL if listing else 1.0
-    longest: float = FIRST_ROUND + STEPS_PER_NODE * len(evaluator.problem.flops)
-    if budget.limited and not listing:
+    nodes = len(evaluator.problem.flops)
+    longest: float = FIRST_ROUND + STEPS_PER_NODE * nodes
+    if listing:
+        longest *= 2.0 ** max(0, nodes - SOON_LISTED)
+    elif budget.limited:
         longest = math.inf
     paid = evaluator.spent
     while not budget.over(evaluator.spent):
