@@ -39,7 +39,7 @@ WORTH = 0.005
 WARM, LUKEWARM = 0.004, 0.01
 """First heat of walks that start from good plans, and from children."""
 BETTER = 0.0005
-"""Least fraction of the step by which children must be better than all before them for more children to follow at once."""
+"""Least gain, as a fraction of the step, with which a generation of children is followed by another of children."""
 FEW, TEPID, COOL = 24, 0.01, 0.002
 """First heat of walks by simulation, with so FEW nodes, and with more."""
 FOUNDING, GENERATION = 1_500, 300
@@ -96,7 +96,7 @@ def search(
 
     ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. On a small cluster, an
     exact search begins when the first walks end, which also gives the bound. If it ends without having listed all plans, walks
-    go on in what is left of the budget.
+    go on for the rest of the budget.
     """
     evolution = _Evolution(evaluator, shape, starts, _rules(evaluator.problem, shape, fetching), rng, budget, threads)
     listing, bound = is_small(evaluator.problem), 0.0
