@@ -30,6 +30,8 @@ from dtfm.scheduler.search.search import Budget, TimeUsed, search
 from dtfm.scheduler.search.seeds import Start
 
 ALL_EQUAL = " Proven nodes are too few, or have too little memory, for one in each stage: all nodes count as equal."
+ADAPTING = 0.05
+"""Largest fraction of the budget in which the population is adapted to who is there, after its best member."""
 PROVEN_PART = 0.2
 """Fraction of a search's budget for the one among proven nodes, if it finds nothing; usually one of the first seeds works."""
 MOST_PROVEN_STEPS = 25_000
@@ -105,7 +107,7 @@ def schedule(
         evaluator.surcharge = change.surcharge
     fetching = None if change is None else change.fetching()
     budget = Budget(time_used, evaluations, lambda: stopped() or evaluator.told <= AS_GOOD * least)
-    starts += adapted(population, evaluator, shape, budget.late)
+    starts += adapted(population, evaluator, shape, lambda: budget.past(ADAPTING, evaluator.spent))
     outcome = search(evaluator, shape, starts, fetching, Random(seed), budget, threads)
     best, bound = outcome.best, max(outcome.bound, least) + overhead
     if not best.feasible:

@@ -73,7 +73,7 @@ def adapted(population: Population, evaluator: Evaluator, shape: Shape, late: Ca
 def _adapted(
     island: Island, evaluator: Evaluator, shape: Shape, fastest: Sequence[int], newcomers: Sequence[int]
 ) -> Start | None:
-    """The island without those who have left, repaired and with the newcomers, each time as the estimate is least.
+    """Takes the nodes that have left out of the island, repairs it and puts newcomers in. The least estimate decides each time.
 
     A stage that lacks a node gets an idle one or one of a larger group, or its layers go to its neighbours. Each newcomer joins a
     stage, takes the place of a stage's slowest node, or stays idle. In the end the model is cut again, if that pays.
@@ -81,7 +81,7 @@ def _adapted(
     problem = evaluator.problem
     number = {name: index for index, name in enumerate(problem.cluster.ids)}
     groups = tuple(tuple(number[node] for node in stage if node in number) for stage in island.stages)
-    if island.cuts[-1] != len(problem.activation):  # another model: who is together may still be of use
+    if island.cuts[-1] != len(problem.activation):  # another model: its groups may still be of use
         groups = tuple(group for group in groups if group)
         return (groups, None) if groups else None
     if not any(groups) or (shape.sizes is not None and len(shape.sizes) != len(groups)):

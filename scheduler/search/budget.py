@@ -31,6 +31,11 @@ class Budget:
         """Whether nothing is left after ``spent`` evaluations."""
         return self.late() or (self.steps is not None and spent >= self.steps)
 
+    def past(self, fraction: float, spent: int) -> bool:
+        """Whether more than this fraction of the time is used up, or of the steps after ``spent`` evaluations."""
+        late = self.time_used is not None and self.time_used() > fraction
+        return late or self.over(int(spent / fraction))
+
 
 @dataclass(frozen=True, slots=True)
 class Purse:

@@ -67,7 +67,7 @@ def crossed(evaluator: Evaluator, mother: Parent, father: Parent, keep_sizes: bo
 
 
 def aligned(mother: Parent, father: Parent) -> Ints:
-    """By the father's stage, the mother's with which it is aligned: by the assignment with the most in common.
+    """Returns, for each of the father's stages, the mother's that has most in common with it (linear assignment).
 
     That is the share of all nodes that two stages have in common, and of all layers. A stage of the father's that is left over
     goes with the stage that has most of its layers.
@@ -87,7 +87,7 @@ def aligned(mother: Parent, father: Parent) -> Ints:
 
 
 def mixed(mother: Ints, father: Ints, chosen: Sequence[int], coins: NDArray[np.bool_]) -> Ints:
-    """Each node's stage in the child, given those that it has in its parents, by the mother's numbers: int64 [nodes].
+    """Each node's stage in the child: int64 [nodes]. The parents' stages have the mother's numbers.
 
     A node that the father has in a ``chosen`` stage goes there. One that the mother has in another stage stays there. The others
     are where chance (``coins``, by node) has them: as with the father, if True, or with the mother.
@@ -98,7 +98,7 @@ def mixed(mother: Ints, father: Ints, chosen: Sequence[int], coins: NDArray[np.b
 
 def sized(place: Ints, parents: tuple[Ints, Ints], sizes: tuple[int, ...], rng: Random) -> Ints:
     """The places with ``sizes`` nodes in each stage. Where they are too many, chance makes some idle. Idle nodes fill the gaps,
-    first those that a parent has there."""
+    first nodes that a parent has there."""
     made = place.copy()
     for stage, size in enumerate(sizes):
         members = np.flatnonzero(made == stage).tolist()

@@ -26,8 +26,7 @@ def seeds(evaluator: Evaluator, shape: Shape, starts: Sequence[Start], budget: B
     drawn += [(groups, None) for groups in seed_groups(evaluator.problem, shape, near) if shape.admits(groups)]
     made: list[Candidate] = []
     for groups, cuts in dict.fromkeys(drawn):
-        late = budget.time_used is not None and budget.time_used() > SEEDING
-        if (late or budget.over(int(evaluator.spent / SEEDING))) and any(candidate.feasible for candidate in made):
+        if budget.past(SEEDING, evaluator.spent) and any(candidate.feasible for candidate in made):
             break
         made.append(evaluator.estimated(groups, cuts))
     return made

@@ -1,4 +1,4 @@
-"""The layouts that a search keeps: who survives, who has children, and their names."""
+"""The layouts that a search keeps: survivors, children, and their names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def named(cluster: Cluster, groups: Groups, cuts: tuple[int, ...]) -> Member:
 
 
 def survivors(found: Iterable[Found], nodes: int, most: int = MOST) -> list[Found]:
-    """The best of those that work, the best first: each differs from those before it."""
+    """The best layouts that work, the best first: each differs from all before it."""
     kept: list[Found] = []
     layers: list[Ints] = []
     for one in sorted(found, key=lambda one: (one.price, one.groups, one.cuts)):

@@ -39,7 +39,7 @@ WORTH = 0.005
 WARM, LUKEWARM = 0.004, 0.01
 """First heat of walks that start from good plans, and from children."""
 BETTER = 0.0005
-"""Least fraction of the step by which children must be better than all before them for more children to follow at once."""
+"""Least gain, as a fraction of the step, with which a generation of children is followed by another of children."""
 FEW, TEPID, COOL = 24, 0.01, 0.002
 """First heat of walks by simulation, with so FEW nodes, and with more."""
 FOUNDING, GENERATION = 1_500, 300
@@ -51,6 +51,9 @@ WINNERS_TIMES_NODES = 160
 FEWEST_WINNERS = 2
 WALKING_SMALL = 0.25
 """Largest fraction of the budget for the first walks on a small cluster, where the exact search is next."""
+SOON_LISTED = 6
+"""Number of nodes whose plans are soon listed. For each node more the first walks are twice as long: more often the exact search
+does not end in time."""
 EXACT_BUDGET = 4_000
 """Simulations of the exact search without a limit."""
 
@@ -93,14 +96,17 @@ def search(
 
     ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. On a small cluster, an
     exact search begins when the first walks end, which also gives the bound. If it ends without having listed all plans, walks
-    go on in what is left of the budget. Prices are the evaluator's: those of the paper's cost model, if it is one for that.
+    go on for the rest of the budget. Prices are the evaluator's: those of the paper's cost model, if it is one for that.
     """
     rules = _rules(evaluator.problem, shape, fetching)._replace(free_cuts=not evaluator.by_paper)
     evolution = _Evolution(evaluator, shape, starts, rules, rng, budget, threads)
     listing, bound = is_small(evaluator.problem) and not evaluator.by_paper, 0.0
     walking = WALKING_SMALL if listing else 1.0
-    longest: float = FIRST_ROUND + STEPS_PER_NODE * len(evaluator.problem.flops)
-    if budget.limited and not listing:
+    nodes = len(evaluator.problem.flops)
+    longest: float = FIRST_ROUND + STEPS_PER_NODE * nodes
+    if listing:
+        longest *= 2.0 ** max(0, nodes - SOON_LISTED)
+    elif budget.limited:
         longest = math.inf
     paid = evaluator.spent
     while not budget.over(evaluator.spent):
