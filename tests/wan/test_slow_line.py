@@ -40,7 +40,7 @@ def test_a_line_that_becomes_slow_is_planned_around_before_the_step_is_done(tmp_
             cluster.add(name)
 
         def knows_its_speed(committed: Event) -> bool:
-            return committed["step"] >= cluster.of("plan_adopted")[-1]["step"] + 8
+            return bool(committed["step"] >= cluster.of("plan_adopted")[-1]["step"] + 8)
 
         cluster.wait_for("step_committed", where=knows_its_speed, timeout=200)
         plan = cluster.of("plan_adopted")[-1]["plan"]
