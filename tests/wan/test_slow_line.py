@@ -1,4 +1,4 @@
-"""A line that falls to a fiftieth within a step: the step goes on under a plan without it."""
+"""A line that falls to a small part of its speed within a step: the step goes on under a plan without it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.model.cluster import Cluster as Network, Node
+from tests.cluster.launch import Event
 from tests.cluster.runs import run_file
 from tests.wan.cluster import wan_cluster
 from tests.wan.test_training import LARGE_ACTIVATIONS
@@ -15,19 +16,19 @@ from tests.wan.wan import Wan
 
 NAMES = ("a", "b", "c")
 QUICK_GBPS = 1.0
-SLOW_GBPS = QUICK_GBPS / 200
+SLOW_GBPS = QUICK_GBPS / 500
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("emulation")
 def test_a_line_that_becomes_slow_is_planned_around_before_the_step_is_done(tmp_path: Path) -> None:
     quick = np.full((3, 3), QUICK_GBPS * 1e9 / 8)
     network = Network(tuple(Node(name, 1e9, 1e9) for name in NAMES), np.full((3, 3), 0.001), quick)
     text = run_file(model=LARGE_ACTIVATIONS, stages=[1, 1], steps=5000, precision="fp32", lease=4.0)
     for small, large in (
-        ("sequence_length = 32", "sequence_length = 512"),
-        ("global_batch = 20", "global_batch = 24"),
+        ("sequence_length = 32", "sequence_length = 256"),
+        ("global_batch = 20", "global_batch = 12"),
         ("micro_batch = 2", "micro_batch = 6"),
         ("evaluation_samples = 8", "evaluation_samples = 6"),
         ("nodes = 2", "nodes = 3"),
@@ -37,7 +38,11 @@ def test_a_line_that_becomes_slow_is_planned_around_before_the_step_is_done(tmp_
     with Wan(network) as wan, wan_cluster(wan, tmp_path, text) as cluster:
         for name in NAMES:
             cluster.add(name)
-        cluster.wait_for("step_committed", where=lambda e: e["step"] == 12)  # its speed is known by now
+
+        def knows_its_speed(committed: Event) -> bool:
+            return bool(committed["step"] >= cluster.of("plan_adopted")[-1]["step"] + 8)
+
+        cluster.wait_for("step_committed", where=knows_its_speed, timeout=200)
         plan = cluster.of("plan_adopted")[-1]["plan"]
         first, second = (stage["replicas"][0] for stage in plan["stages"])
         wan.set_link(first, second, gbps=SLOW_GBPS)
