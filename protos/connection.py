@@ -26,8 +26,9 @@ CONTROL_LOOKAHEAD_BYTES = 64 << 10
 
 HANDSHAKE_SECONDS = 10.0
 """How long a connection may take from TCP's to the end of HTTP/2's greeting: a few round trips of up to half a second."""
-MOST_CALLS_OF_A_CONNECTION = 256
-"""Calls at a time from a node to another one. It makes some tens."""
+MOST_CALLS_OF_A_CONNECTION = 12
+"""Calls at a time over a connection from one node to another. A node makes about four, and more wait there. The first bytes of
+each are taken before it is known who makes it."""
 MOST_CONNECTIONS = 4096
 """To one node. A member has about four for each of its peers, and strangers HANDSHAKE_SECONDS each."""
 MOST_METADATA_BYTES = 8 << 10

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+
+Request = TypeVar("Request")
 
 SERVICE = "dtfm.Peer"
 NODE_METADATA = "dtfm-node"
@@ -52,6 +54,13 @@ def handlers(methods: Mapping[str, Callable[..., Any]]) -> grpc.GenericRpcHandle
         SERVICE,
         {name: getattr(grpc, f"{METHODS[name]}_rpc_method_handler")(answer) for name, answer in methods.items()},
     )
+
+
+async def requests_of(context: grpc.aio.ServicerContext[Request, Any]) -> AsyncIterator[Request]:
+    """The requests of a call, as they come. gRPC's own iterator keeps the call, with what was sent, for ever unless it is read to
+    the end."""
+    while (request := await context.read()) is not grpc.aio.EOF:
+        yield request
 
 
 def method(channel: grpc.aio.Channel, name: str) -> Any:

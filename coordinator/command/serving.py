@@ -184,8 +184,9 @@ async def _serve(
     def why_not_well() -> str:
         return "the log cannot be written" if server.log.is_failing else ""
 
+    look = {"by_link": by_link, "secure": secure}
     app = make_app(
-        server.follower, lambda: server.ledger, server.ask, by_link=by_link, secure=secure, problem=why_not_well
+        server.follower, lambda: server.ledger, server.ask, **look, shown_at=options.page_url, problem=why_not_well
     )
     page_up = page_served(page, app, from_anywhere=by_link and not options.page_url)
     metrics_up = page_served(metrics, make_metrics_app(server.follower, why_not_well), from_anywhere=True)

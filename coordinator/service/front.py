@@ -12,23 +12,21 @@ It has a thread of its own, so that connections stay alive while the coordinator
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
 import shutil
 import socket
-import struct
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable
-from ipaddress import ip_address
 from pathlib import Path
 
+from dtfm.coordinator.service.accepting import BACKLOG, Accepting
 from dtfm.coordinator.service.strangers import Limits, Strangers
-from dtfm.protos.candidates import Address, origin_of, plain
+from dtfm.protos.candidates import Address, origin_of
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +41,6 @@ MOST_OF_A_KEY = 128
 """Connections that the members of one key may have open at a time. A machine has a key, and may have 32 members."""
 CLOSING_SECONDS = 0.5
 """How long what gRPC's server has said last may take, once it has ended."""
-BACKLOG = 1024
-ACCEPTED_AT_ONCE = 64
-"""So many are taken before those that are open get their turn."""
-PAUSE_SECONDS = 1.0
-"""After the system had no more files to give."""
-REFUSED_PAUSE_SECONDS = 0.02
-"""After strangers were refused. While many come they are refused by the dozen, which costs less than to wake up for each."""
 GONE_MILLISECONDS = 20_000
 """A connection whose other side acknowledges nothing for so long is dead: as gRPC has it on its own sockets."""
 
@@ -58,7 +49,6 @@ _SOCKET = "grpc"
 _MOST_PARENT_BYTES = 70
 """Of the path in which the folder is made. A Unix socket's may have 103 bytes where it is least (macOS), and below that are the
 folder's name (19) and a connection's number."""
-_RESET = struct.pack("ii", 1, 0)
 _TLS_HEAD = 6
 
 
@@ -71,6 +61,7 @@ class Front:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="front", daemon=True)
         self._sockets: list[socket.socket] = []
+        self._accepting: list[Accepting] = []
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -92,15 +83,15 @@ class Front:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
             listening.bind((address[0], port, *address[2:]))
             listening.listen(BACKLOG)
-            listening.setblocking(False)
+            self._accepting.append(Accepting(self._loop, listening, self._come))
             port = listening.getsockname()[1]
         return port
 
     def start(self) -> None:
         """Begins to take connections. gRPC's server must listen."""
         self._thread.start()
-        for listening in self._sockets:
-            self._loop.call_soon_threadsafe(self._loop.add_reader, listening, self._accept, listening)
+        for each in self._accepting:
+            self._loop.call_soon_threadsafe(each.begin)
 
     async def close(self) -> None:
         """Frees the port, and ends all connections. gRPC's server has ended. May be called more than once, also at a time."""
@@ -155,51 +146,26 @@ class Front:
                 return
         self._loop.call_soon_threadsafe(caller.cut_off)
 
-    def _accept(self, listening: socket.socket) -> None:
-        refused = False
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                accepted, where = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionError):
-                if refused:
-                    self._pause(listening, REFUSED_PAUSE_SECONDS)
-                return
-            except OSError as error:
-                log.warning("no connection can be taken for %.0f s: %s", PAUSE_SECONDS, error)
-                self._pause(listening, PAUSE_SECONDS)
-                return
-            address = plain(ip_address(where[0].partition("%")[0]))
-            caller = _Caller(self, address)
+    def _come(self, accepted: socket.socket, address: Address) -> bool:
+        """Whether the connection is kept."""
+        caller = _Caller(self, address)
+        with self._lock:
+            taken = self._strangers.come(caller, caller.origin, time.monotonic())
+        if taken is None:
+            return False
+        for other in taken:
+            other.cut_off()
+        try:
+            accepted.setblocking(False)
+            _notice_death(accepted)
+        except OSError:  # it has ended already
             with self._lock:
-                taken = self._strangers.come(caller, caller.origin, time.monotonic())
-            if taken is None:
-                # A reset leaves nothing behind, neither here nor in the system.
-                with contextlib.suppress(OSError):
-                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                accepted.close()
-                refused = True
-                continue
-            for other in taken:
-                other.cut_off()
-            try:
-                accepted.setblocking(False)
-                _notice_death(accepted)
-            except OSError:  # it has ended already
-                accepted.close()
-                with self._lock:
-                    self._strangers.go(caller)
-                continue
-            with self._lock:
-                self._open.add(caller)
-            self.run(self._take(caller, accepted))
-
-    def _pause(self, listening: socket.socket, seconds: float) -> None:
-        self._loop.remove_reader(listening)
-        self._loop.call_later(seconds, self._resume, listening)
-
-    def _resume(self, listening: socket.socket) -> None:
-        if self._closing is None:
-            self._loop.add_reader(listening, self._accept, listening)
+                self._strangers.go(caller)
+            return False
+        with self._lock:
+            self._open.add(caller)
+        self.run(self._take(caller, accepted))
+        return True
 
     async def _take(self, caller: _Caller, accepted: socket.socket) -> None:
         try:
@@ -245,8 +211,8 @@ class Front:
                 self._strangers.go(caller)
 
     async def _end(self) -> None:
-        for listening in self._sockets:
-            self._loop.remove_reader(listening)
+        for each in self._accepting:
+            each.end()
         callers = list(self._open)
         for caller in callers:
             if caller.key:

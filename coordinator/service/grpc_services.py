@@ -31,6 +31,7 @@ from dtfm.protos.candidates import Address
 from dtfm.protos.checkpoint_names import gathering_of
 from dtfm.protos.identity.access import Role
 from dtfm.protos.identity.proof import LET_IN
+from dtfm.protos.streams import requests_of
 
 if TYPE_CHECKING:  # it makes the services
     from dtfm.coordinator.service.server import Server
@@ -50,12 +51,12 @@ class Joins:
         self._server = server
         self._gate = gate
 
-    async def Join(self, requests: AsyncIterator[wire.NodeMessage], context: Context) -> None:
+    async def Join(self, _requests: AsyncIterator[wire.NodeMessage], context: Context) -> None:
         caller = await self._gate.admit(context, "Join")
         await context.send_initial_metadata(LET_IN)  # the caller sends nothing before
         address = self._seen(context.peer())
         seen = "" if address is None or address.is_loopback else str(address)
-        await self._streams.serve(requests, context.write, caller, seen)
+        await self._streams.serve(requests_of(context), context.write, caller, seen)
 
     async def Enrol(self, request: wire.EnrolRequest, context: Context) -> Granted:
         await self._gate.check_enrolment(context, request)

@@ -37,10 +37,11 @@ class Limits:
 
     @classmethod
     def within(cls, files: int) -> Limits:
-        """For a process that may have that number of ``files`` open. Each connection takes three. Strangers get three eighths of
-        all files, half of these for origins of members; members get a half; the rest is the coordinator's own."""
+        """For a process that may have that number of ``files`` open. Each connection takes three. Strangers get a quarter of
+        all files, half of these for origins of members; members get a half. Of the rest about a half is for the page and the
+        metrics, and the other half is the coordinator's own."""
         usual = cls()
-        most = min(usual.open, files // 16)
+        most = min(usual.open, files // 24)
         return cls(open=most, open_of_one=min(usual.open_of_one, most), members=min(usual.members, files // 6))
 
 

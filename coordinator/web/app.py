@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from ipaddress import ip_address
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.store.store import StoreError
 from dtfm.coordinator.view.follower import Follower
 from dtfm.coordinator.view.published import for_anybody
-from dtfm.coordinator.web.directing import Ask, directing
-from dtfm.coordinator.web.door import STILL, Door
+from dtfm.coordinator.web.directing import OPERATOR, Ask, directing
+from dtfm.coordinator.web.door import STILL, VIEWER, Door
 
-HOSTS = ("127.0.0.1", "localhost")
-"""By these names alone a page may be called that asks for no link: a stranger's site may have pointed its own name at this
-machine, to read the page."""
+LASTS = "dtfm.lasts"
+"""In a request's scope: to be called once its answer is a stream that has no end."""
 HEADERS = [
     ("Content-Security-Policy", "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     ("X-Content-Type-Options", "nosniff"),
@@ -36,7 +36,12 @@ HEADERS = [
 ]
 """Of every answer: the browser runs, loads and sends nothing but what is here."""
 MOST_VIEWERS = 20
-"""The number of pages that are told of news at a time."""
+"""The number of pages that are told of news at a time. Operators have places of their own."""
+MOST_OF_A_LINK = 4
+"""Of these, the number that one link opens."""
+MOST_WITHOUT_LINK = 16
+"""Of these, the number that this machine's users open without a link."""
+MOST_OPERATORS = 8
 QUIET_SECONDS = 5.0
 """The longest time without a message to a page. Its clocks go on by them, and a broken connection is noticed."""
 PAUSE_SECONDS = 1.0
@@ -52,10 +57,11 @@ def make_app(
     *,
     by_link: bool = False,
     secure: bool = False,
+    shown_at: str = "",
     problem: Callable[[], str] = lambda: "",
 ) -> Starlette:
-    """``by_link``: for who has a link alone, else for whoever is on this machine (see Door). ``problem``: why the coordinator is
-    not well; empty: it is."""
+    """``by_link``: for who has a link alone, else for whoever is on this machine (see Door). ``shown_at``: see directing.
+    ``problem``: why the coordinator is not well; empty: it is."""
 
     async def state(request: Request) -> Response:
         text = request.query_params.get("at", "")
@@ -68,8 +74,8 @@ def make_app(
         return Response(content, media_type="application/json", headers={"Content-Encoding": "gzip"})
 
     static = StaticFiles(directory=Path(__file__).parent / "static", html=True)
-    routes = [Route("/state", state), _metrics(follower), Route("/news", Viewers(follower)), directing(ask)]
-    here = [] if by_link else [Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]
+    routes = [Route("/state", state), _metrics(follower), Route("/news", Viewers(follower)), directing(ask, shown_at)]
+    here = [] if by_link else [Middleware(CalledHere)]
     door = Middleware(Door, ledger, not by_link, secure)
     behind = Starlette(routes=[*routes, Mount("/", static)], middleware=[door])
     return Starlette(routes=[_health(follower, problem, says_why=not by_link), Mount("/", behind)], middleware=here)
@@ -100,19 +106,52 @@ def _metrics(follower: Follower) -> Route:
     return Route("/metrics", metrics)
 
 
+def is_here(host: str) -> bool:
+    """Whether a page that is called by this name, or listens there, is called by this machine alone."""
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class CalledHere:
+    """Refuses requests for a page that asks for no link unless they name this machine's loopback: a stranger's site may have
+    pointed its own name there, to read the page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_here(_without_port(Request(scope).headers.get("host", ""))):
+            await PlainTextResponse("Invalid host header", 400)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
 class Viewers:
     """Tells each page the number of the newest event when there is another one. Nothing waits in a queue: who is slow misses
-    numbers, and whoever takes nothing is dropped."""
+    numbers, and whoever takes nothing is dropped. Each link has few places, and operators have some that nobody else gets."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
-        self._open = 0
+        self._viewers, self._operators = Counter[str](), Counter[str]()  # open pages, by their link; empty: without
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._open >= MOST_VIEWERS:
-            await PlainTextResponse(f"{MOST_VIEWERS} pages are open already", 503)(scope, receive, send)
+        link, directs = scope.get(VIEWER, ""), OPERATOR in scope
+        places, most = (self._operators, MOST_OPERATORS) if directs else (self._viewers, MOST_VIEWERS)
+        of_one = MOST_OF_A_LINK if link else MOST_WITHOUT_LINK
+        if places[link] >= of_one or places.total() >= most:
+            whose = "by this link" if link else "without a link"
+            said = f"as many pages are open {whose}, or in all, as there may be ({of_one}, {most}); close one"
+            await PlainTextResponse(said, 503)(scope, receive, send)
             return
-        self._open += 1
+        places[link] += 1
+        scope.get(LASTS, lambda: None)()
         tasks = [
             asyncio.create_task(self._tell(send, scope.get(STILL, lambda: True))),
             asyncio.create_task(_gone(receive)),
@@ -120,7 +159,9 @@ class Viewers:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._open -= 1
+            places[link] -= 1
+            if not places[link]:
+                del places[link]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

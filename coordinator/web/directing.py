@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 from google.protobuf import json_format
 from starlette.requests import Request
@@ -30,14 +31,16 @@ _REQUESTS = {
 _MOST_BYTES = 4096
 
 
-def directing(ask: Ask) -> Route:
+def directing(ask: Ask, shown_at: str = "") -> Route:
     """GET tells whether who reads the page is an operator. POST asks for what the path's end names: the body has the request's
-    fields as JSON."""
+    fields as JSON. ``shown_at``: the URL at which a proxy shows the page; empty: none."""
 
     async def answer(request: Request) -> Response:
         by, make = request.scope.get(OPERATOR, ""), _REQUESTS.get(request.path_params["what"])
         if request.method == "GET":
             return JSONResponse({"directs": bool(by)})
+        if not _is_own(request, shown_at):
+            return PlainTextResponse("another site's page has sent this; open the page itself", 403)
         # Another site's page cannot send this type without asking here first, and its requests come without the cookie.
         if make is None or request.headers.get("content-type") != JSON:
             return PlainTextResponse(f"it must be {JSON}, for one of {', '.join(_REQUESTS)}", 400)
@@ -56,3 +59,13 @@ def directing(ask: Ask) -> Route:
         return JSONResponse(json_format.MessageToDict(reply))
 
     return Route("/ask/{what}", answer, methods=["GET", "POST"])
+
+
+def _is_own(request: Request, shown_at: str) -> bool:
+    """Whether the page itself has sent it, or no page: browsers say which, and other programs need not. A proxy that speaks https
+    to browsers may pass on another scheme, so that only hosts and ports are compared."""
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
+    if site not in ("same-origin", "none"):
+        return False
+    own = {request.headers.get("host", "").lower(), urlsplit(shown_at).netloc.lower()} - {""}
+    return origin is None or urlsplit(origin).netloc.lower() in own

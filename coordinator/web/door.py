@@ -17,7 +17,10 @@ from dtfm.coordinator.web.directing import OPERATOR
 from dtfm.protos.identity.access import Role
 
 LET_IN = "dtfm.let_in"
-"""In a request's scope: to be called with the invitation's id, once the caller is no stranger."""
+"""In a request's scope: to be called with the invitation's id, once the caller is no stranger. Returns False if too many
+connections show that link."""
+VIEWER = "dtfm.viewer"
+"""In a request's scope: the id of the invitation whose link was shown; missing without one."""
 STILL = "dtfm.still"
 """In a request's scope: whether the caller may go on reading."""
 _NEW_LINK = "Whoever directs the run makes a new link: <code>dtfm-coordinator invite --role viewer</code>"
@@ -50,8 +53,12 @@ class Door:
             # Over a new connection each time: of these a stranger has few.
             await HTMLResponse(_page("No access", said), 403, {"Connection": "close"})(scope, receive, send)
             return
-        if (let_in := scope.get(LET_IN)) is not None:
-            let_in(id)
+        if (let_in := scope.get(LET_IN)) is not None and not let_in(id):
+            said = (
+                "<p>By this link, or by all, as many connections are open as there may be. Close some of its pages.</p>"
+            )
+            await HTMLResponse(_page("Too many connections", said), 503, {"Connection": "close"})(scope, receive, send)
+            return
         if not followed:
 
             def still() -> bool:
@@ -59,7 +66,7 @@ class Door:
                 return known is not None and known.opens_page(time.time())
 
             directs = {OPERATOR: id} if invited.role == Role.OPERATOR else {}
-            await self._app({**scope, STILL: still, **directs}, receive, send)
+            await self._app({**scope, STILL: still, VIEWER: id, **directs}, receive, send)
             return
         # A redirection would not do: the browser would follow it as a part of the click elsewhere, without this cookie.
         onwards = '<meta http-equiv="refresh" content="0; url=./"><link rel="icon" href="icon.svg">'

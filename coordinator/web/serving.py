@@ -5,74 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
-from ipaddress import ip_address
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dtfm.coordinator.service.addresses import public_addresses
-from dtfm.coordinator.service.strangers import Limits, Strangers
 from dtfm.coordinator.web import DEFAULT_PAGE
-from dtfm.coordinator.web.app import HEADERS, HOSTS, MOST_VIEWERS
-from dtfm.coordinator.web.door import LET_IN
-from dtfm.protos.candidates import origin_of, plain
+from dtfm.coordinator.web.app import HEADERS, is_here
+from dtfm.coordinator.web.callers import Callers, PageServer, limits_within
 from dtfm.protos.connection import address_of, read_address
+from dtfm.protos.open_files import raise_limit
 
 log = logging.getLogger(__name__)
-
-STRANGERS = Limits(open_of_one=32, open=64)
-"""Connections to a port that strangers may reach."""
-STRANGER_SECONDS = 10.0
-"""The longest time that such a connection lasts, until a viewer's link is shown on it: Prometheus waits no longer."""
-
-
-class StrangersProtocol(H11Protocol):
-    """A connection from anywhere: one of few, and short, unless a viewer's link is shown on it."""
-
-    def __init__(self, strangers: Strangers[StrangersProtocol], **of_uvicorn: Any) -> None:
-        super().__init__(**of_uvicorn)
-        self._strangers = strangers
-        app = self.app
-
-        async def known(scope: Any, receive: Any, send: Any) -> None:
-            await app({**scope, LET_IN: self._let_in}, receive, send)
-
-        self.app = known
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        host = self.client[0] if self.client is not None else "::"  # it has ended already
-        self._origin = origin_of(plain(ip_address(host.partition("%")[0])))
-        self._end = asyncio.get_running_loop().call_later(STRANGER_SECONDS, transport.abort)
-        taken = self._strangers.come(self, self._origin, time.monotonic())
-        if taken is None:
-            transport.abort()
-        for other in taken or ():
-            other.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end.cancel()
-        self._strangers.go(self)
-        super().connection_lost(exc)
-
-    def _let_in(self, invitation: str) -> None:
-        if not self._end.cancelled():
-            self._end.cancel()
-            self._strangers.let_in(self, self._origin, invitation, time.monotonic())
-
-
-class PageServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the coordinator's."""
-        yield
 
 
 def bind_page(address: str) -> socket.socket:
@@ -104,7 +51,8 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def link_to(listening: socket.socket) -> str:
     """What a person opens."""
-    return f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    host, port = listening.getsockname()[:2]
+    return f"http://{address_of(host if is_here(host) else '127.0.0.1', port)}/"
 
 
 def read_page_url(text: str) -> str:
@@ -119,7 +67,7 @@ def url_elsewhere(listening: socket.socket, given: str, hosts: Sequence[str]) ->
     """Where others open the page that is served there: ``given``, or at the first of these ``hosts``, if any, or of this
     machine's addresses; empty: nowhere, as it is on loopback."""
     host, port = listening.getsockname()[:2]
-    if given or host in HOSTS:
+    if given or is_here(host):
         return given
     return f"http://{public_addresses(host, port, [address_of(each, port) for each in hosts])[0]}/"
 
@@ -128,14 +76,14 @@ def url_elsewhere(listening: socket.socket, given: str, hosts: Sequence[str]) ->
 async def page_served(
     listening: socket.socket | None, app: Starlette, *, from_anywhere: bool = False
 ) -> AsyncIterator[None]:
-    """Serves the ``app`` on this socket, which uvicorn closes at the end; without a socket, does nothing. ``from_anywhere``:
-    strangers may reach it, and nothing before it bounds their connections."""
+    """Serves the ``app`` on this socket, which is closed at the end; without a socket, does nothing. ``from_anywhere``: strangers
+    may reach it, and nothing before it bounds their connections."""
     if listening is None:
         yield
         return
     config = uvicorn.Config(
         app,
-        http=partial(StrangersProtocol, Strangers[StrangersProtocol](STRANGERS)) if from_anywhere else H11Protocol,  # type: ignore[arg-type]
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -143,11 +91,10 @@ async def page_served(
         server_header=False,
         proxy_headers=False,
         headers=HEADERS,
-        limit_concurrency=4 * MOST_VIEWERS + 2 * STRANGERS.open,
         timeout_graceful_shutdown=1,
     )
-    server = PageServer(config)
-    serving = asyncio.create_task(server.serve([listening]))
+    callers = Callers(limits_within(raise_limit(), from_anywhere=from_anywhere), from_anywhere=from_anywhere)
+    serving = asyncio.create_task((server := PageServer(config, listening, callers)).serve())
     serving.add_done_callback(_say_why)
     try:
         yield

@@ -74,7 +74,7 @@ def open_place(place: str, key: str = "checkpoint.uri") -> tuple[Any, str]:
 
 @contextmanager
 def withheld(key: str, place: str) -> Iterator[None]:
-    """A context for reading ``place``. If that is on the web, whatever goes wrong is raised as Withheld."""
+    """A context for reading ``place``. Every error about a place on the web is raised as Withheld."""
     try:
         yield
     except Withheld:

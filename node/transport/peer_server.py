@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from dtfm.node.network.bandwidth_probe import MOST_BYTES, ProbeSender
+from dtfm.node.network.bandwidth_probe import LEAST_PIECE, MOST_BYTES, ProbeSender
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.callers import Callers
@@ -25,7 +26,14 @@ from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.warden import Warden
 from dtfm.protos.connection import DEFAULT_LEASE, server_options
 from dtfm.protos.frame import FrameError, FrameProblem, frames
-from dtfm.protos.identity.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
+from dtfm.protos.identity.credentials import (
+    Identity,
+    nobody,
+    peer_credentials,
+    shown_key,
+    shown_name,
+    shows_certificate,
+)
 from dtfm.protos.peer_pb2 import KeptRequest, StandbyRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, handlers, told
 from dtfm.protos.token_bucket import TokenBucket
@@ -47,10 +55,18 @@ MOST_KEPT_CALLS = 4
 
 MOST_PING_BYTES = 64
 """Of a ping and its echo."""
+MOST_REQUEST_BYTES = 64 << 10
+"""Of a request for state, or for a tensor: a standby's names its buckets."""
+MOST_TENSOR_CALLS = 8
+"""Of one peer at a time: one for each of two ranks, and others of earlier plans that are about to end."""
+MOST_UPLOADS, MOST_UPLOADS_OF_A_KEY = 4, 8
+"""At a time, of one peer and of all names of its key. A node has one probe under way to each other."""
 
 STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE = float(16 << 20), float(256 << 20)
 """Frames of steps and generations that are over are dropped. After a change of plans there may be as many as were on their way;
 who sends more is read more slowly."""
+MOST_SLOWED = 4
+"""Calls of one key at a time that are read more slowly. What they have sent waits in this node's memory."""
 
 
 class PeerServer:
@@ -74,19 +90,20 @@ class PeerServer:
         self._identity = nobody()
         self._server = grpc.aio.server(options=server_options())
         self.callers = Callers()
+        self._slowed = Counter[str]()  # the number of calls that wait, by key
         self._warden: Warden | None = None  # until it listens
         answered, streamed = self.callers.answered, self.callers.streamed
         methods = handlers(
             {
-                "Tensors": answered("Tensors", self._tensors),
-                "Ping": answered("Ping", self._ping),
-                "Upload": streamed("Upload", self._upload),
+                "Tensors": answered("Tensors", self._tensors, MOST_TENSOR_CALLS),
+                "Ping": answered("Ping", self._ping, longest=MOST_PING_BYTES),
+                "Upload": streamed("Upload", self._upload, MOST_UPLOADS, MOST_UPLOADS_OF_A_KEY),
                 "Download": streamed("Download", self._download),
-                "State": streamed("State", self._state),
-                "Standby": streamed("Standby", self._standby),
-                "Kept": streamed("Kept", self._hand_out, MOST_KEPT_CALLS),
-                "Lend": answered("Lend", self._lend, MOST_LENT),
-                "Borrow": answered("Borrow", self._borrow, MOST_LENT),
+                "State": streamed("State", self._state, longest=MOST_REQUEST_BYTES),
+                "Standby": streamed("Standby", self._standby, longest=MOST_REQUEST_BYTES),
+                "Kept": streamed("Kept", self._hand_out, MOST_KEPT_CALLS, longest=MOST_REQUEST_BYTES),
+                "Lend": answered("Lend", self._lend, MOST_LENT, 4 * MOST_LENT),
+                "Borrow": answered("Borrow", self._borrow, MOST_LENT, 4 * MOST_LENT),
             }
         )
         self._server.add_generic_rpc_handlers((methods,))
@@ -120,7 +137,7 @@ class PeerServer:
         source = told(context.invocation_metadata(), NODE_METADATA)
         if not shows_certificate(context.auth_context(), source):
             return f"CERTIFICATE: the caller's does not name {source[:64]!r}".encode()
-        stale = TokenBucket(STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE)
+        stale, key = TokenBucket(STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE), shown_key(context.auth_context())
         async for frame in requests:
             try:
                 receiver = self._receiver
@@ -130,26 +147,50 @@ class PeerServer:
             except FrameError as refusal:
                 if refusal.problem is FrameProblem.STALE:
                     log.debug("dropped a frame from %s: %s", source, refusal)
-                    await asyncio.sleep(stale.draw(time.monotonic(), len(frame)))
+                    if pause := stale.draw(time.monotonic(), len(frame)):
+                        if self._slowed[key] >= MOST_SLOWED:
+                            return f"BUSY: {MOST_SLOWED} calls of this key's names send stale frames already".encode()
+                        self._slowed[key] += 1
+                        try:
+                            await asyncio.sleep(pause)
+                        finally:
+                            self._slowed[key] -= 1
+                            self._slowed += Counter()  # drops zeros
                     continue
                 log.warning("refused a frame from %s: %s", source, refusal)
                 return str(refusal).encode()
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:
-        if len(request) > MOST_PING_BYTES:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a ping has at most {MOST_PING_BYTES} bytes")
         context.set_trailing_metadata(((SEEN_METADATA, context.peer()),))
         return request
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        received = 0
-        async for piece in requests:
-            received += len(piece)
-            if not piece or received > MOST_BYTES:
-                problem = f"a probe has at most {MOST_BYTES} bytes, and no empty pieces"
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-            yield str(len(piece)).encode()
+        """Reads on also where the caller does not read the answers: what it sends must not wait here."""
+        answers = asyncio.Queue[bytes | None]()
+
+        async def read() -> None:
+            received = count = 0
+            try:
+                async for piece in requests:
+                    received, count = received + len(piece), count + 1
+                    if not piece or received > MOST_BYTES or count > MOST_BYTES // LEAST_PIECE:
+                        raise ValueError(
+                            f"a probe has at most {MOST_BYTES} bytes, in pieces of {LEAST_PIECE} and more on average"
+                        )
+                    answers.put_nowait(str(len(piece)).encode())
+            finally:
+                answers.put_nowait(None)
+
+        reading = asyncio.create_task(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer
+            await reading
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            reading.cancel()
 
     async def _download(self, answers: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         probe = ProbeSender()

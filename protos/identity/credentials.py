@@ -12,12 +12,14 @@ Keys are ECDSA P-256, and TLS is 1.2 or later as gRPC has it. All certificates a
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -212,6 +214,19 @@ def certified_name(node: str) -> str:
 def shown_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:
     """The name in the caller's certificate (see ``certified_name``); empty when it shows none."""
     return next((name.decode("latin-1") for name in auth_context.get("x509_subject_alternative_name", ())), "")
+
+
+def shown_key(auth_context: Mapping[str, Iterable[bytes]]) -> str:
+    """The public key in the caller's certificate, which several names may share (base64); its name where gRPC tells no more, and
+    empty when it shows none."""
+    pem = next(iter(auth_context.get("x509_pem_cert", ())), b"")
+    return _key_in(pem) if pem else shown_name(auth_context)
+
+
+@lru_cache(maxsize=4096)
+def _key_in(pem: bytes) -> str:
+    key = x509.load_pem_x509_certificate(pem).public_key()
+    return base64.b64encode(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
 
 
 def shows_certificate(auth_context: Mapping[str, Iterable[bytes]], node: str) -> bool:

@@ -15,7 +15,8 @@ import pytest
 
 from dtfm.coordinator.cli import main
 from dtfm.coordinator.service import front
-from dtfm.coordinator.service.front import REFUSED_PAUSE_SECONDS, Front
+from dtfm.coordinator.service.accepting import REFUSED_PAUSE_SECONDS, Accepting
+from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.server import Deaf
 from dtfm.coordinator.service.strangers import Strangers
 from tests.coordinator.serving import serving
@@ -67,11 +68,11 @@ async def test_a_connection_that_makes_room_before_it_is_whole_is_cut_off(tmp_pa
 async def test_strangers_who_come_one_after_the_other_are_refused_together_and_who_comes_next_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    woken, accept = [0], Front._accept
+    woken, accept = [0], Accepting.accept
 
-    def counted(front: Front, listening: socket.socket) -> None:
+    def counted(accepting: Accepting) -> None:
         woken[0] += 1
-        accept(front, listening)
+        accept(accepting)
 
     def come(address: str) -> float:
         host, port = address.split(":")
@@ -87,7 +88,7 @@ async def test_strangers_who_come_one_after_the_other_are_refused_together_and_w
             caller.close()
         return time.monotonic() - began
 
-    monkeypatch.setattr(Front, "_accept", counted)
+    monkeypatch.setattr(Accepting, "accept", counted)
     async with serving(tmp_path) as served:
         with monkeypatch.context() as refusing:
             refusing.setattr(Strangers, "come", lambda *_: None)

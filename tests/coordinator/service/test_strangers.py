@@ -145,5 +145,5 @@ def test_nothing_is_remembered_of_those_that_are_gone() -> None:
 def test_a_process_that_may_open_few_files_keeps_most_of_them_for_members() -> None:
     assert Limits.within(1 << 20) == Limits()
     few = Limits.within(1024)
-    assert (few.open, few.open_of_one, few.members) == (64, 64, 170)
+    assert (few.open, few.open_of_one, few.members) == (42, 42, 170)
     assert 3 * (2 * few.open + few.members) < 1024  # each takes up to three files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,8 +24,10 @@ from tests.coordinator.web.test_viewers import cookie_by, page_for_viewers
 PAUSE = '{"wish": "PAUSE"}'
 
 
-async def posted(link: str, what: str, body: str, cookie: str = "", kind: str = "application/json") -> tuple[int, str]:
-    """The answer's status and content."""
+async def posted(
+    link: str, what: str, body: str, cookie: str = "", kind: str = "application/json", more: Sequence[str] = ()
+) -> tuple[int, str]:
+    """The answer's status and content. ``more``: headers."""
     reader, writer = await connected(link)
     lines = [
         f"POST /ask/{what} HTTP/1.1",
@@ -32,7 +35,7 @@ async def posted(link: str, what: str, body: str, cookie: str = "", kind: str = 
         f"Content-Type: {kind}",
         f"Cookie: {cookie}",
     ]
-    writer.write("\r\n".join([*lines, f"Content-Length: {len(body)}", "Connection: close", "", body]).encode())
+    writer.write("\r\n".join([*lines, *more, f"Content-Length: {len(body)}", "Connection: close", "", body]).encode())
     head, _, content = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
     writer.close()
     return int(head.split()[1]), content.decode()
@@ -85,6 +88,29 @@ async def test_what_no_page_of_ours_sends_changes_nothing(
         before = len(served.events)
         answered, said = await posted(page, what, body, cookie, kind)
         assert (answered, reason in said, len(served.events)) == (status, True, before), said
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Origin: https://evil.example", 403),
+        ("Origin: null", 403),
+        ("Origin: http://127.0.0.1:1", 403),
+        ("Sec-Fetch-Site: cross-site", 403),
+        ("Sec-Fetch-Site: same-site", 403),
+        ("Origin: http://{here}", 200),
+        ("Origin: https://{here}", 200),
+        ("Sec-Fetch-Site: same-origin", 200),
+    ],
+)
+async def test_what_another_sites_page_sends_changes_nothing(tmp_path: Path, header: str, status: int) -> None:
+    """Also where a browser has sent the cookie with it: another page of this machine is of the same site."""
+    async with page_for_viewers(tmp_path) as (served, page):
+        cookie = await cookie_by((await served.invite(Role.OPERATOR)).page)
+        named = header.format(here=urlsplit(page).netloc)
+        answered, said = await posted(page, "steer", PAUSE, cookie, more=[named])
+        assert answered == status, said
+        assert (served.ledger.hold is None) == (status == 403)
 
 
 async def test_on_this_machine_the_page_opens_without_a_word_and_directs_by_a_link(tmp_path: Path) -> None:

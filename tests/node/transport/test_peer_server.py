@@ -335,7 +335,7 @@ async def test_probes_are_bounded(node: Node) -> None:
 async def test_messages_to_a_node_are_at_most_a_frame_and_pings_a_few_bytes(node: Node) -> None:
     async with channel_to(node) as channel:
         assert await method(channel, "Ping")(bytes(MOST_PING_BYTES)) == bytes(MOST_PING_BYTES)
-        with pytest.raises(grpc.aio.AioRpcError, match=f"a ping has at most {MOST_PING_BYTES} bytes"):
+        with pytest.raises(grpc.aio.AioRpcError, match=f"a request of Ping has at most {MOST_PING_BYTES} bytes"):
             await method(channel, "Ping")(bytes(MOST_PING_BYTES + 1))
         with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
             await method(channel, "Ping")(bytes(MAX_FRAME_BYTES + REFUSED_BY_NAME_BYTES + 1))

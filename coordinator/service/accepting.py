@@ -1,0 +1,72 @@
+"""Taking connections from a socket that strangers reach, at little cost for those that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from ipaddress import ip_address
+
+from dtfm.protos.candidates import Address, plain
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 64
+"""So many are taken before those that are open get their turn."""
+PAUSE_SECONDS = 1.0
+"""After the system had no more files to give."""
+REFUSED_PAUSE_SECONDS = 0.02
+"""After strangers were refused. While many come they are refused by the dozen, which costs less than to wake up for each."""
+_RESET = struct.pack("ii", 1, 0)
+
+Take = Callable[[socket.socket, Address], bool]
+"""Returns whether the connection is kept, whose other end is at this address; if it is, it is the callee's to close."""
+
+
+class Accepting:
+    """Gives each connection that comes to ``listening`` to ``take``, in a ``loop`` of asyncio; resets those that are not kept."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, listening: socket.socket, take: Take) -> None:
+        self._loop = loop
+        self._listening = listening
+        self._take = take
+        self._over = False
+        listening.setblocking(False)
+
+    def begin(self) -> None:
+        """In the loop's thread, as all methods."""
+        if not self._over:
+            self._loop.add_reader(self._listening, self.accept)
+
+    def end(self) -> None:
+        """Takes no more. The socket stays open."""
+        self._over = True
+        self._loop.remove_reader(self._listening)
+
+    def accept(self) -> None:
+        refused = False
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, where = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                break
+            except OSError as error:
+                log.warning("no connection can be taken for %.0f s: %s", PAUSE_SECONDS, error)
+                self._pause(PAUSE_SECONDS)
+                return
+            if not self._take(accepted, plain(ip_address(where[0].partition("%")[0]))):
+                # A reset leaves nothing behind, neither here nor in the system.
+                with contextlib.suppress(OSError):
+                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                accepted.close()
+                refused = True
+        if refused:
+            self._pause(REFUSED_PAUSE_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listening)
+        self._loop.call_later(seconds, self.begin)
