@@ -43,6 +43,7 @@ def lay_out(
     *,
     length: int,
     overhead: float = 0.0,
+    uncertainty: float = 0.0,
     numbers: Mapping[str, int] | None = None,
     horizon: float = HORIZON_SECONDS,
     seed: int = 0,
@@ -58,9 +59,10 @@ def lay_out(
 
     Islands get shares of a step's micro-batches in proportion to their speed. ``evaluations`` bounds the plans that are tried for
     each island that is drawn. ``numbers``: by node, the number of the island whose state it has. How a layout replaces the
-    ``incumbent`` within its ``horizon`` is for `decide` to say. ``overhead``, and ``time_used`` to ``stopped``, as in `schedule`.
-    ``known``: plans that were tried for other rounds, with all else the same; it gets those that are tried now. ``held``: the
-    layout whose stages nodes have in memory, if there is no incumbent. Raises Infeasible when no plan fits.
+    ``incumbent`` within its ``horizon`` and ``uncertainty`` is for `decide` to say. ``overhead``, and ``time_used`` to
+    ``stopped``, as in `schedule`. ``known``: plans that were tried for other rounds, with all else the same; it gets those that
+    are tried now. ``held``: the layout whose stages nodes have in memory, if there is no incumbent. Raises Infeasible when no
+    plan fits.
     """
     problem, numbers = (
         Problem(cluster.without_marks(), workload),
@@ -85,7 +87,7 @@ def lay_out(
     _, partition, shares = search.best
     layout = replace(search.layout(partition, shares, evaluations), generation=generation)
     layout = replace(layout, idle=tuple(name for name in cluster.ids if name not in set(layout.nodes)))
-    return decide(problem, standing, layout, terms, horizon=horizon, spent=search.tried)
+    return decide(problem, standing, layout, terms, horizon=horizon, uncertainty=uncertainty, spent=search.tried)
 
 
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:

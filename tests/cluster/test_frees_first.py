@@ -11,7 +11,7 @@ from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import losses_alone, run_file
 from tests.wan.given_plan import Given
 
-STEPS = 6
+STEPS = 4
 MODEL = """
 [model]
 family = "llama"
@@ -34,7 +34,7 @@ def test_two_nodes_without_room_for_two_stages_trade_theirs(tmp_path: Path) -> N
     run = run_file(stages=[1, 1], steps=STEPS, model=MODEL)
     with Cluster(tmp_path, run, place=place) as cluster:
         nodes = [cluster.add(name, "--memory", MEMORY) for name in ("n0", "n1")]
-        cluster.wait_for("step_committed", where=lambda event: event["step"] == 2)
+        cluster.wait_for("step_committed", where=lambda event: event["step"] == 1)
         after.write(file)
         assert plan_now(cluster).wait(60) == 0
         assert cluster.finish() == 0
