@@ -15,10 +15,10 @@ STEPS = 4
 MODEL = """
 [model]
 family = "llama"
-config = { hidden_size = 128, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 512 }
+config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 256 }
 """
-#: Each stage has some 14 MiB of state. With micro-batches in flight there is room for one, and never for two.
-MEMORY = "24MiB"
+#: Each stage has some 5 MiB of state. With micro-batches in flight there is room for one, and never for two.
+MEMORY = "8MiB"
 
 
 @pytest.mark.timeout(180)
