@@ -72,9 +72,9 @@ def schedule(
 
     A new plan gets ``generation``; an ``incumbent`` that is kept keeps its own. A plan that replaces the incumbent must win
     back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``overhead`` is the
-    seconds of each step that the model leaves out, the same for all plans. ``uncertainty``: see Terms. ``improved`` is called for
-    each plan that is better than all before, with the evaluations so far and the plan's seconds (without the overhead, with the
-    cost of state transfer per step). All ends soon after ``stopped`` returns True. ``held``: the layout whose stages nodes have
+    seconds of each step that the model leaves out, the same for all plans. ``uncertainty``: see `decide`. ``improved`` is called
+    for each plan that is better than all before, with the evaluations so far and the plan's seconds (without the overhead, with
+    the cost of state transfer per step). All ends soon after ``stopped`` returns True. ``held``: the layout whose stages nodes have
     in memory, if that is not the incumbent. Plans come first for which they have room beside these.
 
     Where some nodes are proven and others are not, each stage gets a proven one, if proven nodes alone could train, and an
@@ -115,8 +115,16 @@ def schedule(
     plan = best.draft.plan(cluster, depths(problem, best.draft), keepings(problem, best.draft), generation)
     if incumbent is not None:
         plan = numbered(plan, incumbent.stages[0].island)  # the same island goes on
-    terms = Terms(overhead=overhead, uncertainty=uncertainty)
-    decision = decide(problem, standing, plan, terms, horizon=horizon, bound=bound, spent=evaluator.spent)
+    decision = decide(
+        problem,
+        standing,
+        plan,
+        Terms(overhead=overhead),
+        horizon=horizon,
+        uncertainty=uncertainty,
+        bound=bound,
+        spent=evaluator.spent,
+    )
     kept = tuple(named(cluster, groups, cuts) for groups, cuts in outcome.population)
     return replace(decision, sentence=decision.sentence + note, population=kept)
 

@@ -3,9 +3,9 @@
 While plans change, a node holds its old stage, which others may still fetch from it, and its new one; nothing is in flight then.
 Layers that are in both count once, on the device and in the host's memory, as far as their state is there both before and after.
 
-A node that lacks room for both frees first. It drops the gradients of layers that it is to train no longer, and their copy of the
-weights; their weights and moments, which others may need, it moves to the host's memory, or where that has no room to its disk.
-Then it loads its new stage, for which it has room alone.
+A node that lacks room for both frees first. Of the layers that only the old stage has, it drops the gradients and the copy of the
+weights. It moves the weights and moments, which others may need, to the host's memory, or to its disk if that has no room. Then
+it loads its new stage.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def lay_out(
     standing = None if incumbent is None else Standing.of(problem, incumbent)
     in_memory = incumbent if held is None else held
     before = None if in_memory is None else Before.of(problem, in_memory)
-    terms, known = Terms(length, overhead, uncertainty), {} if known is None else known
+    terms, known = Terms(length, overhead), {} if known is None else known
     search = _Search(cluster, problem, terms, before, horizon, numbers, seed, time_used, threads, stopped, known)
     known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
     as_known = tuple(sorted(part for part in known_by if part and search.speed(part)))
@@ -87,7 +87,7 @@ def lay_out(
     _, partition, shares = search.best
     layout = replace(search.layout(partition, shares, evaluations), generation=generation)
     layout = replace(layout, idle=tuple(name for name in cluster.ids if name not in set(layout.nodes)))
-    return decide(problem, standing, layout, terms, horizon=horizon, spent=search.tried)
+    return decide(problem, standing, layout, terms, horizon=horizon, uncertainty=uncertainty, spent=search.tried)
 
 
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:

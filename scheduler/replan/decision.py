@@ -85,11 +85,12 @@ def decide(
     terms: Terms,
     *,
     horizon: float,
+    uncertainty: float = 0.0,
     bound: float = 0.0,
     spent: int = 0,
 ) -> Decision:
     """Keeps the layout in force if it can stay, unless the one that was ``found`` gains enough: more than MARGIN, and more than
-    measurements differ by (terms.uncertainty); twice as much where nodes have to free memory first. What it gains in the
+    measurements differ by (``uncertainty``, a fraction of a step); twice as much where nodes have to free memory first. What it gains in the
     ``horizon`` counts, less the seconds of the change. A layout that cannot stay is replaced in any case.
 
     Who has no memory for its old stage beside its new one is told to free first (Plan.frees_first). ``bound`` is the decision's
@@ -108,7 +109,7 @@ def decide(
     else:
         current = price_of_layout(problem, standing.layout, terms)
         gain = 1 - price.compared / current.compared - switch.seconds / horizon
-        least = max(MARGIN, terms.uncertainty) * (2 if switch.freeing else 1)
+        least = max(MARGIN, uncertainty) * (2 if switch.freeing else 1)
         if gain <= least:
             plan = replace(standing.layout, idle=_rest(problem, standing.layout))
             why = sentences.kept(gain, least, horizon, switch, problem.cluster)

@@ -12,13 +12,11 @@ from dtfm.scheduler.model.problem import Problem, draft_of, problem_of
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What layouts are priced and compared by, beside cluster and workload. ``length`` is that of a round, 0 without rounds.
-    ``overhead`` is the seconds of each step that the simulation leaves out. ``uncertainty`` is the fraction of a step by which
-    measurements differ."""
+    """What layouts are priced by beside cluster and workload. ``length`` is that of a round, 0 without rounds. ``overhead`` is
+    the seconds of each step that the simulation leaves out."""
 
     length: int = 0
     overhead: float = 0.0
-    uncertainty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

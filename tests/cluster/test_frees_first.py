@@ -11,14 +11,14 @@ from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import losses_alone, run_file
 from tests.wan.given_plan import Given
 
-STEPS = 6
+STEPS = 4
 MODEL = """
 [model]
 family = "llama"
-config = { hidden_size = 128, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 512 }
+config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 256 }
 """
-#: Each stage has some 14 MiB of state. With micro-batches in flight there is room for one, and never for two.
-MEMORY = "24MiB"
+#: Each stage has some 5 MiB of state. With micro-batches in flight there is room for one, and never for two.
+MEMORY = "8MiB"
 
 
 @pytest.mark.timeout(180)
@@ -34,7 +34,7 @@ def test_two_nodes_without_room_for_two_stages_trade_theirs(tmp_path: Path) -> N
     run = run_file(stages=[1, 1], steps=STEPS, model=MODEL)
     with Cluster(tmp_path, run, place=place) as cluster:
         nodes = [cluster.add(name, "--memory", MEMORY) for name in ("n0", "n1")]
-        cluster.wait_for("step_committed", where=lambda event: event["step"] == 2)
+        cluster.wait_for("step_committed", where=lambda event: event["step"] == 1)
         after.write(file)
         assert plan_now(cluster).wait(60) == 0
         assert cluster.finish() == 0

@@ -92,6 +92,7 @@ def test_one_decision_for_layouts_with_islands_too() -> None:
     terms, standing = Terms(30), Standing.of(PROBLEM, two)
     assert standing.obstacle is None
     assert decide(PROBLEM, standing, three, terms, horizon=1e6).reason is Reason.FASTER
+    assert decide(PROBLEM, standing, three, terms, horizon=1e6, uncertainty=0.9).reason is Reason.KEPT
     same = decide(PROBLEM, Standing.of(PROBLEM, three), replace(three, generation=5), terms, horizon=1e6)
     assert (same.reason, same.plan) == (Reason.KEPT, three)
     pair = Plan(0, (Stage((0, 2), ("n0", "n2"), (2, 1), island=0),), ())
