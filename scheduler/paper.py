@@ -41,12 +41,12 @@ def plan_by_paper(
     improved: Improved = lambda evaluations, seconds: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Decision:
-    """Assigns nodes to equal groups, and orders these, at the least cost by the paper's model. The arguments are those of
-    schedule.schedule. The decision's bound is one on Predicted.paper.
+    """Assigns nodes to equal groups, and orders these, at the least cost by the paper's model. schedule.schedule explains the
+    arguments. The decision's bound is one on Predicted.paper.
 
-    Groups are those that the workload's ``paper`` costs name, or ``stages`` of as many nodes each, with costs that follow from
-    the layers. Nodes beyond them stay idle. Layers are cut evenly. Raises Infeasible where a link that any plan needs is
-    missing, or where the plan has no room in memory, and ValueError for groups that are not equal.
+    The workload's ``paper`` costs name the groups. Without such costs there are ``stages`` groups of as many nodes each, and
+    costs follow from the layers. Nodes beyond the groups stay idle. Layers are cut evenly. Raises Infeasible where a link that
+    any plan needs is missing, or where the plan has no room in memory, and ValueError for groups that are not equal.
     """
     nodes = tuple(replace(node, proven=True) for node in cluster.nodes)
     cluster = replace(cluster, nodes=nodes)
@@ -77,8 +77,8 @@ def plan_by_paper(
 
 
 def paper_costs(workload: Workload, nodes: int, stages: int | tuple[int, ...] | None) -> PaperCosts:
-    """The workload's ``paper`` costs; or, with ``stages`` and without such costs, those that follow from its layers: a stage has
-    its part of all gradients, and a pipeline carries the largest activation of each of its micro-batches.
+    """The workload's ``paper`` costs. Without such costs, ``stages`` gives them from the layers: a stage has its part of all
+    gradients, and a pipeline carries the largest activation of each of its micro-batches.
 
     Raises ValueError where there are neither, or where groups would not be equal.
     """

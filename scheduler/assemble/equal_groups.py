@@ -19,17 +19,16 @@ from dtfm.scheduler.model.sketch import Position, Sketch
 from dtfm.scheduler.model.tables import Tables
 
 SMOOTHING = 10.0
-"""How many times the levels count by which positions of the same cost differ. With 1, walks over the paper's network "spot"
-ended 40 % above the best: the slowest pair alone stays the same while many pairs must become faster together."""
+"""Weight of the levels, which tell apart positions of equal cost. With weight 1, walks over the paper's network "spot" ended 40 %
+above the best: the slowest pair alone stays the same while many pairs must become faster together."""
 
 
 @compiled
 def paper_price(t: Tables, position: Position, sketch: Sketch) -> float:
     """The seconds of a position by the paper's cost model. ``sketch`` has its members.
 
-    Only groups that differ from those of the last positions are priced again, and the boundaries beside them. Fills in the
-    nodes that decide, and the levels: the mean seconds of groups, and the sum over boundaries of the geometric mean of slowest
-    and mean pair.
+    Prices only groups that the last two positions do not have, and the boundaries beside them. Fills in the nodes that decide,
+    and the levels: the mean seconds of groups, and the sum over boundaries of the geometric mean of slowest and mean pair.
     """
     stages, place, known = position.stages[0], position.place, sketch.known
     differ = np.zeros(2, np.int64)

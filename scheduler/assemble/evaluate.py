@@ -133,7 +133,7 @@ class Evaluator:
     """Prices groups and cuts, each only once, and counts the evaluations."""
 
     by_paper: ClassVar[bool] = False
-    """Whether prices are those of the paper's cost model: see equal_groups.PaperEvaluator."""
+    """Whether prices follow the paper's cost model: True for equal_groups.PaperEvaluator."""
     problem: Problem
     keep_idle_hands: bool
     """Whether a replica without micro-batches stays in its stage (its place was requested) or becomes idle."""

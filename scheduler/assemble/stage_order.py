@@ -15,7 +15,7 @@ def best_order(cost: Floats) -> tuple[int, ...]:
     """The cheapest order of all stages.
 
     ``cost[i, j]`` is the cost of j right after i: a square matrix of finite numbers, not necessarily symmetric. More than
-    EXACT_STAGES stages stay in the order in which they are: the search's walks change it already.
+    EXACT_STAGES stages keep their order: the search's walks change it already.
     """
     if len(cost) > EXACT_STAGES:
         return tuple(range(len(cost)))

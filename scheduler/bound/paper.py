@@ -1,15 +1,15 @@
 """A certified lower bound on the paper's cost over all choices of groups and their order.
 
 Take a cost w, and the neighbourhoods: sets of nodes connected by exchanges of activations cheaper than w. A boundary between
-two stages that costs less than w pairs every node with one of its own neighbourhood, so both groups have the same number of
-members in every neighbourhood. Hence, if all but r - 1 boundaries cost less than w, the pipeline falls into r segments of
-equally composed groups, and a segment of l stages needs paths of l nodes inside neighbourhoods. Two things follow:
+two stages that costs less than w pairs every node with one of its own neighbourhood. So both groups have the same number of
+members in every neighbourhood. If all but r - 1 boundaries cost less than w, the pipeline falls into r segments of equally
+composed groups. A segment of l stages needs paths of l nodes inside neighbourhoods. Two things follow:
 
 * Nodes in neighbourhoods of at most x nodes are in segments of at most x stages. That bounds r from below.
 * With few segments, each must draw on many neighbourhoods. Then some group has few members in one of them, and these members
   exchange gradients with many nodes elsewhere. That bounds the data-parallel cost from below. For r = 1 the composition is known.
 
-Every w gives a bound, that of the cheapest r. The largest of these bounds counts. All this needs every node to take part. Where
+Every w gives a bound, by the cheapest r. The largest of these bounds counts. All this needs every node to take part. Where
 some stay idle, only the sums of the cheapest links remain.
 """
 

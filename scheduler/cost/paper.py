@@ -1,8 +1,8 @@
 """The paper's cost model (arXiv 2206.01288, sections 3.2 and 3.3): equal groups, and the links alone.
 
-A group's data-parallel seconds are those of its slowest member, which exchanges a shard of the gradients with each of the others,
-one after another. A boundary's seconds are those of the slowest pair, in the matching of both groups whose slowest pair is
-fastest. A step takes the seconds of the slowest group and those of all boundaries, one after another.
+In a group, each member exchanges a shard of the gradients with all others, one after another: the slowest member decides. At a
+boundary, the groups are matched so that the slowest pair is as fast as possible: this pair decides. A step takes the seconds of
+the slowest group, plus the sum over all boundaries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def slowest_pair(activations: Floats, before: Ints, after: Ints) -> tuple[int, i
     """The slowest pair in the matching of two groups of one size whose slowest pair is fastest, and its seconds.
 
     ``activations`` is float64 [nodes, nodes]. Senders are matched one after another, each by the augmenting path whose slowest
-    pair is fastest: what is matched before is never slower than the best matching of all senders so far.
+    pair is fastest. So after each sender, the matching is the best one of all senders so far.
     """
     size = len(before)
     sender_of, receiver_of = np.full(size, -1), np.full(size, -1)

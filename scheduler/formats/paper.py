@@ -86,7 +86,7 @@ def paper_case(name: str) -> Network:
 
 
 def paper_network(network: Network) -> Cluster:
-    """One of the five networks, in region order. Speed and memory are those of an NVIDIA V100 (the paper's p3.2xlarge)."""
+    """One of the five networks, in region order. Nodes are as fast and as large as an NVIDIA V100 (the paper's p3.2xlarge)."""
     match network:
         case Network.DATA_CENTER:
             regions = [f"instance-{index // 8}" for index in range(64)]

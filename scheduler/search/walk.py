@@ -57,11 +57,11 @@ def walk(
 ) -> None:
     """Takes ``steps`` steps from ``here`` on, in place. The same ``seed`` gives the same steps.
 
-    A step that costs a fraction ``heat`` more is accepted in one case of e. Positions are compared by their seconds, as
-    ``exactness`` tells them (ROUGH, ESTIMATE or SIMULATION; or PAPER, which knows neither memory nor cuts), the cost of state
-    transfer, and ``evenness`` times the mean seconds of their stages and reductions: of plans whose slowest resource is the same,
-    those whose others are faster lead on. ``prices`` is float64 [2], the price of ``here`` (evenness included) and that of
-    ``best`` (without). Both are updated, and ``best`` too when a better position is met.
+    A step that costs a fraction ``heat`` more is accepted in one case of e. The price of a position is the sum of its seconds,
+    the cost of state transfer, and ``evenness`` times the mean seconds of its stages and reductions: of plans whose slowest
+    resource is the same, those whose others are faster lead on. ``exactness`` says what tells the seconds. It is ROUGH,
+    ESTIMATE or SIMULATION, or PAPER, which knows neither memory nor cuts. ``prices`` is float64 [2]: the price of ``here``
+    (evenness included), and the price of ``best`` (without). Both are updated, and ``best`` too when a better position is met.
     """
     np.random.seed(seed)
     current, known, seen = NO_ROOM * 2, np.zeros(3), np.zeros(3)

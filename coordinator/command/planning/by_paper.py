@@ -1,4 +1,4 @@
-"""`plan --objective paper`: equal groups at the least cost by the paper's model, and what is printed of them."""
+"""`plan --objective paper`: finds and prints equal groups at the least cost by the paper's model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def print_plan_by_paper(
     threads: int | None,
     json_lines: bool,
 ) -> None:
-    """What `plan` does with --objective paper. Raises ValueError for what the paper's model does not know."""
+    """What `plan` does with --objective paper. Raises ValueError for GPUs, rounds and memory, which the paper's model ignores."""
     check_source(network, gpus, links, None)
     if gpus is not None:
         raise ValueError(
