@@ -74,8 +74,8 @@ def schedule(
     back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``overhead`` is the
     seconds of each step that the model leaves out, the same for all plans. ``uncertainty``: see `decide`. ``improved`` is called
     for each plan that is better than all before, with the evaluations so far and the plan's seconds (without the overhead, with
-    the cost of state transfer per step). All ends soon after ``stopped`` returns True. ``held``: the layout whose stages nodes have
-    in memory, if that is not the incumbent. Plans come first for which they have room beside these.
+    the cost of state transfer per step). All ends soon after ``stopped`` returns True. ``held``: the layout whose stages nodes
+    have in memory, if that is not the incumbent. Plans come first for which they have room beside these.
 
     Where some nodes are proven and others are not, each stage gets a proven one, if proven nodes alone could train, and an
     incumbent in which a stage has none is replaced, if proven nodes are as many as its stages. If they could not, the sentence

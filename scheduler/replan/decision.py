@@ -90,8 +90,8 @@ def decide(
     spent: int = 0,
 ) -> Decision:
     """Keeps the layout in force if it can stay, unless the one that was ``found`` gains enough: more than MARGIN, and more than
-    measurements differ by (``uncertainty``, a fraction of a step); twice as much where nodes have to free memory first. What it gains in the
-    ``horizon`` counts, less the seconds of the change. A layout that cannot stay is replaced in any case.
+    measurements differ by (``uncertainty``, a fraction of a step); twice as much where nodes have to free memory first. What it
+    gains in the ``horizon`` counts, less the seconds of the change. A layout that cannot stay is replaced in any case.
 
     Who has no memory for its old stage beside its new one is told to free first (Plan.frees_first). ``bound`` is the decision's
     lower bound, ``spent`` the number of evaluations.
