@@ -26,7 +26,7 @@ CONTROL_LOOKAHEAD_BYTES = 64 << 10
 
 HANDSHAKE_SECONDS = 10.0
 """How long a connection may take from TCP's to the end of HTTP/2's greeting: a few round trips of up to half a second."""
-MOST_CALLS_OF_A_CONNECTION = 12
+MOST_CALLS_OF_A_CONNECTION = 24
 """Calls at a time over a connection from one node to another. A node makes about four, and more wait there. The first bytes of
 each are taken before it is known who makes it."""
 MOST_CONNECTIONS = 4096
