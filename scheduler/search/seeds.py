@@ -14,7 +14,7 @@ from dtfm.scheduler.model.problem import Groups, Ints, Problem
 from dtfm.scheduler.model.request import Shape
 
 SPARSE = 16
-"""Largest number of different numbers of stages for which seeds are made."""
+"""Number of different numbers of stages for which seeds are made first; those for all others follow."""
 
 Start = tuple[Groups, tuple[int, ...] | None]
 """Groups and the cuts to begin with; None lets best_cuts find them."""
@@ -41,7 +41,8 @@ def nearest_nodes(problem: Problem) -> Ints:
 def seed_groups(problem: Problem, shape: Shape, near: int = 0) -> Iterator[Groups]:
     """Groups with well connected nodes as replicas of one stage, or along one route, or in the given order.
 
-    For each number of stages, those close to ``near`` first.
+    There are some for every number of stages: what suits a cluster may hang on one number, as 8 where every region has 8 nodes. A
+    few numbers, far apart, come first, then the others; of both, those close to ``near`` first.
     """
     count = len(problem.flops)
     orders = [similarity_order(problem), tuple(range(count))]
@@ -52,11 +53,10 @@ def seed_groups(problem: Problem, shape: Shape, near: int = 0) -> Iterator[Group
             yield dealt(order, shape.sizes)
         return
     numbers = [shape.stages] if shape.stages is not None else list(range(1, min(shape.most_stages, count) + 1))
+    early = {*numbers}
     if len(numbers) > SPARSE:
-        numbers = sorted(
-            set(np.geomspace(1, numbers[-1], SPARSE).astype(int).tolist()) | {min(max(1, near), numbers[-1])}
-        )
-    numbers.sort(key=lambda stages: (abs(stages - near), stages))
+        early = {*np.geomspace(1, numbers[-1], SPARSE).astype(int).tolist(), min(max(1, near), numbers[-1])}
+    numbers.sort(key=lambda stages: (stages not in early, abs(stages - near), stages))
     able = _able(problem)
     if len(able) < count:
         orders += [tuple(node for node in order if node in able) for order in orders]

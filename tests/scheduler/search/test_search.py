@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.formats.paper import Network, paper_network, paper_workload
 from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.request import Shape
@@ -93,6 +94,13 @@ def test_gpus_of_one_machine_are_planned_together_as_what_stays_within_does_not_
     workload = even_workload(layers=8, micro_batches=16, activation=1e5)
     blind, aware = (schedule(cluster, workload, evaluations=4_000) for cluster in (each, shared))
     assert aware.predicted.iteration_seconds < 0.7 * simulate(Problem(shared, workload), draft_of(blind.plan, shared))
+
+
+def test_a_free_search_is_no_worse_than_one_whose_groups_are_given() -> None:
+    """Eight regions of eight nodes suit eight stages of eight by far, and 7 or 9 stages not at all."""
+    cluster, workload = shuffled(paper_network(Network.WORLDWIDE), 0), paper_workload(layers=40, batch=1024)
+    free, pinned = (schedule(cluster, workload, stages=stages, evaluations=2_000) for stages in (None, (8,) * 8))
+    assert free.predicted.iteration_seconds <= 1.02 * pinned.predicted.iteration_seconds
 
 
 def test_one_device_is_the_plan_when_it_is_enough_and_links_are_poor() -> None:
