@@ -205,10 +205,9 @@ class _Evolution:
         return [self._position(child.draft) for child in born], GENERATION, LUKEWARM
 
     def _select(self, met: Sequence[Found]) -> None:
-        """Lets the best of a generation and of the population survive; at first, seeds too that no walk has passed."""
+        """Lets the best of a generation and of the population survive."""
         before = self.population[0].price if self.population else math.inf
-        old = self.population or [Found(seed.price[-1], seed.draft.groups, seed.draft.cuts) for seed in self._seeds]
-        self.population = survivors([*old, *met], self._nodes)
+        self.population = survivors([*self.population, *met], self._nodes)
         if self.population and self.population[0].price < before * (1 - BETTER):
             self._stale = False
 
