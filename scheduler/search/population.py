@@ -9,13 +9,11 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.population import Island, Member, Population
+from dtfm.scheduler.model.population import Island, Member
 from dtfm.scheduler.model.problem import Groups, Ints
 from dtfm.scheduler.model.sketch import NO_LINK
 from dtfm.scheduler.search.anneal import Found
 from dtfm.scheduler.search.crossover import Parent, crossed
-
-__all__ = ["Island", "Member", "Population", "children", "named", "survivors"]
 
 MOST = 10
 """Largest number of members."""
