@@ -52,7 +52,9 @@ class Figures(Collector):
         yield _one("step_seconds", "The time of a step: the median of the plan's last 20.", so_far.measured)
         yield _one("step_predicted_seconds", "The time of a step that the planner expects.", training.predicted)
         bound = telling_bound(training.predicted, training.bound, so_far.measured)
-        yield _one("step_bound_seconds", "The time of a step that no plan can beat, if the bound says something.", bound)
+        yield _one(
+            "step_bound_seconds", "The time of a step that no plan can beat, if the bound says something.", bound
+        )
         yield _one("generation", "The number of the last plan.", training.generation)
         yield _one("checkpoint_step", "The step of the newest checkpoint, or 0.", ledger.copies.checkpoint_step)
         yield _each("nodes", "Members, by what they do.", "doing", {each: doing[each] for each in STATUSES})
