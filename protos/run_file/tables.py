@@ -33,7 +33,7 @@ class Table(BaseModel):
 
 
 class Model(Table):
-    """The model: one that the transformers library builds from a configuration, or your own `torch.nn.Sequential`."""
+    """The model: the transformers library builds it from a configuration, or it is your own `torch.nn.Sequential`."""
 
     pretrained: str = Field(
         default="",
@@ -42,7 +42,7 @@ class Model(Table):
         'folder, a URL (its kinds are those of `checkpoint.uri`), or a name on the Hugging Face hub, like "NAME" or '
         '"NAME@REVISION". Each node reads only its own layers. The folder of another run on the coordinator\'s disk '
         "(dtfm-runs/NAME, or one of its steps) needs no copies: nodes read the newest weights there from the coordinator. "
-        "Without it, the weights follow from `seed`.",
+        "Without this key, the weights follow from `seed`.",
     )
     family: str = Field(
         default_factory=lambda known: "" if known.get("pretrained") else "llama",
@@ -105,7 +105,7 @@ class Model(Table):
 
 
 class Data(Table):
-    """The text that is trained on. Every node reads it for itself, so every node must be able to reach it."""
+    """The text to train on. Every node reads it for itself, so every node must be able to reach it."""
 
     source: str = Field(
         default="python-stdlib",
@@ -118,7 +118,7 @@ class Data(Table):
         default="",
         max_length=4096,
         description='"bytes" (one token per byte), or a tokenizer\'s folder or its name on the Hugging Face hub. Default: '
-        "that of `model.pretrained`, or bytes without.",
+        "the tokenizer of `model.pretrained`, or bytes if there is no such model.",
     )
     sequence_length: int = Field(default=256, ge=2, le=1 << 20, description="Tokens per sample.")
     text_field: str = Field(
@@ -126,20 +126,20 @@ class Data(Table):
         min_length=1,
         max_length=256,
         description='For .jsonl files and data sets of the hub: the field that holds the text. "messages" holds conversations '
-        '(messages with "role" and "content"): the tokenizer\'s chat template renders them, and only what the assistant says is '
-        "learnt. The loss of a sample is then the mean over its learnt tokens, and that of a step the mean over its samples.",
+        '(messages with "role" and "content"). The tokenizer\'s chat template renders them, and the run learns only the '
+        "assistant's words. A sample's loss is then the mean over its learnt tokens. A step's loss is the mean over its samples.",
     )
     evaluation_fraction: float = Field(
         default=0.05,
         gt=0,
         lt=1,
-        description="Fraction of the samples that is held out for evaluation and never trained on.",
+        description="Fraction of the samples that the run holds out for evaluation and never trains on.",
     )
     isolate_documents: bool = Field(
         default=False,
-        description="Whether attention stops at the borders of documents that share a sample; positions begin anew there. For "
-        "families of which this is known to be right, and tokenizers with an end-of-text token; not for conversations. Every "
-        "node then keeps the tokens, not only those of the first and the last stage.",
+        description="Whether attention stops at the borders of documents that share a sample. Positions begin again there. "
+        "It needs a model family that is known to support this, and a tokenizer with an end-of-text token. It is not for "
+        "conversations. With it every node keeps the tokens; without it, only nodes of the first and the last stage do.",
     )
 
     @field_validator("isolate_documents")
@@ -155,8 +155,8 @@ class Data(Table):
 class Train(Table):
     """The training itself: batches, AdamW, the learning rate's schedule, precision and evaluation.
 
-    The learning rate rises linearly during the warm-up, then follows `schedule`. Without compression and `rounds` the loss of
-    every step is that of a single process, for any number of nodes and through joins and failures.
+    The learning rate rises linearly during the warm-up, then follows `schedule`. Without compression and `rounds` every step
+    has the loss of a single process, for any number of nodes and through joins and failures.
     """
 
     steps: int = Field(
@@ -170,12 +170,12 @@ class Train(Table):
     warmup_steps: int = Field(
         default_factory=lambda known: min(20, known.get("steps", 0) // 10),
         ge=0,
-        description="Steps during which the learning rate rises from 0. Default: 20, or a tenth of `steps` where that is less.",
+        description="Steps during which the learning rate rises from 0. Default: 20, or a tenth of `steps` if this is less.",
     )
     schedule: Literal["constant", "cosine", "linear", "warmup-stable-decay"] = Field(
         default="cosine",
-        description="What the learning rate does after the warm-up: stay; fall along a cosine or a line until the last step; or "
-        "stay and fall along a line in the last `decay_steps`.",
+        description="What the learning rate does after the warm-up. It stays, or falls along a cosine or a line until the last "
+        "step, or stays and then falls along a line in the last `decay_steps`.",
     )
     decay_steps: int = Field(
         default_factory=lambda known: (
@@ -184,14 +184,14 @@ class Train(Table):
             else 0
         ),
         ge=0,
-        description="For warmup-stable-decay: the last steps, in which the learning rate falls. Default: a fifth of `steps`, or "
-        "what the warm-up leaves.",
+        description="For warmup-stable-decay: the number of last steps in which the learning rate falls. Default: a fifth of "
+        "`steps`, or the steps after the warm-up if these are fewer.",
     )
     final_learning_rate_fraction: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="The learning rate at the last step of a schedule that falls, as a fraction of `learning_rate`.",
+        description="The learning rate at the last step, as a fraction of `learning_rate`, if the schedule falls.",
     )
     weight_decay: float = Field(
         default=0.1, ge=0, le=10, description="AdamW's weight decay, applied to matrices alone."
@@ -209,35 +209,37 @@ class Train(Table):
     )
     precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
         default="auto",
-        description='"bf16" computes in bfloat16, with weights in 32 bits; GPUs that cannot (compute capability below 8.0) are '
-        'refused. "auto" is decided with the first plan, by its nodes: "bf16" if GPUs are among them and all of these can, '
-        'otherwise "fp32". The log says so, and until the first step is trained another plan may decide otherwise.',
+        description='"bf16" computes in bfloat16, with weights in 32 bits. The run refuses GPUs that cannot compute in bfloat16 '
+        '(compute capability below 8.0). "auto": the nodes of the first plan decide. It is "bf16" if some of them are GPUs and '
+        'all these GPUs can, otherwise "fp32". The log says which. Until the first step is trained, another plan may decide '
+        "otherwise.",
     )
     activation_checkpointing: Literal["auto", "none", "layer"] = Field(
         default="auto",
-        description='What a node keeps of a micro-batch until its backward pass. "none": all that this needs. "layer": the input '
-        "of each layer, which is much less; the layer is then computed again, which is a third more work. "
-        '"auto": the planner chooses for each node, "none" where there is room.',
+        description='What a node keeps of a micro-batch until its backward pass. "none": everything that the pass needs. '
+        '"layer": the input of each layer, which is much less. The node then computes the layer again, a third more work. '
+        '"auto": the planner chooses for each node, and takes "none" if there is room.',
     )
     optimizer_state: Literal["auto", "device", "host"] = Field(
         default="auto",
         description='Where a node keeps the weights in full precision and AdamW\'s moments: on its "device", or in the memory of '
-        'its "host", which then computes AdamW. "auto": the planner chooses for each node, "device" where there is room.',
+        'its "host", which then computes AdamW. "auto": the planner chooses for each node. It takes "device" if there is room.',
     )
     compile: bool = Field(
         default=False,
-        description="Whether nodes compile the model's layers with torch.compile, while they join: that takes some seconds, or "
-        "half a minute on a machine's first start, and each step is then faster. A node without a compiler says so and computes "
-        "the layers as they are.",
+        description="Whether nodes compile the model's layers with torch.compile while they join. That takes some seconds, or "
+        "half a minute on a machine's first start, and each step is then faster. A node without a compiler says so, and computes "
+        "the layers without compiling them.",
     )
     rounds: Literal["auto"] | int = Field(
         default="auto",
         description="0: all nodes exchange gradients in every step. 2 to 10,000, for slow lines: the planner divides the nodes "
-        "into islands by their links, and each trains a copy of the model on its share of the samples; after about this many "
-        "steps the islands exchange what they have learnt, in a step of its own, which trains nothing. `steps` counts both. "
-        'Evaluations, checkpoints, pauses and changes of plan wait for an exchange. "auto": with each plan the planner may '
-        "choose 10, 30 or 100 steps, or 0, whichever brings the nodes that are there to the same loss soonest. Where work is "
-        "audited, moments begin at zero in each round: it is 100 or 0, and never more. Where `cluster.stages` is given it is 0.",
+        "into islands by their links. Each island trains a copy of the model on its share of the samples. After about this many "
+        "steps the islands exchange what they have learnt, in a separate step that trains nothing. `steps` counts both kinds. "
+        'Evaluations, checkpoints, pauses and changes of plan wait for an exchange. "auto": with each plan the planner chooses '
+        "10, 30 or 100 steps, or 0, whichever brings the present nodes to the same loss soonest. Where work is audited, moments "
+        'begin at zero in each round. There a round has at most 100 steps, and "auto" chooses 100 or 0. "auto" is 0 if '
+        "`cluster.stages` is given.",
     )
     outer_rate: float = Field(
         default=1.0,
@@ -249,13 +251,13 @@ class Train(Table):
         default=0.0,
         ge=0,
         lt=1,
-        description="With `rounds`: Nesterov's momentum of the exchanges. 0.9 with a rate of 0.7 is what others published for "
-        "hundreds of exchanges; with few, it learns less.",
+        description="With `rounds`: Nesterov's momentum of the exchanges. Others published 0.9 with a rate of 0.7 for "
+        "hundreds of exchanges. With few exchanges the model learns less with these.",
     )
     evaluate_every: int = Field(
         default=50,
         ge=0,
-        description="Steps between evaluations on held-out samples; one follows the last step in any case. 0: that one alone.",
+        description="Steps between evaluations on held-out samples. 0: none but the last. The last step is always evaluated.",
     )
     evaluation_samples: int = Field(
         default_factory=lambda known: -(-64 // known.get("micro_batch", 64)) * known.get("micro_batch", 64),
@@ -322,15 +324,15 @@ class Train(Table):
 class Network(Table):
     """Compression of the tensors that nodes send each other while they train. State is never compressed.
 
-    - `"auto"` chooses for each link the gentlest of off, raw16 and i8b256 that hides the transfer behind computing.
+    - `"auto"` chooses for each link. It takes the gentlest of off, raw16 and i8b256 that hides the transfer behind computing.
     - `"off"` sends tensors unchanged.
     - `"raw16"` rounds to bfloat16.
     - `"i8b256"` quantizes to 8 bits in blocks of 256.
     - `"i4b64"` quantizes to 4 bits in blocks of 64.
-    - `"topk"` (for `exchange` alone) sends the largest thirtieth of the elements; most of the rest counts in later exchanges.
+    - `"topk"`, for `exchange` alone, sends the largest thirtieth of the elements. Most of the rest counts in later exchanges.
     """
 
-    compression: Codec = Field(default="auto", description="Codec of all tensors whose own key is not given.")
+    compression: Codec = Field(default="auto", description="Codec of all tensors for which no own key is given.")
     activations: Codec = Field(
         default_factory=lambda known: known.get("compression", "auto"),
         description="Codec of activations. Default: `compression`.",
@@ -345,8 +347,8 @@ class Network(Table):
     )
     exchange: ExchangeCodec = Field(
         default_factory=lambda known: known.get("compression", "auto"),
-        description='Codec of what islands exchange (`train.rounds`). "auto" is "i4b64": nothing hides an exchange, and 4 bits '
-        "cost nothing where it was measured. Default: `compression`.",
+        description='Codec of the changes that islands exchange (`train.rounds`). "auto" is "i4b64": no computing hides an '
+        "exchange, and 4 bits cost nothing in the measurement. Default: `compression`.",
     )
 
     @field_validator("exchange")
@@ -362,12 +364,12 @@ def _least_nodes(stages: Literal["auto"] | int | list[int]) -> int:
 
 
 class Cluster(Table):
-    """The nodes: how many the run waits for, how they divide the model, and when one counts as gone."""
+    """The nodes: how many the run waits for, how they divide the model, and when a node counts as gone."""
 
     stages: Literal["auto"] | int | list[int] = Field(
         default="auto",
-        description='"auto" lets the scheduler choose; a number fixes how many stages there are; a list fixes the number of '
-        "replicas of each stage, like [2, 1, 1].",
+        description='"auto" lets the scheduler choose. A number fixes the number of stages. A list, like [2, 1, 1], fixes the '
+        "number of replicas of each stage.",
     )
     nodes: int = Field(
         default_factory=lambda known: _least_nodes(known.get("stages", "auto")),
@@ -380,22 +382,22 @@ class Cluster(Table):
         ge=0.5,
         le=3600,
         description="Seconds without a heartbeat after which a node counts as gone. The run's other time-outs derive from it. "
-        "Set while the run goes on, connections that are there already keep theirs.",
+        "If you set it while the run goes on, connections that already exist keep the old lease.",
     )
     wait_for_coordinator: float = Field(
         default=3600.0,
         ge=1,
         le=30 * 86400,
-        description="Seconds for which nodes that were let in keep the run's state and look for the coordinator when it is gone.",
+        description="Seconds for which members keep the run's state and look for the coordinator when it is gone.",
     )
     prices: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(
         default={},
         max_length=100,
-        description='What a device costs an hour, by a part of its name, like {"RTX 4090" = 0.35}. The page shows what the run '
-        "has cost, and will have.",
+        description='What a device costs an hour, by a part of its name, like {"RTX 4090" = 0.35}. The page shows the '
+        "run's cost so far and in all.",
     )
     currency: Annotated[str, Field(max_length=8)] = Field(
-        default="", description='What `prices` are in, like "EUR" or "$". Empty: the page names no currency.'
+        default="", description='The currency of `prices`, like "EUR" or "$". Empty: the page names no currency.'
     )
 
     @field_validator("stages", mode="plain")
@@ -428,41 +430,41 @@ USUAL_AUDIT_RATE = 0.02
 
 
 class Trust(Table):
-    """Who defines what is trained, and whether members are believed.
+    """Who defines the model and the data, and whether the run believes its members.
 
-    The model and the data follow from the run file, but nodes read them. Whoever comes first says what they are, and others who
-    find something else are refused. The coordinator prints the digests of what was said: pin them here, and you are who says it.
+    The run file names the model and the data, but nodes read them. The first member to join defines them, and the coordinator
+    refuses members that read something else. The coordinator prints the digests: pin them here to define them yourself.
     """
 
     mode: Literal["trusted", "open"] = Field(
         default="trusted",
-        description='"trusted": members know each other, and the first one says what the model and the data are. '
-        '"open": they are strangers. Two members with different keys have to say the same before the run begins, and each '
-        "replica clips what others add to the gradients where it is many times too large; the log says when.",
+        description='"trusted": members know each other, and the first one defines the model and the data. '
+        '"open": members are strangers. Two members with different keys have to name the same model and data before the run '
+        "begins. Each replica clips other replicas' gradients that are many times too large, and the log says when.",
     )
     data: str = Field(
         default="",
         pattern=r"^([0-9a-f]{64})?$",
-        description="Digest of the data that is trained on, 64 hex digits. Empty: as the first members say.",
+        description="Digest of the data to train on, 64 hex digits. Empty: the first members define it.",
     )
     workload: str = Field(
         default="",
         pattern=r"^([0-9a-f]{64})?$",
-        description="Digest of the model's layers and their sizes, 64 hex digits. Empty: as the first members say.",
+        description="Digest of the model's layers and their sizes, 64 hex digits. Empty: the first members define it.",
     )
     audit_rate: Literal["auto"] | float = Field(
         default="auto",
-        description='Share of the work, 0 to 1, that another replica does again, to see whether it was done right. "auto": '
-        f'{USUAL_AUDIT_RATE} in mode "open", else 0. A stage with a single replica cannot be audited.',
+        description='Share of the work, 0 to 1, that another replica repeats and compares. "auto": '
+        f'{USUAL_AUDIT_RATE} in mode "open", otherwise 0. A stage with a single replica cannot be audited.',
     )
 
     keys_per_address: int = Field(
         default=8,
         ge=1,
         le=1_000_000,
-        description='In mode "open": keys that may be members at a time from one address (IPv4), or one /64 (IPv6), where one '
-        "household has many. A machine has one key, however many devices. Nodes on the coordinator's own machine do not "
-        "count; those behind one NAT or proxy do, together.",
+        description='In mode "open": the most keys from one address that may be members at a time. For IPv6 it counts a /64 as '
+        "one address, since a household has many addresses in it. A machine has one key, however many devices it has. Nodes on "
+        "the coordinator's own machine do not count. Nodes behind one NAT or proxy count together.",
     )
 
     @field_validator("audit_rate")
@@ -481,32 +483,32 @@ class Trust(Table):
 
 
 class Checkpoint(Table):
-    """Where and how often the model is written, beside the snapshots of the whole state on the nodes' own disks."""
+    """Where and how often the run writes the model. Nodes also keep snapshots of the whole state on their own disks."""
 
     uri: str = Field(
         default=f"{COORDINATOR}:",
         min_length=1,
         max_length=4096,
-        description=f'Where checkpoints are written. "{COORDINATOR}:" is the folder dtfm-runs/NAME on the coordinator\'s disk: '
-        "nodes send it there. Else a path or a URL that the coordinator and all nodes reach. Kinds of URL, as fsspec "
-        f"has them: {', '.join(sorted(KNOWN))}; not wrapped into each other (::).",
+        description=f'Where the run writes checkpoints. "{COORDINATOR}:" is the folder dtfm-runs/NAME on the coordinator\'s '
+        "disk, to which nodes send them. Otherwise it is a path or a URL that the coordinator and all nodes reach. Kinds of URL, "
+        f"as fsspec names them: {', '.join(sorted(KNOWN))}; not wrapped into each other (::).",
     )
     every: int = Field(
         default=100,
         ge=0,
-        description="Steps between checkpoints; one follows the last step in any case. 0: that one alone.",
+        description="Steps between checkpoints. 0: none but the last. A checkpoint always follows the last step.",
     )
     holds: Literal["auto", "weights", "state"] = Field(
         default="auto",
-        description='"weights": the model alone, as `from_pretrained` loads it. "state": the optimizer\'s state too, three times '
-        'as many bytes; training can go on from it if all nodes are lost. "auto": the weights on the coordinator\'s disk, the '
-        "state elsewhere.",
+        description='"weights": the model alone, which `from_pretrained` loads. "state": the optimizer\'s state too, three times '
+        'as many bytes. Training can go on from it if all nodes are lost. "auto": "weights" on the coordinator\'s disk, "state" '
+        "elsewhere.",
     )
     keep: int = Field(
         default=3,
         ge=1,
         le=1_000_000,
-        description="Whole checkpoints that are kept. The coordinator deletes older ones once a newer one is whole.",
+        description="The number of whole checkpoints to keep. The coordinator deletes older ones once a newer one is whole.",
     )
 
     @property
@@ -533,15 +535,16 @@ class Checkpoint(Table):
 
 
 class Notify(Table):
-    """Who is told when a person should look. The log does not keep this table, and nodes do not get it: `serve` reads it at each
-    start."""
+    """Where the coordinator sends a message when a person should look. The log does not keep this table, and nodes do not get it:
+    `serve` reads it at each start."""
 
     url: str = Field(
         default="",
         max_length=2048,
         repr=False,
-        description="Where `serve` sends a message (POST, JSON) when the run begins or ends, when no step is committed for long, "
-        "when the loss spikes, and when a member is quarantined. It may hold a token: keep the file to yourself.",
+        description="The URL to which `serve` sends a message (POST, JSON). It sends one when the run begins or ends, when no "
+        "step is committed for long, when the loss spikes, and when a member is quarantined. The URL may hold a token: keep the "
+        "file to yourself.",
     )
 
     @field_validator("url")
@@ -553,15 +556,15 @@ class Notify(Table):
 
 
 class Track(Table):
-    """Where the run's curves are kept besides: by TensorBoard, Weights & Biases or trackio. The log does not keep this table, and
+    """Trackers that also get the run's curves: TensorBoard, Weights & Biases or trackio. The log does not keep this table, and
     nodes do not get it: `serve` reads it at each start."""
 
     to: list[str] = Field(
         default=[],
-        description='"tensorboard:DIR" writes into a folder of the coordinator\'s machine; "wandb:PROJECT" or '
-        '"wandb:ENTITY/PROJECT" to Weights & Biases; "trackio:PROJECT" into trackio\'s own folder on that machine, and '
-        f'"trackio:OWNER/SPACE" to a Space on the Hugging Face hub. At most {MOST_TRACKERS}. Each needs its library there, as in '
-        "dtfm[tensorboard].",
+        description='"tensorboard:DIR" writes into a folder of the coordinator\'s machine. "wandb:PROJECT" and '
+        '"wandb:ENTITY/PROJECT" write to Weights & Biases. "trackio:PROJECT" writes into trackio\'s own folder on that machine, '
+        f'and "trackio:OWNER/SPACE" to a Space on the Hugging Face hub. At most {MOST_TRACKERS}. Each needs its library there, '
+        "as in dtfm[tensorboard].",
     )
 
     @field_validator("to")
