@@ -55,8 +55,10 @@ async def compile_scheduler() -> None:
 class Kept:
     """What a search leaves for the next one. For one thread at a time."""
 
-    population: Population = ()
+    plans: Population = ()
     """Of the last search for a plan of one island; empty before the first."""
+    layouts: Population = ()
+    """Of the last search for a layout with rounds."""
 
 
 def choose(
@@ -96,6 +98,7 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool], kept: Kept) -> Plan
         without,
         [each for each in wanted.lengths if each],
         standing=standing,
+        population=kept.layouts,
         overhead=wanted.overhead,
         numbers=wanted.islands,
         seed=wanted.seed,
@@ -112,10 +115,10 @@ def _choose(wanted: PlanWanted, stopped: Callable[[], bool], kept: Kept) -> Plan
 
 
 def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known: layout.Known, kept: Kept) -> Decision:
-    ask = partial(schedule, stages=wanted.stages, population=kept.population)
+    ask = partial(schedule, stages=wanted.stages, population=kept.plans)
     workload, incumbent = wanted.workload, wanted.incumbent
     if length:
-        ask = partial(layout.lay_out, length=length, numbers=wanted.islands, known=known)
+        ask = partial(layout.lay_out, length=length, population=kept.layouts, numbers=wanted.islands, known=known)
         workload = workload.with_rounds()
     elif incumbent is not None and incumbent.rounds.count:  # one island goes on, with the others' nodes
         ask = partial(ask, held=incumbent)
@@ -134,8 +137,10 @@ def _planned(wanted: PlanWanted, length: int, stopped: Callable[[], bool], known
         threads=max(1, (os.cpu_count() or 1) // 2),
         stopped=stopped,
     )
-    if not length:
-        kept.population = decision.population or kept.population
+    if length:
+        kept.layouts = decision.population
+    else:
+        kept.plans = decision.population
         (island,) = layout.renumbered([decision.plan], wanted.islands)
         decision = replace(decision, plan=island)
     return decision

@@ -11,6 +11,7 @@ from dtfm.scheduler.islands.layout import QUICK, Known, lay_out
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.population import Population
 from dtfm.scheduler.model.workload import Workload
 
 MARGIN = 0.2
@@ -50,6 +51,7 @@ def advice(
     among: Sequence[int],
     *,
     standing: int = 0,
+    population: Population = (),
     overhead: float = 0.0,
     numbers: Mapping[str, int] | None = None,
     seed: int = 0,
@@ -60,8 +62,8 @@ def advice(
     """Of the lengths of a round ``among`` the one that gains most over a plan that takes ``without`` seconds per step; None: none
     gains. What is in force, the ``standing`` length (0: no rounds), is left only for what gains MARGIN more.
 
-    ``workload``: with what rounds take. ``overhead``, ``numbers``, ``known`` and ``held`` as in `lay_out`, ``stopped`` as in
-    `schedule`.
+    ``workload``: with what rounds take. ``population``, ``overhead``, ``numbers``, ``known`` and ``held`` as in `lay_out`,
+    ``stopped`` as in `schedule`.
     """
     found, known = list[Advice](), {} if known is None else known
     for length in among:
@@ -70,6 +72,7 @@ def advice(
                 cluster,
                 workload,
                 length=length,
+                population=population,
                 overhead=overhead,
                 numbers=numbers,
                 seed=seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,11 +13,12 @@ from itertools import chain
 import numpy as np
 
 from dtfm.scheduler.cost.exchange import exchange_seconds
-from dtfm.scheduler.islands.partition import Partition, partitions
+from dtfm.scheduler.islands.partition import Partition, partitions, with_newcomers
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import HORIZON_SECONDS, Decision, Infeasible
 from dtfm.scheduler.model.plan import Plan, from_routes, joined, numbered
+from dtfm.scheduler.model.population import Member, Population
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.replan.decision import Standing, decide
@@ -24,6 +26,7 @@ from dtfm.scheduler.replan.failover import rerouted
 from dtfm.scheduler.replan.price import Terms, island_seconds, price_of_layout
 from dtfm.scheduler.replan.switch import MARGIN, Before
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search.population import MOST
 from dtfm.scheduler.search.search import TimeUsed
 
 LOOKING_FRACTION = 0.5
@@ -42,6 +45,7 @@ def lay_out(
     incumbent: Plan | None = None,
     *,
     length: int,
+    population: Population = (),
     overhead: float = 0.0,
     uncertainty: float = 0.0,
     numbers: Mapping[str, int] | None = None,
@@ -60,7 +64,8 @@ def lay_out(
     Islands get shares of a step's micro-batches in proportion to their speed. ``evaluations`` bounds the plans that are tried for
     each island that is drawn. ``numbers``: by node, the number of the island whose state it has. How a layout replaces the
     ``incumbent`` within its ``horizon`` is for `decide` to say. ``overhead``, ``uncertainty``, and ``time_used`` to
-    ``stopped``, as in `schedule`.
+    ``stopped``, as in `schedule`. The partitions of the ``population`` (Decision.population of the last layout) are looked at
+    first, and its islands are where the search for an island's plan begins.
     ``known``: plans that were tried for other rounds, with all else the same; it gets those that are tried now. ``held``: the
     layout whose stages nodes have in memory, if there is no incumbent. Raises Infeasible when no plan fits.
     """
@@ -72,22 +77,27 @@ def lay_out(
     in_memory = incumbent if held is None else held
     before = None if in_memory is None else Before.of(problem, in_memory)
     terms, known = Terms(length, overhead), {} if known is None else known
-    search = _Search(cluster, problem, terms, before, horizon, numbers, seed, time_used, threads, stopped, known)
+    search = _Search(
+        cluster, problem, terms, before, horizon, numbers, seed, time_used, threads, stopped, known, population
+    )
     known_by = [tuple(n for n, name in enumerate(cluster.ids) if numbers.get(name) == i) for i in {*numbers.values()}]
     as_known = tuple(sorted(part for part in known_by if part and search.speed(part)))
-    candidates = chain([as_known], partitions(cluster, lambda nodes: search.speed(nodes) > 0))
+    kept = [with_newcomers(member, cluster) for member in population]
+    candidates = chain([as_known], kept, partitions(cluster, lambda nodes: search.speed(nodes) > 0))
     while not search.has_looked and (partition := next(candidates, None)) is not None:
         while partition and not search.has_looked:
             # New islands lose their moments: they must gain as much as another plan must.
             search.look_at(partition, MARGIN if len(partition) == 1 or partition == as_known else 0.0)
             # Fewer islands need fewer tokens: the fastest half may come sooner to the same loss.
             partition = tuple(sorted(sorted(partition, key=search.speed, reverse=True)[: len(partition) // 2]))
-    if search.best is None:
+    if not search.looked_at:
         return schedule(cluster, workload, seed=seed, generation=generation)  # says what is missing
-    _, partition, shares = search.best
+    _, partition, shares = search.looked_at[0]
     layout = replace(search.layout(partition, shares, evaluations), generation=generation)
     layout = replace(layout, idle=tuple(name for name in cluster.ids if name not in set(layout.nodes)))
-    return decide(problem, standing, layout, terms, horizon=horizon, uncertainty=uncertainty, spent=search.tried)
+    members = dict.fromkeys([Member.of(layout), *search.members()])
+    decision = decide(problem, standing, layout, terms, horizon=horizon, uncertainty=uncertainty, spent=search.tried)
+    return replace(decision, population=tuple(members)[:MOST])
 
 
 def carried_on(plan: Plan, cluster: Cluster, workload: Workload) -> Plan | None:
@@ -143,23 +153,29 @@ class _Search:
         threads: int,
         stopped: Callable[[], bool],
         known: Known,
+        population: Population,
     ) -> None:
         self._cluster, self._problem, self._terms = cluster, problem, terms
         self._before, self._horizon = before, horizon
         self._numbers, self._seed, self._time_used = numbers, seed, time_used
         self._threads, self._stopped = threads, stopped
         self._plans, self._speeds, self.tried = known, dict[tuple[int, ...], float](), 0
-        self.best: tuple[float, Partition, list[int]] | None = None
-        """Of the partitions that were looked at: its price, and the islands' shares of a step's micro-batches."""
+        self._islands = dict.fromkeys(island for member in population for island in member.islands)
+        self._seen = set[Partition]()
+        self.looked_at: list[tuple[float, Partition, list[int]]] = []
+        """Partitions that work, the best first: the price, and the islands' shares of a step's micro-batches."""
 
     @property
     def has_looked(self) -> bool:
         is_time = self._time_used is not None and self._time_used() > LOOKING_FRACTION
-        return self.best is not None and (is_time or self._stopped())
+        return bool(self.looked_at) and (is_time or self._stopped())
 
     def look_at(self, partition: Partition, margin: float) -> None:
         """Prices it by QUICK plans, less ``margin``, and by the change to it. Shares are in proportion to the islands' speed.
-        Skips a partition with an island that cannot train, or with more islands than micro-batches."""
+        Skips a partition that was looked at, one with an island that cannot train, or with more islands than micro-batches."""
+        if partition in self._seen:
+            return
+        self._seen.add(partition)
         speeds, whole = [self.speed(nodes) for nodes in partition], self._problem.workload.micro_batches
         if all(speeds) and len(partition) <= whole:
             shares = _dealt(whole, speeds)
@@ -168,8 +184,12 @@ class _Search:
                 price = price_of_layout(self._problem, layout, self._terms).compared * (1 - margin)
                 if self._before is not None:
                     price *= 1 + self._before.switch(layout).counted(self._horizon) / self._horizon
-                found = price, partition, shares
-                self.best = min(self.best or found, found)
+                insort(self.looked_at, (price, partition, shares))
+
+    def members(self) -> Population:
+        """The layouts of the best partitions, as QUICK plans have them, the best first."""
+        best = self.looked_at[:MOST]
+        return tuple(Member.of(self.layout(partition, shares, QUICK)) for _, partition, shares in best)
 
     def speed(self, nodes: tuple[int, ...]) -> float:
         """Of an island with all micro-batches of a step, in steps per second; 0: it cannot train them."""
@@ -211,6 +231,7 @@ class _Search:
                 decision = schedule(
                     self._cluster.only(nodes),
                     workload,
+                    population=self._islands_of(nodes),
                     held=None if self._before is None else self._before.layout,
                     seed=self._seed,
                     evaluations=evaluations,
@@ -224,6 +245,14 @@ class _Search:
                 self.tried += decision.evaluations
                 self._plans[key] = replace(decision.plan, idle=())
         return self._plans[key]
+
+    def _islands_of(self, nodes: tuple[int, ...]) -> Population:
+        """Of the population, the islands that have more nodes in common with these than not, the nearest first."""
+        names = {self._cluster.ids[node] for node in nodes}
+        held = {island: {node for stage in island.stages for node in stage} for island in self._islands}
+        near = [island for island, others in held.items() if 2 * len(names & others) > len(names | others)]
+        near.sort(key=lambda island: -len(names & held[island]))
+        return tuple(Member((island,)) for island in near)
 
 
 def renumbered(islands: Sequence[Plan], before: Mapping[str, int]) -> list[Plan]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
 from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.population import Member
 
 Partition = tuple[tuple[int, ...], ...]
 """The numbers of the nodes of each island, ascending."""
@@ -45,6 +46,21 @@ def partitions(cluster: Cluster, can_train: Callable[[tuple[int, ...]], bool]) -
             if (fewer := _joined(partition, both, can_train, most)) not in found:
                 found[fewer] = None
                 yield fewer
+
+
+def with_newcomers(member: Member, cluster: Cluster) -> Partition:
+    """The member's islands without the nodes that have left. Each other node of the cluster joins the island to which it has the
+    fastest link."""
+    number = {name: index for index, name in enumerate(cluster.ids)}
+    nodes = [[number[node] for stage in island.stages for node in stage if node in number] for island in member.islands]
+    parts = [part for part in nodes if part]
+    here = {node for part in parts for node in part}
+    both = np.minimum(cluster.bandwidth, cluster.bandwidth.T)
+    others = [node for node in number.values() if node not in here] if parts else []
+    joining = [(node, max(parts, key=lambda part: both[node, part].max())) for node in others]
+    for node, part in joining:
+        part.append(node)
+    return tuple(sorted(tuple(sorted(part)) for part in parts))
 
 
 def _joined(

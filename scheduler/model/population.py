@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dtfm.scheduler.model.plan import Plan
+
 
 @dataclass(frozen=True, slots=True)
 class Island:
@@ -20,6 +22,17 @@ class Member:
     """A layout. Without rounds it has one island."""
 
     islands: tuple[Island, ...]
+
+    @classmethod
+    def of(cls, layout: Plan) -> Member:
+        return cls(
+            tuple(
+                Island(
+                    tuple(stage.replicas for stage in island.stages), (0, *(stage.layers[1] for stage in island.stages))
+                )
+                for island in layout.islands
+            )
+        )
 
 
 Population = tuple[Member, ...]

@@ -17,6 +17,7 @@ from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.service.planner import Kept, choose
 from dtfm.scheduler.islands.advice import NO_ROUNDS_PAY
+from dtfm.scheduler.islands.layout import lay_out
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.plan import Stage, from_routes, joined
 from dtfm.scheduler.model.population import Population
@@ -215,14 +216,29 @@ def test_the_next_search_begins_with_the_population_of_the_last(monkeypatch: pyt
     kept = Kept()
     first = choose(WANTED, kept=kept)
     assert isinstance(first, PlanChosen)
-    population = kept.population
+    population = kept.plans
     assert population
     left = random_cluster(5, 6).only(range(5))
     second = choose(replace(WANTED, cluster=lambda: left, incumbent=first.plan, generation=4), kept=kept)
     assert isinstance(second, PlanChosen)
     assert "n5" not in second.plan.nodes
     assert asked == [(), population]
-    after = {
-        node for member in kept.population for island in member.islands for stage in island.stages for node in stage
-    }
+    after = {node for member in kept.plans for island in member.islands for stage in island.stages for node in stage}
     assert after <= {*left.ids}
+
+
+def test_the_next_layout_begins_with_those_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Population]()
+
+    def noted(*arguments: Any, **options: Any) -> Decision:
+        asked.append(options["population"])
+        return lay_out(*arguments, **options)
+
+    monkeypatch.setattr("dtfm.coordinator.service.planner.layout.lay_out", noted)
+    kept, wanted = Kept(), replace(WANTED, lengths=(30,))
+    assert isinstance(choose(wanted, kept=kept), PlanChosen)
+    first = kept.layouts
+    assert isinstance(choose(wanted, kept=kept), PlanChosen)
+    assert asked == [(), first]
+    assert first
+    assert not kept.plans

@@ -10,11 +10,12 @@ from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.cost.exchange import exchange_seconds, tokens_needed
 from dtfm.scheduler.islands.layout import QUICK, carried_on, lay_out
-from dtfm.scheduler.islands.partition import partitions
+from dtfm.scheduler.islands.partition import partitions, with_newcomers
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster, Line, Node
 from dtfm.scheduler.model.decision import Reason
 from dtfm.scheduler.model.plan import Plan, Stage, check, joined
+from dtfm.scheduler.model.population import Island, Member
 from dtfm.scheduler.model.rounds import spread
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.llama import llama
@@ -280,6 +281,36 @@ def test_what_is_left_of_one_does_not_keep_the_others_from_staying() -> None:
 def test_an_island_keeps_its_number_though_there_are_fewer_now() -> None:
     found = lay_out(CITIES.only([2]), WORKLOAD, length=LENGTH, numbers={"n2": 7}, evaluations=QUICK).plan
     assert found.island_of("n2") == 7
+
+
+def member(*parts: set[str]) -> Member:
+    return Member(tuple(Island((tuple(sorted(part)),), (0, 4)) for part in parts))
+
+
+def test_nodes_that_a_member_does_not_know_join_the_island_that_is_nearest() -> None:
+    assert with_newcomers(member({"n0"}, {"n2"}, {"n3"}), CITIES) == ((0, 1), (2,), (3, 4))
+
+
+def test_an_island_whose_nodes_have_left_is_gone_and_nobody_left_makes_no_partition() -> None:
+    left = CITIES.only([2, 3])
+    assert with_newcomers(member({"n0", "n1"}, {"n2"}, {"n3", "n4"}), left) == ((0,), (1,))
+    assert with_newcomers(member({"n0", "n1"}), left) == ()
+
+
+def test_layouts_come_with_others_that_differ_from_them_the_one_that_was_chosen_first() -> None:
+    found = lay_out(CITIES, WORKLOAD, length=LENGTH, evaluations=200)
+    assert found.population[0] == Member.of(found.plan)
+    assert len(set(found.population)) == len(found.population) > 1
+
+
+def test_the_next_layout_begins_with_the_population() -> None:
+    """Where there is time for one partition alone."""
+    before = lay_out(CITIES, WORKLOAD, length=LENGTH, evaluations=200)
+    cold, warm = (
+        lay_out(CITIES, WORKLOAD, length=LENGTH, evaluations=QUICK, population=kept, time_used=lambda: 1.0).plan
+        for kept in ((), before.population)
+    )
+    assert islands(cold) != islands(before.plan) == islands(warm)
 
 
 def numbers(plan: Plan) -> dict[str, int]:
