@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docker/README.md")] + sorted(ROOT.glob("docs/*.md"))
+FOLDERS = [ROOT / name / "README.md" for name in ("coordinator", "kernels", "node", "protos", "scheduler", "tests")]
+OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docker/README.md")]
+PAGES = OTHERS + FOLDERS + sorted(ROOT.glob("docs/*.md"))
 
 
 def sentences() -> list[str]:
@@ -38,7 +40,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         name, _, anchor = target.partition("#")
@@ -47,6 +49,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         to = (page.parent / name).resolve() if name else page
         assert to.exists(), target
         assert not anchor or anchor in anchors(to), target
+
+
+@pytest.mark.parametrize("page", FOLDERS, ids=lambda page: page.parent.name)
+def test_each_folders_page_names_files_that_are_there_and_is_read_at_once(page: Path) -> None:
+    text = page.read_text()
+    assert text.count("\n") <= 40
+    named = re.findall(r"`(\.?[\w./]+(?:\.py|\.proto|\.cu|/))`", text)
+    assert named
+    for name in named:
+        assert (page.parent / name).exists() or (ROOT / name).exists(), name
 
 
 def test_readmes_figures_are_measured_ones() -> None:
