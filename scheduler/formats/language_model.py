@@ -28,7 +28,7 @@ FAMILIES: dict[str, tuple[int | None, ...]] = {
 }
 """The families whose sums are known, with transformers' defaults for _SIZES. None follows from other sizes."""
 _USUAL = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
-"""Settings that change a layer, with the value for which the sums are right."""
+"""Settings that change a layer, each with the value that the sums assume."""
 _NEUTRAL = ("attention_dropout", "initializer_range", "max_position_embeddings", "rms_norm_eps", "rope_parameters")
 KNOWN = {
     *_SIZES,
