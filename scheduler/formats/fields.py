@@ -1,4 +1,4 @@
-"""A JSON document as values, or a ValueError that names the fields that are wrong."""
+"""Turns a JSON document into values, or raises a ValueError that names the wrong fields."""
 
 from __future__ import annotations
 
