@@ -1,4 +1,4 @@
-"""Annealing: walks from many starts that cool down together (Kirkpatrick et al. 1983). The best replace the worst now and then."""
+"""Annealing: walks from many starts that cool down together (Kirkpatrick et al. 1983). The best sometimes replace the worst."""
 
 from __future__ import annotations
 

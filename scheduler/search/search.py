@@ -227,7 +227,7 @@ class _Evolution:
         return found
 
     def _simulated(self, found: Sequence[Found]) -> list[Candidate]:
-        """Of ``found``, the positions that work, by simulation, the best first: as many as there is time for, but at least one."""
+        """The positions of ``found`` that work, by simulation, the best first: as many as there is time for, but at least one."""
         made: list[Candidate] = []
         for one in found:
             candidate = self._evaluator.simulated(one.groups, one.cuts)
