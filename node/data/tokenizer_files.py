@@ -14,7 +14,7 @@ _RENAMED = "TokenizersBackend"
 _PRIVATE = ("is_local", "local_files_only", "name_or_path")
 """Settings that show where this node got the tokenizer."""
 _REBUILT = frozenset({"CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer", "LlamaTokenizer"})
-"""Classes that transformers 4 rebuilds: unless it is told, it decides itself how a text begins and ends."""
+"""With these classes, transformers 4 decides itself how a text begins and ends, unless the config says it."""
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
