@@ -1,6 +1,6 @@
-"""AdamW on a CPU: one pass over memory, compiled by Numba, which rounds every operation by itself, as IEEE 754 has it.
+"""AdamW on a CPU: one pass over memory, compiled by Numba, which rounds every operation by itself, as IEEE 754 demands.
 
-PyTorch's square root of float32 does not on every CPU: MKL's is one bit off for up to a fifth of all numbers.
+PyTorch's square root of float32 does not round so on every CPU: MKL's is one bit off for up to a fifth of all numbers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _update(
     epsilon: np.floating,
     rate: np.floating,
 ) -> None:
-    """Updates ``parameters`` and the moments ``m`` and ``v`` in place (1-D, contiguous, all of one dtype, that of the scalars,
-    float32 or float64). For the names see node/model/optimizer.py, which has the same operations for GPUs."""
+    """Updates ``parameters`` and the moments ``m`` and ``v`` in place. All are 1-D, contiguous, and of the scalars' dtype,
+    float32 or float64. node/model/optimizer.py explains the names, and has the same operations for GPUs."""
     for i in range(parameters.size):
         g = gradients[i] * clip
         v[i] = v[i] * keep_v + (g * g) * add_v

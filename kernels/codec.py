@@ -23,7 +23,7 @@ DTYPES: dict[int, torch.dtype] = {1: torch.float32, 2: torch.float64, 3: torch.b
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 KEPT = 0.95
-"""The share of what is left out that counts in the next exchange, as in SparseLoCo (arXiv 2508.15706): older changes fade."""
+"""The share of the left-out changes that counts in the next exchange, as in SparseLoCo (arXiv 2508.15706): older changes fade."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
     """Encodes the elements of ``tensor`` (any shape, row-major, a dtype in DTYPES) with ``codec``.
 
     OFF returns a view of the tensor's own memory if that is contiguous and on the CPU. A quantising codec falls back to RAW16
-    for a tensor with a NaN, an infinity or a magnitude beyond its scales, so that NaNs and infinities arrive as such.
+    for a tensor with a NaN, an infinity or a magnitude beyond its scales, so that NaNs and infinities arrive unchanged.
     """
     flat = tensor.detach().contiguous().view(-1)
     if codec is Codec.OFF:
@@ -90,8 +90,8 @@ def _on_host(flat: torch.Tensor) -> torch.Tensor:
 def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Decodes ``encoded`` to a 1-D tensor of ``elements`` elements; a value too large for ``dtype`` becomes infinite.
 
-    Raises ValueError when the length does not match the codec and ``elements``, or when a block's scale or places are
-    ones that no encoder writes (a NaN, for example). Any other bytes decode to some tensor.
+    Raises ValueError when the length does not match the codec and ``elements``, or when a block has a scale or places that no
+    encoder writes (a NaN, for example). Any other bytes decode to some tensor.
     """
     if len(encoded) != encoded_bytes(codec, elements, dtype):
         raise ValueError(f"{len(encoded)} bytes cannot be {elements} elements of {dtype} under {codec.name.lower()}")
@@ -114,11 +114,13 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
 def encode_with_feedback(
     codec: Codec, changes: torch.Tensor, carried: torch.Tensor | None
 ) -> tuple[Encoded, torch.Tensor]:
-    """Encodes ``changes`` (any shape, n elements) plus KEPT of ``carried`` (1-D float32, n elements; None at first): what a codec
-    leaves out of one exchange is added to the next one's changes (error feedback, arXiv 1809.07599, algorithm 1).
+    """Encodes ``changes`` (any shape, n elements) plus KEPT of ``carried`` (1-D float32, n elements; None at first). So the
+    part that a codec leaves out of one exchange is added to the next one's changes (error feedback, arXiv 1809.07599, algorithm
+    1).
 
-    Returns what is sent, and the residual (1-D float32, on the changes' device): what was encoded, less what arrives, and 0 where
-    that is not finite. Replace ``carried`` by it only once the exchange is committed: one that is aborted has no effect.
+    Returns the encoded bytes to send, and the residual (1-D float32, on the changes' device): the corrected changes minus their
+    decoded values, with 0 in place of NaN and infinity. Replace ``carried`` by the residual only when the exchange is
+    committed: an aborted exchange has no effect.
     """
     corrected = changes.detach().reshape(-1).float()
     if carried is not None:

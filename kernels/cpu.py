@@ -132,7 +132,7 @@ def _decode_raw16(halves: U16, out: F32) -> None:
 
 @compiled()
 def _scale(x: F32, at: int, size: int) -> np.uint32:
-    """Bits of a block's scale; at least _CEILING when the block can have none."""
+    """Bits of a block's scale; at least _CEILING when the block cannot have any."""
     bits = x.view(np.uint32)
     magnitude = np.uint32(0)
     for k in range(size):

@@ -1,7 +1,7 @@
-"""BLAKE3 of tensors, computed where they lie, and the same everywhere.
+"""BLAKE3 of tensors, computed on the tensor's device, and the same on every device.
 
-On a CPU the library blake3 reads the tensor's memory, in one thread: the others are training. On a GPU our own kernel does, and
-32 bytes cross to the host.
+On a CPU the library blake3 reads the tensor's memory, in one thread: the others are training. On a GPU our own kernel reads it,
+and 32 bytes cross to the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COPIED_AT_ONCE = 64 << 20
 def digest(tensor: torch.Tensor) -> bytes:
     """BLAKE3 (32 bytes) of the bytes of ``tensor`` (contiguous, little-endian), on any device.
 
-    On a GPU it runs on the current stream, for which it waits without spinning.
+    On a GPU it runs on the current stream, and waits for that without spinning.
     """
     data = tensor.detach().view(-1).view(torch.uint8)
     if not data.is_cuda:

@@ -1,8 +1,8 @@
-"""The codecs and BLAKE3 on a GPU: codecs.cu and digest.cu, compiled and cached by CuPy on first use, the codecs equal to
+"""The codecs and BLAKE3 on a GPU: codecs.cu and digest.cu, compiled and cached by CuPy on first use. The codecs equal
 tests/kernels/reference.py bit for bit.
 
-Memory is torch's: CuPy allocates nothing, and torch's allocator hands out again what was freed. Everything runs on torch's
-current stream. Only ``encode`` and ``digest`` wait, for their own bytes to be on the host.
+Memory is torch's: CuPy allocates nothing, and torch's allocator hands out freed memory again. Everything runs on torch's
+current stream. Only ``encode`` and ``digest`` wait, until their own bytes are on the host.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CHUNK_BYTES = 1024
 _VALUE_BYTES = 32
 
 SEGMENT_CHUNKS = 1 << 17
-"""A power of two: chunks whose tree is reduced to its top before the next ones are begun, which bounds the memory to 6 MiB."""
+"""A power of two: the number of chunks whose tree is reduced to its top before the next chunks begin. It bounds the memory to 6
+MiB."""
 
 
 def prepare(device: torch.device) -> None:
-    """Compiles the kernels for ``device``, which takes a second unless CuPy has them cached, and loads them all: the driver may
-    wait for the whole device while it loads one. Raises what CuPy does.
-    """
+    """Compiles the kernels for ``device``, which takes a second unless CuPy has them cached. Then loads them all now, because
+    the driver may wait for the whole device while it loads a kernel. Raises the exceptions of CuPy."""
     with cupy.cuda.Device(device.index):
         for codec, direction, kind in itertools.product(Codec, ("encode", "decode"), _TYPES.values()):
             if codec is not Codec.OFF:
@@ -107,7 +107,7 @@ def digest(data: torch.Tensor) -> bytes:
 
 
 def _reduced(values: torch.Tensor, count: int, *, is_all: bool) -> torch.Tensor:
-    """The one value above ``count`` values; with ``is_all`` it is the root's."""
+    """The top value of the tree above ``count`` values; with ``is_all`` it is the root's."""
     above = torch.empty(-(-count // 2) * _VALUE_BYTES, dtype=torch.uint8, device=values.device)
     while count > 1:
         parents = -(-count // 2)

@@ -1,19 +1,19 @@
 """The layout of encoded bytes: codecs, blocks and scales.
 
-A quantising codec divides a tensor's float32 elements (row-major, the last block padded with zeros) into blocks. The
-encoded bytes are all blocks' values, then all blocks' scales:
+A quantising codec divides a tensor's float32 elements (row-major, the last block padded with zeros) into blocks. The encoded
+bytes are the values of all blocks, then the scales of all blocks:
 
-- A scale is the block's largest magnitude as a bfloat16, rounded up so that no value exceeds it. A block whose
-  largest magnitude is below 2^-100 has scale 0 and values 0: smaller numbers could lead to denormals, which GPUs flush
-  to zero and CPUs do not. A block that would need an infinite scale makes the codec refuse the tensor.
-- A value is ``rint(element * (levels / scale))``, halves to even, and decodes to ``value * (scale / levels)``. Every
-  operation is rounded to float32 separately, and divisions are true divisions.
-- Values have 8 or 4 bits, in two's complement. With 4 bits, byte i of a block of B elements has element i in its low
-  half and element i + B/2 in its high half.
+- A scale is the block's largest magnitude as a bfloat16, rounded up so that no value exceeds it. A block whose largest
+  magnitude is below 2^-100 has scale 0 and values 0. Smaller numbers could lead to denormals, which GPUs flush to zero and CPUs
+  do not. A block that would need an infinite scale makes the codec refuse the tensor.
+- A value is ``rint(element * (levels / scale))``, halves to even, and decodes to ``value * (scale / levels)``. Every operation
+  is rounded to float32 separately, and divisions are true divisions.
+- Values have 8 or 4 bits, in two's complement. With 4 bits, byte i of a block of B elements has element i in its low half and
+  element i + B/2 in its high half.
 
-``kept`` codecs keep only that number of elements of each block: those with the largest magnitudes, the first among
-equals, in their original order. After all blocks' values come the kept elements' places in their blocks (one byte
-each), then the scales. The other elements decode to 0.
+``kept`` codecs keep only that number of elements of each block. They keep the elements with the largest magnitudes, the first
+among equals, in their original order. After all blocks' values come the kept elements' places in their blocks (one byte each),
+then the scales. The other elements decode to 0.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 BF16_INFINITY = 0x7F80
-"""Bits of bfloat16's +inf. Those of NaNs and of negative numbers are larger."""
+"""Bits of bfloat16's +inf. The bits of NaNs and of negative numbers are larger."""
 
 
 class Codec(enum.IntEnum):
-    """How a tensor's elements become bytes. The numbers are sent in frames: never reuse one (4 was one)."""
+    """How a tensor's elements become bytes. Frames carry the numbers: never reuse a number (4 was a codec's)."""
 
     OFF = 0
     """The elements unchanged, little-endian."""
@@ -44,23 +44,23 @@ class Codec(enum.IntEnum):
 
     @property
     def sparse(self) -> bool:
-        """Whether the codec leaves elements out. In exchanges the sender adds them to its next changes (codec.py). A sum of
-        several is not sparse any more: each sends its own to all others."""
+        """Whether the codec leaves elements out. In exchanges the sender adds the left-out elements to its next changes
+        (codec.py). A sum of several sparse tensors is not sparse: so each node sends its own to all others."""
         return self is Codec.TOPK
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The parameters of a quantising codec.
-
-    ``block`` is the number of elements per block, ``bits`` the bits per value, ``levels`` the largest value.
-    ``kept`` is the number of elements of a block that have a value, None for all.
-    """
+    """The parameters of a quantising codec."""
 
     block: int
+    """Elements per block."""
     bits: int
+    """Bits per value."""
     levels: int
+    """The largest value."""
     kept: int | None = None
+    """The number of elements of a block that have a value. None: all."""
 
     @property
     def value_bytes(self) -> int:
@@ -82,10 +82,8 @@ BLOCKS = {
 
 
 def check(codec: Codec, encoded: NDArray[np.uint8], elements: int) -> None:
-    """Raises ValueError when ``encoded`` contains scales or places that no encoder writes.
-
-    Its length must be that of ``elements`` elements under ``codec``.
-    """
+    """Raises ValueError when ``encoded`` contains scales or places that no encoder writes. Its length must fit ``elements``
+    elements under ``codec``."""
     blocks = BLOCKS.get(codec)
     if blocks is None:
         return

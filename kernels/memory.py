@@ -1,7 +1,7 @@
-"""Reuses memory: the next large tensor gets the memory of one that is no longer used.
+"""Reuses memory: the next large tensor gets the memory of a tensor that is no longer used.
 
-Fresh memory from the system costs as much as decoding into it, because the kernel zeroes every page first. glibc's malloc also
-keeps freed memory, but only in pieces of up to 32 MiB.
+The system zeroes every page of fresh memory, which costs as much as decoding into it. glibc's malloc also keeps freed memory,
+but only in pieces of up to 32 MiB.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 SMALLEST_BYTES = 1 << 20
 """Smaller pieces are left to the allocator."""
 KEPT_BYTES = 256 << 20
-"""Most bytes of unused blocks that are kept."""
+"""The most bytes of unused blocks to keep."""
 GIVE_BACK_PAUSE = 1000
-"""The least time between two rounds of giving memory back, in multiples of what one takes. Filling 300 MiB again took eight times
-as long as giving them back (0.22 s, 0.03 s), so that both together take less than 1 % of the time."""
+"""The least time between two rounds of giving memory back, as a multiple of one round's time. Filling 300 MiB again took eight
+times as long as giving it back (0.22 s, 0.03 s). So both together take less than 1 % of the time."""
 
 
 def _from_the_system(size: int) -> NDArray[np.uint8]:
@@ -42,10 +42,10 @@ class _Loan:
 
 
 class Memory:
-    """Keeps up to ``kept`` bytes of unused blocks, which ``fresh`` makes, uninitialised, 1-D. Thread-safe.
+    """Keeps up to ``kept`` bytes of unused blocks. ``fresh`` makes the blocks: uninitialised, 1-D. Thread-safe.
 
-    With ``remembered``, the most bytes that were in use at one time in the last ``remembered`` seconds (or twice that) raise this
-    limit: the next step finds the blocks that one step has freed. All blocks together take no more than that, plus ``kept``.
+    ``remembered`` raises this limit by the most bytes that were in use at one time in the last ``remembered`` seconds (or twice
+    that). So the next step finds the blocks that one step has freed. All blocks together take at most that peak, plus ``kept``.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Memory:
         return sum(block.nbytes for block in self._free)
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """``size`` uninitialised bytes, 1-D. They come back by themselves once nothing refers to them."""
+        """``size`` uninitialised bytes, 1-D. They come back by themselves when nothing refers to them."""
         if size < SMALLEST_BYTES:
             return np.empty(size, np.uint8)
         with self._lock:
@@ -102,7 +102,8 @@ class Memory:
                 self._made -= self._free.pop().nbytes
 
     def _give_back(self, block: NDArray[np.uint8]) -> None:
-        """Only adds the block while the lock is held: the garbage collector may call this anywhere, also within `take`."""
+        """Puts the block among the unused ones, and does nothing else while it holds the lock. The garbage collector may call
+        this anywhere, also within `take`."""
         self._free.append(block)
         if self._lock.acquire(blocking=False):
             try:
@@ -111,7 +112,7 @@ class Memory:
                 self._lock.release()
 
     def _note_use(self) -> None:
-        """Remembers how much is in use now, if that counts. The lock is held."""
+        """Remembers how much is in use now, if it is the most in this span. The lock is held."""
         if not self._remembered:
             return
         now, used = self._clock(), self._made - self.free_bytes
@@ -132,8 +133,9 @@ MEMORY = Memory()
 
 
 class _GivingBack:
-    """Gives freed memory back to the system: what MEMORY keeps, and what malloc keeps between pieces in use, which grows from
-    step to step. That is seldom, because the next use must have the pages zeroed again."""
+    """Gives freed memory back to the system: the blocks that MEMORY keeps, and the memory that malloc keeps between pieces in
+    use. The latter grows from step to step. Memory is given back seldom, because the system must zero the pages for the next
+    use."""
 
     def __init__(self) -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None

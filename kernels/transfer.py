@@ -1,7 +1,7 @@
 """Copies between a GPU's memory and the host's through pinned memory.
 
-From unpinned memory the driver makes one more copy, and blocks the caller until the stream has finished all earlier
-work. Where the driver refuses to pin, as in WSL 2, memory that is not pinned serves: slower, and right.
+From unpinned memory the driver makes one more copy, and blocks the caller until the stream has finished all earlier work. If
+the driver refuses to pin, as in WSL 2, unpinned memory serves: slower, and right.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ _ONLY_LOADED = 4
 """RTLD_NOLOAD of Linux's dlfcn.h: a library that is not in use is not opened."""
 
 KEPT_BYTES = 1 << 30
-"""Bytes of unused pinned blocks that are kept: they take far longer to make than others. More are kept where steps use more."""
+"""Bytes of unused pinned blocks to keep: making a pinned block takes far longer than making another. If steps use more, more
+are kept."""
 USE_SECONDS = 900.0
 """The pool remembers at least this long how much was in use at one time. A step should take less."""
 
 
 def arriving(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Begins to copy ``tensor`` (contiguous) to the host, from a GPU to pinned memory.
+    """Begins to copy ``tensor`` (contiguous) to the host, from a GPU to pinned memory. Returns a function that waits for the
+    copy and returns it.
 
-    Whoever calls what it returns gets the copy, and waits, without spinning, for what was queued on the current stream before,
-    not for what is queued after it. Before that, a large copy must not be dropped: its memory would be used again meanwhile.
+    The function waits without spinning, and only for work that was queued on the current stream before the copy. Do not drop
+    the function of a large copy before calling it: another tensor would reuse the copy's memory.
     """
     if not tensor.is_cuda:
         copy = tensor.detach().clone()
@@ -54,12 +56,12 @@ def arriving(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of ``tensor`` (contiguous) in the host's memory, once it is there: see `arriving`."""
+    """A copy of ``tensor`` (contiguous) in the host's memory. Waits until the copy is there: see `arriving`."""
     return arriving(tensor)()
 
 
 def page_locked(size: int) -> NDArray[np.uint8]:
-    """``size`` bytes that GPUs read and write by themselves ("pinned"), until nothing refers to them. Not pinned where CUDA
+    """``size`` bytes that GPUs read and write by themselves ("pinned"), until nothing refers to them. Not pinned if CUDA
     refuses it."""
     block = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # whole pages
     cuda, address = torch.cuda.cudart(), block.ctypes.data  # type: ignore[no-untyped-call]
@@ -72,7 +74,7 @@ def page_locked(size: int) -> NDArray[np.uint8]:
 
 
 def pinned(size: int) -> torch.Tensor:
-    """``size`` bytes (1-D uint8) of pinned memory from torch's allocator, for small pieces; not pinned where CUDA refuses it."""
+    """``size`` bytes (1-D uint8) of pinned memory from torch's allocator, for small pieces. Not pinned if CUDA refuses it."""
     try:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     except RuntimeError as error:  # torch has taken CUDA's error away by then
@@ -81,7 +83,7 @@ def pinned(size: int) -> torch.Tensor:
 
 
 def _forget_error() -> None:
-    """Takes away CUDA's last error, which the next kernel would be blamed for."""
+    """Takes CUDA's last error away. Otherwise the next kernel would be blamed for the error."""
     for name in _CUDA_RUNTIMES:
         with suppress(OSError):  # only one of them is loaded
             ctypes.CDLL(name, mode=_ONLY_LOADED).cudaGetLastError()

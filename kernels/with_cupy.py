@@ -1,5 +1,5 @@
-"""The module that needs CuPy, gpu.py, where it can be used. Its kernels are compiled on first use, and kept where other compiled
-code is."""
+"""Loads the module that needs CuPy, gpu.py, if CuPy can be used. Its kernels are compiled on first use, and kept beside other
+compiled code."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 
 def prepare(device: torch.device) -> None:
-    """Compiles what encoding, decoding and digests need on ``device``, which otherwise the first of them does. For a CPU,
-    importing `kernels/cpu.py` does."""
+    """Compiles the code of encoding, decoding and digests for ``device``. Otherwise the first of these calls would compile it.
+    For a CPU, importing `kernels/cpu.py` compiles it."""
     if device.type == "cuda":
         gpu_kernels(device)
 
 
 @functools.cache
 def gpu_kernels(device: torch.device) -> ModuleType | None:
-    """The module gpu.py, ready for tensors on ``device``, a GPU. None where CuPy cannot be used: then the log has why, and what
-    is done instead."""
+    """The module gpu.py, ready for tensors on ``device``, a GPU. None if CuPy cannot be used: then the log says why, and what
+    replaces it."""
     # By itself CuPy writes to the home, which a service may not have. What it finds there it runs.
     os.environ.setdefault("CUPY_CACHE_DIR", str(find_room() / "cupy"))
     try:

@@ -1,1 +1,1 @@
-"""Which work goes to which node: pure functions from (cluster, workload, incumbent plan) to a plan."""
+"""Decides which node does which work: pure functions from (cluster, workload, incumbent plan) to a plan."""

@@ -1,6 +1,6 @@
-"""Plans by the paper's objective (arXiv 2206.01288, section 3): equal groups, whose data-parallel and pipeline costs are least.
+"""Plans by the paper's objective (arXiv 2206.01288, section 3): equal groups, with the least data-parallel and pipeline costs.
 
-The search is the one that plans runs, with another price and pinned sizes. Devices, memory and what overlaps do not count.
+The search is the same as for other plans, with another price and pinned sizes. Devices, memory and overlap do not count.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def plan_by_paper(
     improved: Improved = lambda evaluations, seconds: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Decision:
-    """Assigns nodes to equal groups, and orders these, at the least cost by the paper's model. schedule.schedule explains the
-    arguments. The decision's bound is one on Predicted.paper.
+    """Assigns nodes to equal groups, and orders the groups, at the least cost by the paper's model. schedule.schedule explains
+    the arguments. The decision's bound is a bound on Predicted.paper.
 
-    The workload's ``paper`` costs name the groups. Without such costs there are ``stages`` groups of as many nodes each, and
-    costs follow from the layers. Nodes beyond the groups stay idle. Layers are cut evenly. Raises Infeasible where a link that
-    any plan needs is missing, or where the plan has no room in memory, and ValueError for groups that are not equal.
+    The workload's ``paper`` costs name the groups. Without such costs there are ``stages`` groups of equal size, and costs
+    follow from the layers. Nodes beyond the groups stay idle. Layers are cut evenly. Raises Infeasible if a link is missing
+    that any plan needs, or if the plan has no room in memory. Raises ValueError for groups that are not equal.
     """
     nodes = tuple(replace(node, proven=True) for node in cluster.nodes)
     cluster = replace(cluster, nodes=nodes)
@@ -80,7 +80,7 @@ def paper_costs(workload: Workload, nodes: int, stages: int | tuple[int, ...] | 
     """The workload's ``paper`` costs. Without such costs, ``stages`` gives them from the layers: a stage has its part of all
     gradients, and a pipeline carries the largest activation of each of its micro-batches.
 
-    Raises ValueError where there are neither, or where groups would not be equal.
+    Raises ValueError if neither is given, or if groups would not be equal.
     """
     if isinstance(stages, tuple):
         if len(set(stages)) > 1:

@@ -31,11 +31,11 @@ from dtfm.scheduler.search.seeds import Start
 
 ALL_EQUAL = " Proven nodes are too few, or have too little memory, for one in each stage: all nodes count as equal."
 ADAPTING = 0.05
-"""Largest fraction of the budget in which the population is adapted to who is there, after its best member."""
+"""Largest fraction of the budget for adapting the population to today's nodes, after its best member."""
 PROVEN_PART = 0.2
-"""Fraction of a search's budget for the one among proven nodes, if it finds nothing; usually one of the first seeds works."""
+"""Fraction of a search's budget for the search among proven nodes, if it finds nothing; usually one of the first seeds works."""
 MOST_PROVEN_STEPS = 25_000
-"""Of that one, where there is no budget."""
+"""Steps of the search among proven nodes, if there is no budget."""
 
 
 def schedule(
@@ -59,27 +59,27 @@ def schedule(
 ) -> Decision:
     """Assigns layers and micro-batches to nodes, and says why.
 
-    ``stages`` None lets the scheduler choose the number of stages; a number fixes it; a tuple fixes the replicas of each stage
-    in pipeline order, and all other nodes stay idle.
+    ``stages``: None lets the scheduler choose the number of stages. A number fixes it. A tuple fixes the replicas of each stage
+    in pipeline order; all other nodes stay idle.
 
-    ``population`` is what the search before this one ended with (Decision.population): this one starts there
-    too, with each member repaired where nodes have left, and with newcomers in it. Members of several islands do not count.
+    ``population``: the last population of the search before (Decision.population). This search starts there too. It repairs
+    each member whose nodes have left, and adds newcomers. Members of several islands do not count.
 
-    ``time_used`` returns the fraction of the time for planning that is used up. The search paces itself by it and ends at 1;
-    a plan is made even when it is 1 from the start. ``evaluations`` bounds the plans that are tried. With neither, the search
-    ends when more of it is not worth it. Without ``time_used`` the same arguments give the same decision, whatever ``threads``
-    is: the number of walks at the same time.
+    ``time_used`` returns the fraction of the time for planning that is used up. The search paces itself by it and ends at 1. A
+    plan is made even when it is 1 from the start. ``evaluations`` limits the number of plans that are tried. With neither, the
+    search ends when a longer one would hardly help. Without ``time_used`` the same arguments give the same decision.
+    ``threads``, the number of walks at the same time, does not change it.
 
     A new plan gets ``generation``; an ``incumbent`` that is kept keeps its own. A plan that replaces the incumbent must win
     back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``overhead`` is the
-    seconds of each step that the model leaves out, the same for all plans. ``uncertainty``: see `decide`. ``improved`` is called
-    for each plan that is better than all before, with the evaluations so far and the plan's seconds (without the overhead, with
-    the cost of state transfer per step). All ends soon after ``stopped`` returns True. ``held``: the layout whose stages nodes
-    have in memory, if that is not the incumbent. Plans come first for which they have room beside these.
+    seconds of each step that the model leaves out, the same for all plans. ``uncertainty``: see `decide`. ``improved`` is
+    called for each plan that is better than all before, with the number of evaluations so far and the plan's seconds (without
+    the overhead, with the cost of state transfer per step). The search ends soon after ``stopped`` returns True. ``held``: the
+    layout whose stages nodes have in memory, if it is not the incumbent. Plans that have room beside these stages come first.
 
-    Where some nodes are proven and others are not, each stage gets a proven one, if proven nodes alone could train, and an
-    incumbent in which a stage has none is replaced, if proven nodes are as many as its stages. If they could not, the sentence
-    says that all count as equal.
+    If some nodes are proven and others are not, and proven nodes alone could train, each stage gets a proven one. An incumbent
+    with a stage that has none is replaced if there are as many proven nodes as its stages. If proven nodes alone could not
+    train, the sentence says that all nodes count as equal.
 
     Raises Infeasible when no plan fits, and ValueError when ``stages`` or ``horizon`` is impossible.
     """
@@ -137,11 +137,11 @@ def _proven_alone(
     evaluations: int | None,
     stopped: Callable[[], bool],
 ) -> Start | None:
-    """Where a search may start that gives each stage a proven node: a plan that proven nodes alone can train. None: there is
-    none, or none was found in this search's part of the budget.
+    """A start for a search that gives each stage a proven node: a plan that proven nodes alone can train. None if there is no
+    such plan, or if this search's part of the budget did not find any.
 
-    A plan that has a proven node in each stage is one of these with further replicas, except where only the others' links connect
-    its stages.
+    Every plan with a proven node in each stage is such a plan with further replicas. The exception is a plan whose stages only
+    the other nodes' links connect.
     """
     numbers = np.flatnonzero(problem.proven)
     stages = shape.stages if shape.sizes is None else len(shape.sizes)

@@ -1,6 +1,6 @@
-"""Compiles everything that planning uses, or loads it from the cache, before anybody waits for a plan.
+"""Compiles all functions that planning uses, or loads them from the cache, before anybody waits for a plan.
 
-``python -m dtfm.scheduler.warm_up`` fills the cache for all processes that come after it.
+``python -m dtfm.scheduler.warm_up`` fills the cache for all later processes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dtfm.scheduler.paper import plan_by_paper
 from dtfm.scheduler.schedule import schedule
 
 WALKED, SEARCHED_EXACTLY = 300, 2000
-"""Plans that are tried of each cluster: walks, selections and simulations all happen. Walks take several hundred at least; the
-exact search of the small one gets what they leave."""
+"""Plans to try for each cluster: enough that walks, selections and simulations all happen. Walks take several hundred at least.
+The exact search of the small cluster gets the rest."""
 PAPER_STAGES = 3
 """Groups of as many nodes for the paper's objective: the fewest whose order is searched."""
 SEARCHED_IN_VAIN = 50
-"""Of a cluster without room for any plan."""
+"""Plans to try for a cluster without room for any plan."""
 
 
 @functools.cache
 def warm_up() -> None:
-    """Plans tiny clusters, from scratch and with an incumbent: one that is searched by walks, and one that is searched exactly.
-    Then one by the paper's objective, and one that has no plan.
+    """Plans tiny clusters, from scratch and with an incumbent: first a cluster that is searched by walks, then one that is
+    searched exactly. Then plans a cluster by the paper's objective, and a cluster that has no plan.
 
     Takes a fraction of a second when the cache holds the compiled code, and up to a minute otherwise. Only the first call of a
     process does anything.
@@ -59,7 +59,7 @@ def _alike(count: int) -> Cluster:
 
 
 def is_compiled() -> bool:
-    """Whether the cache holds all of it, for this machine's processor, so that `warm_up` has nothing to compile."""
+    """Whether the cache holds all compiled functions for this machine's processor, so that `warm_up` has nothing to compile."""
     processor = cpu_target.target_context.codegen().magic_tuple()
     return all(any(key[1] == processor for key in _cached(function)) for function in compiled_functions())
 

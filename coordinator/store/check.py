@@ -1,5 +1,5 @@
-"""Checks a log against what the coordinator promises: every step committed once, every sample counted once, and again if an
-island had lost it."""
+"""Checks a log against the coordinator's promises: every step is committed once, and every sample counts once. A sample comes
+again only if an island had lost it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dtfm.scheduler.model.owed import total
 from dtfm.scheduler.model.plan import Plan
 
 MOST_FINDINGS = 1000
-"""The number of findings that are kept."""
+"""The most findings to keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that no correct log contains. ``sequence`` is the event's."""
+    """Something that no correct log contains. ``sequence`` is the event's number."""
 
     sequence: int
     sentence: str
@@ -27,22 +27,25 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``steps`` are committed and count; ``redone`` were rolled back and trained again; ``aborted`` were never committed. Of the
-    ``samples``, ``owed`` were lost with an island, and have not come again."""
+    """The result of a check."""
 
     steps: int
+    """Committed steps that count."""
     redone: int
+    """Steps that were rolled back and trained again."""
     aborted: int
+    """Steps that were never committed."""
     samples: int
     owed: int
+    """Of the ``samples``, the ones that were lost with an island and have not come again."""
     tokens: int
     generations: int
     findings: tuple[Finding, ...]
 
 
 class Checking:
-    """Reads a log, event after event, in little memory. It uses the events alone, and not the ledger that the coordinator itself
-    uses, but for what that has of debts."""
+    """Reads a log, event after event, in little memory. It uses the events alone. Of the coordinator's own ledger it uses only
+    the debts."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
@@ -52,8 +55,8 @@ class Checking:
         self._debts = Debts()
         self._redone = self._aborted = self._generations = 0
         self._over = False
-        self._next = 0  # the sequence number that is expected; 0: any
-        self._broken = False  # an event is missing: what follows says nothing
+        self._next = 0  # the expected sequence number; 0: any
+        self._broken = False  # an event is missing: later events prove nothing
 
     @property
     def result(self) -> Checked:
@@ -103,7 +106,7 @@ class Checking:
                     self._find(at, f"plan {event.generation} does not train again what an island has lost")
                 self._debts = self._debts.with_plan(event.plan)
             case ev.DigestMismatch():
-                self._find(at, f"nodes held different state of what stage {event.stage} trains at step {event.step}")
+                self._find(at, f"nodes held different state of stage {event.stage} at step {event.step}")
             case ev.RunFinished() | ev.RunFailed():
                 self._over = True
 

@@ -1,4 +1,4 @@
-"""The databases that hold a log: how a connection to one is opened, and what its errors mean."""
+"""The databases that hold a log: how to connect to one, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _POSTGRESQL = {
     "tcp_user_timeout": "10000",  # milliseconds
     "options": "-c idle_in_transaction_session_timeout=5s",  # a coordinator that is stopped within a write blocks no other
 }
-"""What the URL says goes before."""
+"""Default settings of a connection. The URL's own settings take precedence."""
 _SECRET = frozenset(("scram_client_key", "scram_server_key"))
-"""Secrets that libpq takes, beside those that have "password" or "secret" in their names."""
+"""Further secrets of libpq, beside the names that contain "password" or "secret"."""
 
 
 def open_engine(url: str, *, write: bool) -> sa.Engine:
-    """Connects to nothing yet. ``write``: an SQLite file that is missing is made, for its owner alone. Raises StoreError."""
+    """Opens the engine, and connects to nothing yet. ``write``: if an SQLite file is missing, makes it for its owner alone.
+    Raises StoreError."""
     try:
         parsed = sa.make_url(url)
         _check_no_secret(parsed)
@@ -69,7 +70,7 @@ def _check_no_secret(url: sa.URL) -> None:
 
 
 def sqlite_file(url: str | sa.URL) -> str:
-    """The path of the SQLite file; empty: it is in memory, or another database."""
+    """The path of the SQLite file. Empty: the database is in memory, or not SQLite."""
     parsed = sa.make_url(url)
     path = parsed.database if parsed.get_backend_name() == "sqlite" else None
     return "" if path in (None, ":memory:") else str(path)
@@ -77,7 +78,7 @@ def sqlite_file(url: str | sa.URL) -> str:
 
 @contextlib.contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Raises a StoreError for an error of the database that is the store ``name``."""
+    """Turns an error of the database of the store ``name`` into a StoreError."""
     try:
         yield
     except exc.SQLAlchemyError as error:
@@ -87,7 +88,7 @@ def explained(name: str) -> Iterator[None]:
 
 
 def _durable(connection: Any, _record: object) -> None:
-    """Commits survive a power cut, and readers do not block the writer. PostgreSQL does both by itself."""
+    """Makes commits survive a power cut, and lets readers work beside the writer. PostgreSQL does both by itself."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")

@@ -1,9 +1,10 @@
-"""Who may write a log that several machines reach: the coordinator that has the lease. A reserve takes it once it has run out.
+"""Decides who may write a log that several machines reach: the coordinator that has the lease. A reserve takes the lease when
+it has run out.
 
-The lease is a row in the database. Whoever takes it raises ``epoch``, and each write asks for the writer's own epoch: a
-coordinator that was stopped for a while, and wakes up when another has the lease, writes nothing. The holder raises ``beats``
-with each write, and with `hold` between them. The lease has run out once neither has changed for ``seconds``, by the clock of
-whoever waits for it: so no two clocks have to agree.
+The lease is a row in the database. A coordinator that takes the lease raises ``epoch``, and each write asks for the writer's
+own epoch. A coordinator may be stopped for a while, and wake up when another has the lease: then its writes fail. The holder
+raises ``beats`` with each write, and with `hold` between writes. The lease has run out when neither has changed for
+``seconds``, by the clock of the coordinator that waits for it. So no two clocks have to agree.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 LOOKS = 20
 """How often a reserve looks at the lease within its ``seconds``."""
 LONGEST_PAUSE_SECONDS = 0.5
-"""Between two looks."""
+"""The longest time between two looks."""
 
 RESERVE_SECONDS = 10.0
 """A reserve whose last look is older than this, by the database's clock, is gone."""
@@ -50,9 +51,9 @@ _IS_THERE = _RESERVES.c.looked > sa.func.now() - timedelta(seconds=RESERVE_SECON
 
 
 def take(engine: sa.Engine, name: str, *, waits: bool) -> tuple[int, bool]:
-    """Takes the lease of the store ``name`` once it has run out. Returns its epoch, and whether another coordinator has renewed
-    it or given it up meanwhile. Makes the tables that are missing. ``waits``: however long another one renews it, and while the
-    database is away. Raises StoreError."""
+    """Takes the lease of the store ``name`` when it has run out. Returns its epoch, and whether another coordinator has renewed
+    it or given it up during the wait. Makes missing tables. ``waits``: as long as another coordinator renews the lease, and
+    while the database is away. Raises StoreError."""
     seen: sa.Row[Any] | None = None
     since, pause, is_away, waited, own_name = 0.0, LONGEST_PAUSE_SECONDS, False, False, secrets.token_hex(16)
     while True:
@@ -97,7 +98,7 @@ def reserves(connection: sa.Connection) -> int:
 
 
 def _note(connection: sa.Connection, reserve: str) -> None:
-    """That this one waits. Those that are gone are forgotten."""
+    """Notes that this coordinator waits. Forgets the ones that are gone."""
     looked = sa.update(_RESERVES).where(_RESERVES.c.name == reserve).values(looked=sa.func.now())
     if not connection.execute(looked).rowcount:
         connection.execute(sa.delete(_RESERVES).where(~_IS_THERE))
@@ -105,7 +106,7 @@ def _note(connection: sa.Connection, reserve: str) -> None:
 
 
 def hold(connection: sa.Connection, epoch: int, **changes: float) -> None:
-    """Renews the lease, which nobody takes before this transaction ends. Raises AnotherWriter if its epoch is another."""
+    """Renews the lease. Nobody takes it before this transaction ends. Raises AnotherWriter if the lease's epoch is another."""
     renewed = sa.update(_LEASE).where(_LEASE.c.epoch == epoch).values(beats=_LEASE.c.beats + 1, **changes)
     if not connection.execute(renewed).rowcount:
         raise AnotherWriter("another coordinator has taken this run over; this one writes nothing more, and ends")

@@ -1,4 +1,4 @@
-"""A record of the event log. SQLAlchemy, which takes long to load, is loaded once a store is read."""
+"""A record of the event log. SQLAlchemy takes long to load, so it is loaded only when a store is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtfm.coordinator.log.events import Event, from_json, from_text, to_json
 
 
 class StoreError(ValueError):
-    """The store cannot be used. The message says why, and what to do."""
+    """The store cannot be used. The message names the cause and the fix."""
 
 
 class AnotherWriter(StoreError):
@@ -20,8 +20,8 @@ class AnotherWriter(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An event in the log. ``sequence`` counts from 1 without gaps. ``time`` is in seconds since 1970, for people: nothing is
-    computed from it."""
+    """An event in the log. ``sequence`` counts from 1 without gaps. ``time`` is in seconds since 1970, for people: no
+    computation uses it."""
 
     sequence: int
     time: float
@@ -40,7 +40,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the events up to ``sequence`` add up to, as ``text`` in a ``format``: see view/story_snapshot.py."""
+    """The result of the events up to ``sequence``, as ``text`` in a ``format``: see view/story_snapshot.py."""
 
     sequence: int
     format: int
@@ -74,13 +74,13 @@ def read_row(url: str, row: Any) -> Record:
 
 
 def check_exists(path: str) -> None:
-    """Raises StoreError if there is no file: to open it would make one."""
+    """Raises StoreError if there is no file: opening it would make one."""
     if not os.path.exists(path):
         raise StoreError(f"there is no store at {path}; give the one that `serve --store` wrote")
 
 
 def in_words(text: str) -> str:
-    """What a database's error means, and what to do; the ``text`` itself where that is not known."""
+    """The meaning of a database's error, and the fix. The ``text`` itself if the error is not known."""
     return next((fix for cause, fix in _CAUSES.items() if cause in text), text)
 
 

@@ -1,7 +1,8 @@
-"""Bytes that only a passphrase opens: scrypt makes a key of it, and AES-GCM encrypts with that key, part by part.
+"""Encrypts bytes so that only a passphrase opens them. scrypt makes a key from the passphrase, and AES-GCM encrypts with that
+key, part by part.
 
-A sealed file is a head (MAGIC and a salt), then the parts, each with its tag of 16 bytes. A part's nonce says its number and
-whether it is the last, and the head is signed with each, so that no part can be left out, moved, or taken from another file.
+A sealed file is a head (MAGIC and a salt), then the parts, each with its tag of 16 bytes. A part's nonce has its number, and
+whether it is the last. The head is signed with each part. So no part can be left out, moved, or taken from another file.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 MAGIC = b"dtfm sealed 1\n"
 LEAST_PASSPHRASE = 12
-"""Characters."""
+"""The least number of characters."""
 PART_BYTES = 16 << 20
 _SALT_BYTES, _TAG_BYTES = 16, 16
 _COST = 1 << 17
-"""Of scrypt: with blocks of 8, a guess takes 128 MiB and about half a second."""
+"""The cost of scrypt: with blocks of 8, a guess takes 128 MiB and about half a second."""
 
 
 def seal(content: bytes, passphrase: bytes, name: str) -> bytes:
@@ -36,7 +37,8 @@ def seal(content: bytes, passphrase: bytes, name: str) -> bytes:
 
 
 def unseal(sealed: bytes, passphrase: bytes, name: str) -> bytes:
-    """What `seal` was given. Raises ValueError, to follow the name of the file, if it is damaged or the passphrase is another."""
+    """The content that `seal` got. Raises ValueError, with a text to follow the file's name, if the file is damaged or the
+    passphrase is wrong."""
     size = len(MAGIC) + _SALT_BYTES
     head, rest = sealed[:size], sealed[size:]
     if not head.startswith(MAGIC) or len(head) < size or not rest:
@@ -58,7 +60,7 @@ def _key(passphrase: bytes, head: bytes) -> AESGCM:
 
 
 def _nonce(number: int, is_last: bool) -> bytes:
-    """No two of a file's are equal, and a file has a key of its own."""
+    """A part's nonce. No two nonces of a file are equal, and a file has a key of its own."""
     return number.to_bytes(11) + bytes([is_last])
 
 

@@ -21,7 +21,7 @@ from dtfm.file_lock import try_lock
 
 _PAGE, _LAST = 1000, 2**31 - 1
 _LEAST_SNAPSHOTS, _MOST_CHARACTERS = 2, 32_000_000
-"""The number of snapshots that are kept in any case, and what all may hold together."""
+"""The number of snapshots that are always kept, and the most that all may hold together."""
 _EVENTS = sa.Table(
     "events",
     lease.METADATA,
@@ -40,11 +40,11 @@ _SNAPSHOTS = sa.Table(
 
 
 class Store:
-    """An open log. One process writes at a time, since it gives out the sequence numbers: it has locked the SQLite file, or has
-    the lease (lease.py). ``url``: without the password."""
+    """An open log. One process writes at a time, because it gives out the sequence numbers: it has locked the SQLite file, or
+    has the lease (lease.py). ``url``: without the password."""
 
     def __init__(self, url: str, *, write: bool, waits: bool = False) -> None:
-        """``waits``: for a lease that another process has, as long as that renews it. Raises StoreError."""
+        """``waits``: for a lease that another process has, as long as that process renews it. Raises StoreError."""
         self._engine = open_engine(url, write=write)
         self.url = self._engine.url.render_as_string()
         self._lock: int | None = None
@@ -72,8 +72,8 @@ class Store:
         return self._last
 
     def append(self, events: Sequence[Event]) -> list[Record]:
-        """Writes all of them or none; they are on disk when this returns. Raises StoreError: then they may have been written all
-        the same, and the next call has to be with the same events."""
+        """Writes all events or none. They are on disk when this returns. Raises StoreError: even then the events may have been
+        written, and the next call must repeat them."""
         now = time.time()
         records = [Record(self._last + 1 + i, now, event) for i, event in enumerate(events)]
         rows = [{"sequence": each.sequence, "time": each.time, "event": to_text(each.event)} for each in records]
@@ -108,8 +108,8 @@ class Store:
             after = page[-1].sequence
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Writes the snapshot. While all hold too much together, one goes between whose neighbours are the fewest
-        events. Raises StoreError."""
+        """Writes the snapshot. While all snapshots hold too much together, removes the one whose neighbours are the fewest
+        events apart. Raises StoreError."""
         sequence, size = _SNAPSHOTS.c.sequence, sa.func.length(_SNAPSHOTS.c.text)
         query = sa.select(sequence, size).where(sequence < snapshot.sequence).order_by(sequence.desc())
         with self._writing() as connection:
@@ -121,7 +121,7 @@ class Store:
             connection.execute(sa.insert(_SNAPSHOTS).values(asdict(snapshot)))
 
     def snapshots(self, until: int) -> Iterator[Snapshot]:
-        """Those of events up to this one, the newest first. Raises StoreError."""
+        """The snapshots of events up to this one, the newest first. Raises StoreError."""
         while True:
             query = sa.select(_SNAPSHOTS).where(_SNAPSHOTS.c.sequence <= until)
             with explained(self.url), self._engine.connect() as connection:
@@ -132,8 +132,8 @@ class Store:
             until = row.sequence - 1
 
     def put_aside(self) -> str:
-        """Renames the store's file, and ends with it: a store of the same URL is empty then. Returns the new name. Raises
-        StoreError."""
+        """Renames the store's file, and closes the store: after that, a store with the same URL is empty. Returns the new name.
+        Raises StoreError."""
         if self._lock is None:
             raise StoreError(f"{self.url} is no SQLite file that could be put aside; give an empty store with --store")
         path = sqlite_file(self._engine.url)
@@ -159,7 +159,7 @@ class Store:
         self.close()
 
     def page(self, after: int) -> list[Record]:
-        """The first events with larger sequence numbers than ``after``; empty: there are none. Raises StoreError."""
+        """The first events with larger sequence numbers than ``after``. Empty: there are no more of them. Raises StoreError."""
         with explained(self.url), self._engine.connect() as connection:
             return self._between(connection, after, _LAST, _PAGE)
 
@@ -178,6 +178,6 @@ class Store:
 
 
 def free_name(path: str) -> str:
-    """For what is put aside: ``path`` with the first number that is free."""
+    """A name for a file that is put aside: ``path`` with the first free number."""
     root, suffix = os.path.splitext(path)
     return next(name for n in itertools.count(1) if not os.path.exists(name := f"{root}.{n}{suffix}"))

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard: a file of events in a folder of the run, which a later process goes on with."""
+"""Curves for TensorBoard: a file of events in a folder of the run. A later process continues the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILE = "events.out.tfevents.dtfm"
 """TensorBoard knows its files by the middle of their names."""
 _HEADER, _CHECKSUM = struct.Struct("<QI"), 4
 MOST_BYTES = 1 << 20
-"""Of an event; ours have some hundred."""
+"""The most bytes of an event; ours have some hundred."""
 
 
 def check(place: str) -> None:
@@ -33,8 +33,8 @@ def check(place: str) -> None:
 
 
 class Writer:
-    """Writes each reading as one event of the file. Of it, ``node_name`` says which event of the log it is: TensorBoard does not
-    read that field, and the next process does. It may be the only one that writes this run there."""
+    """Writes each reading as one event of the file. The event's ``node_name`` is the number of the log's event: TensorBoard
+    does not read that field, and the next process reads it. This process must be the only one that writes the run there."""
 
     def __init__(self, place: str, run: TrackedRun) -> None:
         self._folder = folder = Path(place) / run.label
@@ -57,7 +57,7 @@ class Writer:
         self.has = sequence
 
     def back_to(self, time: float, step: int) -> None:
-        """TensorBoard forgets what it has of later steps."""
+        """Makes TensorBoard forget later steps."""
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add(wall_time=time, step=step + 1, session_log=start)
 
@@ -74,7 +74,7 @@ class Writer:
             self._records.write(event_pb2.Event(**fields).SerializeToString())
 
     def _go_on(self) -> int:
-        """Cuts off an event that was not written whole, and returns the number that the last whole one names."""
+        """Cuts off an incomplete last event, and returns the number in the last complete one."""
         size, end, starts = self._file.seek(0, os.SEEK_END), 0, list[int]()
         while end + _HEADER.size <= size:
             self._file.seek(end)

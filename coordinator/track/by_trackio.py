@@ -21,7 +21,7 @@ from dtfm.coordinator.track.tracker import TrackedRun, Tracker, TrackerError
 from dtfm.coordinator.view.curves import Reading
 
 MOST_WAITING = 500
-"""The number of points that are sent at once."""
+"""The most points that are sent together."""
 
 
 def check(place: str) -> None:
@@ -37,7 +37,7 @@ def check(place: str) -> None:
 
 
 def Writer(place: str, run: TrackedRun) -> Tracker:
-    """The one for this place, which may be a project or a Space."""
+    """The writer for this place, which may be a project or a Space."""
     check(place)
     return SpaceWriter(place, run) if "/" in place else FolderWriter(place, run)
 
@@ -57,7 +57,7 @@ class Points:
             self.flush()
 
     def back_to(self, time: float, step: int) -> None:
-        """Nothing is taken back there: the curves go back to the step, and on from it."""
+        """Keeps the points of later steps: the curves go back to the step, and on from it."""
 
     def flush(self) -> None:
         if self._waiting:
@@ -75,7 +75,7 @@ class Points:
 
 
 class FolderWriter(Points):
-    """In an SQLite file for each project. ``TRACKIO_DIR`` in the environment says where."""
+    """Writes an SQLite file for each project. ``TRACKIO_DIR`` in the environment says where."""
 
     def __init__(self, project: str, run: TrackedRun) -> None:
         super().__init__(project, run)
@@ -100,7 +100,8 @@ class FolderWriter(Points):
 
 
 class SpaceWriter(Points):
-    """By HTTP. It has no way to ask for the last point, so a new process sends all again, and the Space keeps each once."""
+    """Writes by HTTP. It has no way to ask for the last point. So a new process sends all points again, and the Space keeps
+    each once."""
 
     def __init__(self, space: str, run: TrackedRun) -> None:
         super().__init__(space.rpartition("/")[2], run)

@@ -1,6 +1,6 @@
-"""Curves for Weights & Biases, by its own library, which sends them, or keeps them in wandb/ in its offline mode.
+"""Curves for Weights & Biases, by its own library. The library sends them, or keeps them in wandb/ in its offline mode.
 
-A point's number there is that of the log's event. So the library itself knows which points it has, and refuses earlier ones.
+A point there has the number of the log's event. So the library itself knows which points it has, and refuses earlier ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check(_place: str) -> None:
 
 
 class Writer:
-    """The run has the id of ours, under which later processes go on with it."""
+    """The tracker's run has the id of ours. Later processes continue the run by this id."""
 
     def __init__(self, place: str, run: TrackedRun) -> None:
         check(place)  # without a key the library would ask for one at the terminal
@@ -60,7 +60,7 @@ class Writer:
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True,
-                console="off",  # what is printed has invitations
+                console="off",  # printed lines have invitations
                 disable_code=True,
                 disable_git=True,
                 disable_job_creation=True,
@@ -71,7 +71,7 @@ class Writer:
                 x_disable_meta=True,
                 x_disable_stats=True,
                 x_save_requirements=False,
-                x_sync_dir_suffix=secrets.token_hex(3),  # else those of one second share a folder
+                x_sync_dir_suffix=secrets.token_hex(3),  # otherwise runs of the same second share a folder
             ),
         )
         self._written = 0  # the last point's number
@@ -84,13 +84,14 @@ class Writer:
         self.has = self._written = sequence
 
     def back_to(self, time: float, step: int) -> None:
-        """Nothing is taken back there: the curves go back to the step, and on from it."""
+        """Keeps the points of later steps: the curves go back to the step, and on from it."""
 
     def flush(self) -> None:
-        """The library's own process writes and sends."""
+        """Does nothing: the library's own process writes and sends."""
 
     def close(self) -> None:
-        """Offline, the library's process may still be writing when ``finish`` returns; who reads next must find all."""
+        """Ends the run. Offline, the library's process may still be writing when ``finish`` returns; the next reader must find
+        all points."""
         self._run.finish()
         file, until = Path(self._run.settings.sync_file), time.monotonic() + SETTLE_SECONDS
         while _is_offline() and last_point(file) < self._written and time.monotonic() < until:
@@ -98,8 +99,8 @@ class Writer:
 
 
 def leave() -> None:
-    """Lets the library's own process go on by itself. Otherwise the end of this process waits for it, and it may try for long to
-    reach a server."""
+    """Lets the library's own process go on by itself. Otherwise the end of this process would wait for it, perhaps long if it
+    cannot reach a server."""
     leaving = threading.Thread(target=wandb.teardown, daemon=True)
     leaving.start()
     leaving.join(LEAVE_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 from dtfm.coordinator.view.published import for_anybody, for_members
 
 SHOWN = ("seed", "model", "data", "train", "network", "trust")
-"""Keys and tables. Others say where things are, what they cost, or whom to tell."""
+"""Keys and tables to show. Others say where things are, what they cost, or whom to tell."""
 _PLACE = re.compile(r"^([A-Za-z][\w+.-]*:/|[/~.]|.*://)")
 HIDDEN = "(place hidden)"
 

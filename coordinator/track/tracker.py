@@ -1,4 +1,4 @@
-"""What a tracker does, and how one is opened. A tracker's library is imported once it is used."""
+"""A tracker's interface, and how to open one. A tracker's library is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from dtfm.protos.run_file.trackers import Destination
 
 
 class TrackerError(ValueError):
-    """The tracker cannot be written to. The message says why, and what to do."""
+    """The tracker cannot be written to. The message names the cause and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """``id`` tells runs of the same name apart. ``settings``: what of the run file a tracker may show."""
+    """``id`` tells runs of the same name apart. ``settings``: the part of the run file that a tracker may show."""
 
     name: str
     id: str
@@ -33,13 +33,13 @@ class TrackedRun:
 
     @property
     def label(self) -> str:
-        """Its name among the runs of a folder or a project."""
+        """The run's name within a folder or a project."""
         return f"{self.name}-{self.id[:8]}"
 
 
 class Tracker(Protocol):
-    """An open one. It has the curves up to some event of the log, whose number is ``has`` (0: none), and is given those after it,
-    in order. Methods raise TrackerError, or what the library raises."""
+    """An open tracker. It has the curves up to the log's event ``has`` (0: none). It gets the events after it, in order.
+    Methods raise TrackerError, or the library's exceptions."""
 
     @property
     def has(self) -> int: ...
@@ -48,10 +48,10 @@ class Tracker(Protocol):
         """``sequence``: the event's number in the log."""
 
     def back_to(self, time: float, step: int) -> None:
-        """At this time training went back to this step: later ones do not count, and come again."""
+        """Says that training went back to this step at this time: later steps do not count, and come again."""
 
     def flush(self) -> None:
-        """What was written is there now."""
+        """Returns when all written figures are there."""
 
     def close(self) -> None: ...
 
@@ -61,24 +61,25 @@ def tracked(ledger: Ledger) -> TrackedRun:
 
 
 def check_tracker(destination: Destination) -> None:
-    """Raises ValueError, with the fix, for what a person has to mend before it can be written to. Opens nothing."""
+    """Raises ValueError, with the fix, if a person has to mend something before the destination can be written to. Opens
+    nothing."""
     _library_of(destination).check(destination.place)
 
 
 def open_tracker(destination: Destination, run: TrackedRun) -> Tracker:
-    """Raises ValueError, or what the library raises."""
+    """Opens the tracker. Raises ValueError, or the library's exceptions."""
     tracker: Tracker = _library_of(destination).Writer(destination.place, run)
     return tracker
 
 
 def leave(destination: Destination) -> None:
-    """This process ends although the tracker is not done: its library shall not hold up the end."""
+    """Call it when this process ends although the tracker is not done: then its library does not hold up the end."""
     with suppress(TrackerError):  # without a library there is nothing to leave
         getattr(_library_of(destination), "leave", lambda: None)()
 
 
 def put(tracker: Tracker, so_far: SoFar, record: Record) -> None:
-    """Writes what the record says of the curves, unless the tracker has it. ``so_far`` has the record already."""
+    """Writes the record's part of the curves, unless the tracker has it. ``so_far`` has the record already."""
     if record.sequence <= tracker.has:
         return
     if isinstance(record.event, ev.RolledBack):
@@ -89,7 +90,7 @@ def put(tracker: Tracker, so_far: SoFar, record: Record) -> None:
 
 @contextmanager
 def explained(destination: Destination) -> Iterator[None]:
-    """Whatever is raised there becomes a TrackerError that names the destination."""
+    """Turns any exception inside into a TrackerError that names the destination."""
     try:
         yield
     except Exception as error:  # a library may raise anything

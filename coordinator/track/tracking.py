@@ -1,7 +1,7 @@
 """Feeds trackers while the run goes on, each in a thread of its own.
 
-The log is the queue: a tracker's thread reads it from where the tracker is, some events at a time. So nothing waits for a
-tracker, and one that was away gets what it has missed.
+The log is the queue: a tracker's thread reads the log from the tracker's last event on, some events at a time. So nothing waits
+for a tracker, and a tracker that was away gets all events that it has missed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 SHORTEST_PAUSE = 1.0
 """Seconds between two looks at the log."""
 FIRST_RETRY, LAST_RETRY = 1.0, 60.0
-"""Seconds before a tracker that failed is opened again: first, and at most."""
+"""Seconds before a failed tracker is opened again: the first time, and the most."""
 SAID_AGAIN = 3600.0
-"""Seconds after which a failure that lasts is said again."""
+"""Seconds after which a lasting failure is logged again."""
 CLOSE_SECONDS = 10.0
-"""The longest wait at the end for what is not written yet."""
+"""The longest wait at the end for unwritten figures."""
 
 
 @asynccontextmanager
@@ -40,7 +40,7 @@ async def tracking(
     on_event: Callable[[Callable[[Record], None]], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[None]:
-    """Writes the run's curves to all of these meanwhile. ``on_event`` takes a function that hears of each later event."""
+    """A context that writes the run's curves to all destinations. ``on_event`` takes a function to call with each later event."""
     feeds = [Feed(destination, run, store, clock) for destination in destinations]
     for feed in feeds:
         on_event(feed.wake)
@@ -66,18 +66,18 @@ class Feed:
         self._thread.start()
 
     def wake(self, _record: Record) -> None:
-        """There is something new in the log."""
+        """Tells the thread that the log has something new."""
         self._news.set()
 
     def end(self) -> None:
-        """Nothing is added to the log any more."""
+        """Tells the thread that nothing will be added to the log."""
         self._ending.set()
         self._news.set()
 
     def join(self, seconds: float) -> None:
-        """Waits until the tracker has all, for at most so many seconds."""
+        """Waits at most ``seconds`` until the tracker has all events."""
         self._thread.join(seconds)
-        self._is_given_up = True  # nothing is opened any more while the process ends
+        self._is_given_up = True  # the process ends: opens nothing
         if not self._has_all:
             log.warning(
                 "%s does not have the end of the curves yet; to write the missing points: dtfm-coordinator events --to %s",
@@ -105,7 +105,7 @@ class Feed:
                 self._ending.wait(pause)
 
     def _follow(self, tracker: Tracker) -> None:
-        """Writes what is in the log, and then what is added to it, until the end."""
+        """Writes the log's events, and then each addition, until the end."""
         so_far = story_snapshot.newest(self._store.snapshots(tracker.has)).now
         while True:
             self._news.clear()

@@ -1,4 +1,4 @@
-"""Reads the file in which the wandb library keeps a run: records of its own protocol in the frames of LevelDB's log."""
+"""Reads the wandb library's file of a run: records of its own protocol in the frames of LevelDB's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def records_in(file: Path) -> Iterator[Any]:
-    """The records of the file, up to the first that is not whole."""
+    """The records of the file, up to the first incomplete one."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, parts = file.read_bytes(), _HEAD, b""

@@ -1,4 +1,4 @@
-"""Writes a log's curves to trackers at one go: ``dtfm-coordinator events --to``."""
+"""Writes a log's curves to trackers in one pass: ``dtfm-coordinator events --to``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dtfm.coordinator.view.so_far import SoFar
 from dtfm.protos.run_file.trackers import Destination
 
 MOST_UNFLUSHED = 1000
-"""The number of events after which a tracker is flushed, unless each is to be seen as it comes."""
+"""The number of events after which a tracker is flushed, unless each event is to be seen immediately."""
 
 
 @dataclass(slots=True)
 class Written:
-    """What a destination got; what it had before does not count."""
+    """The figures that a destination got. Its earlier ones do not count."""
 
     destination: Destination
     steps: int = 0
@@ -36,7 +36,7 @@ class Written:
 async def write_curves(
     destinations: Sequence[Destination], records: AsyncIterator[Record], *, as_they_come: bool
 ) -> list[Written]:
-    """Writes what the ``records``, a log from its beginning, say of the curves. Raises ValueError."""
+    """Writes the curves of ``records``, a log from its beginning. Raises ValueError."""
     for destination in destinations:
         check_tracker(destination)
     so_far, written = SoFar(), [Written(destination) for destination in destinations]

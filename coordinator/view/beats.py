@@ -1,4 +1,4 @@
-"""What members say of themselves in heartbeats, which no log has: how busy and how warm a GPU is."""
+"""The members' own words in heartbeats, which no log has: how busy and how warm a GPU is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_BEATS: Mapping[str, wire.Heartbeat] = MappingProxyType({})
 
 
 def gpu(beat: wire.Heartbeat | None) -> dict[str, Any] | None:
-    """``load``, from 0 to 1, and ``celsius``, each None where it is not known; None if neither is."""
+    """``load``, from 0 to 1, and ``celsius``, each None if unknown. None if neither is known."""
     if beat is None or not (beat.HasField("load") or beat.HasField("celsius")):
         return None
     return {

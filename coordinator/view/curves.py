@@ -1,4 +1,4 @@
-"""A run's figures by step, as curves need them: one pure projection for the page, and for whoever keeps them elsewhere."""
+"""A run's figures by step, for curves: one pure projection for the page, and for trackers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtfm.coordinator.view.so_far import SoFar
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The figures of one step, or of an evaluation after it. ``time``: in seconds since 1970. None: not known of this step."""
+    """The figures of one step, or of an evaluation after it. ``time``: in seconds since 1970. None: not known for this step."""
 
     step: int
     time: float
@@ -27,7 +27,7 @@ class Reading:
     seconds: float | None = None
     """Of a step that ran without interruption."""
     busy: float | None = None
-    """The mean share of the step that the plan's nodes computed. Of a long run the log has it for one step in sixteen."""
+    """The mean share of the step that the plan's nodes computed. The log of a long run has it for one step in sixteen."""
     predicted_over_measured: float | None = None
     """The seconds that the planner expected of this step, divided by the measured seconds."""
     cost: float | None = None
@@ -44,8 +44,8 @@ _NO_FIGURES = ("step", "time", "tokens", "seconds")
 
 
 def reading(so_far: SoFar, record: Record) -> Reading | None:
-    """What the record says of the curves, given the run so far with it; None: nothing. To read a whole
-    log, add each record to ``so_far`` and then call this. An exchange of islands has no reading, as nothing is trained in it."""
+    """The record's part in the curves, given the run so far with the record; None: it has none. To read a whole log, add each
+    record to ``so_far`` and then call this. An exchange of islands has no reading, because it trains nothing."""
     event, cost = record.event, so_far.cost if so_far.has_prices else None
     if isinstance(event, ev.Evaluated):
         return Reading(event.step, record.time, held_out_loss=event.loss, cost=cost)

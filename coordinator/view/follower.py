@@ -1,4 +1,4 @@
-"""Reads the log for whoever looks on, in a thread of its own: neither a long log nor many viewers delay a commit."""
+"""Reads the log for pages and metrics, in a thread of its own: neither a long log nor many viewers delay a commit."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from dtfm.protos import control_pb2 as wire
 
 log = logging.getLogger(__name__)
 SHORTEST_PAUSE = 0.25
-"""Seconds between two looks at the log. What happens meanwhile is shown together."""
+"""Seconds between two looks at the log. Events between two looks are shown together."""
 FRESH_SECONDS = 1.0
-"""The page is made again after this time even if nothing has happened, and metrics at most once in it. All viewers
-get the same."""
+"""The page is made again after this time even if nothing has happened, and metrics at most once in it. All viewers get the same
+page."""
 
 OWN_DISK = Path("dtfm-runs")
-"""Where the coordinator keeps checkpoints, in the folder where it runs."""
+"""The folder where the coordinator runs: it keeps checkpoints there."""
 
 FINISH_SECONDS = 1.0
-"""How long it goes on reading at the end."""
+"""How long the follower goes on reading at the end."""
 
 
 class Follower:
-    """The story as far as it has been read, of which it takes snapshots. Its own thread alone touches it."""
+    """Holds the story as far as it has read the log, and takes snapshots of the story. Only its own thread touches the story."""
 
     def __init__(self, store: Store, story: Story, beats: Callable[[], Mapping[str, wire.Heartbeat]] = dict) -> None:
         """``beats`` returns each member's last heartbeat, which no log has."""
@@ -52,14 +52,14 @@ class Follower:
         self._follows = True  # until a bug ends that
         self.last = story.now.sequence
         self.ended = asyncio.Event()
-        """No more is read: whoever waits for news need not."""
+        """Set when reading has ended: then nobody needs to wait for news."""
 
     def wake(self, _record: Record) -> None:
-        """There is something new in the log."""
+        """Tells the follower that the log has something new."""
         self._written.set()
 
     async def follow(self) -> None:
-        """Reads the log, and then what is added to it, until it is cancelled."""
+        """Reads the log, and then each addition to it, until it is cancelled."""
         try:
             while True:
                 self._written.clear()
@@ -72,24 +72,24 @@ class Follower:
                     await asyncio.sleep(SHORTEST_PAUSE)
         except Exception:
             self._follows = False
-            log.exception("a bug in dtfm: the page is up to date no more; the run goes on")
+            log.exception("a bug in dtfm: the page stands still from now on; the run goes on")
 
     async def news(self, seconds: float) -> int:
-        """The number of the newest event that was read, once there is another one, or after this time."""
+        """The number of the newest event that was read. Waits until there is another event, or for this time."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._read.wait(), seconds)
         return self.last
 
     async def page(self, at: int | None) -> bytes:
-        """The page's JSON, compressed by gzip, as of this event; None: as it is now. Raises StoreError."""
+        """The page's JSON, compressed by gzip, as of this event; None: as of now. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._page, at)
 
     async def metrics(self) -> bytes:
-        """As Prometheus reads them."""
+        """The figures in Prometheus' format."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._metrics)
 
     async def fitness(self, problem: str = "") -> Fitness:
-        """Whether the run gets on. ``problem``: why the coordinator itself is not well."""
+        """Whether the run makes progress. ``problem``: why the coordinator itself is not well."""
         problem = problem or (
             "" if self._follows else "a bug in dtfm: the coordinator has stopped reading its log for the page"
         )
@@ -98,11 +98,11 @@ class Follower:
         )
 
     async def told(self) -> Snapshot:
-        """A snapshot of the story so far for whoever looks on."""
+        """A snapshot of the story so far, for viewers."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, story_snapshot.take, self._story)
 
     async def close(self) -> None:
-        """Nothing is added any more. Takes a last snapshot, of the end if that is near."""
+        """Call it when nothing will be added. Takes a last snapshot, of the end if the end is near."""
         if self.ended.is_set():
             return
         self.ended.set()

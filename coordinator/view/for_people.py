@@ -1,4 +1,4 @@
-"""Which events a person must know of, and how serious each is. Scripts, `events`, and `serve --verbose` get all of them."""
+"""Which events a person must know about, and how serious each is. Scripts, `events`, and `serve --verbose` get all of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos.identity.access import Role
 
 EVERY_STEPS = 10
-"""Of the steps, the first one is shown, and then each of this number."""
+"""Of the steps, the first one is shown, and then one of this many."""
 
 _DETAILS = (
-    # The way to readiness: who joined, and the plan that comes of it, are told.
+    # The way to readiness: people see the join itself, and the plan after it.
     ev.NodePrepares,
     ev.NodeReady,
     ev.WaysChosen,
@@ -20,10 +20,10 @@ _DETAILS = (
     ev.DataConfirmed,
     ev.PlanStarted,
     ev.CodecsChosen,
-    # What goes as it should after a step.
+    # Things that go right after a step.
     ev.StateAgreed,
     ev.SnapshotWritten,
-    # What comes of these is told: a changed standing, a quarantine.
+    # People see their results: a changed standing, a quarantine.
     ev.WorkAudited,
     ev.GradientsClipped,
     ev.Suspected,
@@ -31,13 +31,13 @@ _DETAILS = (
 
 
 class Severity(enum.IntEnum):
-    """The larger, the sooner a person should look."""
+    """The larger the value, the sooner a person should look."""
 
     INFO = 0
     WARNING = 1
     """The run goes on, with something less."""
     PROBLEM = 2
-    """Somebody did wrong, or the run is at its end."""
+    """A node did wrong, or the run is at its end."""
 
     @property
     def word(self) -> str:

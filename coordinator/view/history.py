@@ -13,26 +13,29 @@ from dtfm.coordinator.view.curves import Reading, reading
 from dtfm.coordinator.view.so_far import SoFar
 
 MOST_POINTS = 600
-"""The number of points of a curve. Once there are more, each two become one."""
+"""The number of points of a curve. When there are more, two neighbours become one."""
 MOST_SPANS = 5_000
-"""The number of spans of all lanes, and a fifth of them of plans: the oldest are forgotten."""
+"""The number of spans of all lanes, and a fifth of it for plans: the oldest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Some steps in a row, or evaluations. ``sequence``, ``step``, ``time`` and ``cost`` are the last one's; ``loss``, ``norm``
-    and ``rate`` are means over ``count``. The others count steps that ran without interruption."""
+    """Some steps in a row, or evaluations."""
 
     sequence: int
+    """Of the last step. So are ``step``, ``time`` and ``cost``."""
     step: int
     time: float
     loss: float
+    """The mean over ``count`` steps. So are ``norm`` and ``rate``."""
     tokens: int = 0
+    """Of the steps that ran without interruption. So are the figures below, unless they say otherwise."""
     seconds: float = 0.0
-    """Of the ``tokens``."""
+    """The time for the ``tokens``."""
     count: int = 1
+    """The number of steps, or evaluations."""
     norm: float = 0.0
-    """Of the gradients."""
+    """The norm of the gradients."""
     rate: float = 0.0
     """The learning rate."""
     predicted: float = 0.0
@@ -110,7 +113,7 @@ class Adopted:
 
 @dataclass(slots=True)
 class Curve:
-    """At most MOST_POINTS of the points that were added, each of ``every`` of them, but for the last."""
+    """At most MOST_POINTS of the points that were added. Each point stands for ``every`` of them, except the last."""
 
     points: list[Point] = field(default_factory=list)
     every: int = 1
@@ -130,41 +133,47 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a node did from event ``first`` on, at time ``began``. ``doing``: "joining" (it reads the run and its data),
-    "measuring" (its links), "switching" (it takes up a plan), "training" (``stage``, named ``place``), "ready" (idle or standby),
-    "relays" or "quarantined". ``last``: the event with which it ended, 0 while it goes on. ``why``: why the node left then."""
+    """What a node did for a stretch of events."""
 
     node: str
     doing: str
+    """"joining" (it reads the run and its data), "measuring" (its links), "switching" (it takes up a plan), "training", "ready"
+    (idle or standby), "relays" or "quarantined"."""
     stage: int | None
+    """The stage that the node trains; None: it does not train."""
     place: str
+    """The stage's name."""
     first: int
+    """The event that began the span."""
     began: float
+    """Its time."""
     last: int = 0
+    """The event that ended the span; 0 while it goes on."""
     ended: float = 0.0
     why: str = ""
+    """Why the node left then."""
 
 
 _STILL = ev.StepCommitted | ev.Evaluated | ev.LinksMeasured | ev.WorkAudited | ev.StateAgreed | ev.SnapshotWritten
-"""The frequent events after which all nodes do what they did before."""
+"""The frequent events that change nothing about what nodes do."""
 
 
 @dataclass(slots=True)
 class History:
-    """What the records that were added say of the past."""
+    """The past, from the records that were added."""
 
     losses: Curve = field(default_factory=Curve)
     held_out: Curve = field(default_factory=Curve)
     plans: deque[Adopted] = field(default_factory=lambda: deque(maxlen=MOST_SPANS // 5))
     _spans: deque[Span] = field(default_factory=lambda: deque(maxlen=MOST_SPANS))
-    """Those that ended, in the order in which they did."""
+    """The ended spans, in the order of their ends."""
     _open: dict[str, Span] = field(default_factory=dict)
     _timed: set[str] = field(default_factory=set)
     _began: bool = False
     """Whether the plan in force has begun."""
 
     def add(self, record: Record, so_far: SoFar) -> None:
-        """``so_far`` has the record already."""
+        """Adds the record. ``so_far`` has it already."""
         event, sequence, time, ledger = record.event, record.sequence, record.time, so_far.ledger
         match event:
             case ev.StepCommitted() if (read := reading(so_far, record)) is not None:
@@ -184,7 +193,7 @@ class History:
             self._move(record, ledger)
 
     def spans_until(self, sequence: int) -> list[Span]:
-        """As they were after that event, in the order in which they began."""
+        """The spans as of that event, in the order of their beginnings."""
         known = [span for span in (*self._spans, *self._open.values()) if span.first <= sequence]
         known = [span if span.last <= sequence else replace(span, last=0, ended=0.0, why="") for span in known]
         return sorted(known, key=lambda span: (span.first, span.node))
@@ -210,7 +219,7 @@ class History:
                 self._open[node] = Span(node, *does, record.sequence, record.time)
 
     def _doing(self, node: str, member: Member) -> str:
-        """What a node does that is not in the plan."""
+        """What a node does if it is not in the plan."""
         if member.relay == "only":
             return "relays"
         return "ready" if member.ready else "measuring" if node in self._timed else "joining"

@@ -1,4 +1,5 @@
-"""Who holds what under a plan, how much memory that takes, and what limits the plan: for people, and for scripts."""
+"""Which node holds which layers under a plan, how much memory that takes, and what limits the plan: for people, and for
+scripts."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _BETTER = {
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One replica: ``available`` and ``host_available`` are the bytes that a plan may count on, the latter None where the device
-    computes in the host's own memory."""
+    """One replica. ``available`` and ``host_available`` are the bytes that a plan may count on. ``host_available`` is None
+    where the device computes in the host's own memory."""
 
     node: str
     stage: int
@@ -67,7 +68,7 @@ def holdings(problem: Problem, plan: Plan) -> list[Holding]:
 
 
 def tokens_per_second(decision: Decision, micro_batches: int, tokens: int | None, length: int = 0) -> float | None:
-    """``tokens`` are those of a micro-batch; None where they are not known."""
+    """``tokens`` are a micro-batch's tokens. None if they are not known."""
     predicted = decision.predicted
     mean = mean_seconds(length, predicted.iteration_seconds, predicted.exchange_seconds)
     trains = length / (length + 1) if length else 1.0
@@ -75,15 +76,16 @@ def tokens_per_second(decision: Decision, micro_batches: int, tokens: int | None
 
 
 def _limits(problem: Problem, plan: Plan) -> dict[Limit, float]:
-    """Those of the island that takes longest."""
+    """The limits of the island that takes longest."""
     of = (problem_of(island, problem.cluster, problem.workload) for island in plan.islands)
     pairs = [(each, draft_of(island, each.cluster)) for each, island in zip(of, plan.islands, strict=True)]
     return limits(*max(pairs, key=lambda pair: simulate(*pair)))
 
 
 def plan_documents(problem: Problem, decision: Decision, tokens: int | None, length: int = 0) -> dict[str, Any]:
-    """What ``plan --json`` prints beside the decision: ``nodes``, ``tokens_per_second``, ``limited_by``, and by limit the
-    seconds per step that the same plan would save if that were twice as good."""
+    """Further parts of the output of ``plan --json``, beside the decision: ``nodes``, ``tokens_per_second``, and
+    ``limited_by``. The latter has, by limit, the seconds per step that the same plan would save if the limit were twice as
+    good."""
     saved = _limits(problem, decision.plan)
     return {
         "tokens_per_second": tokens_per_second(decision, problem.workload.micro_batches, tokens, length),
@@ -94,8 +96,8 @@ def plan_documents(problem: Problem, decision: Decision, tokens: int | None, len
 
 
 def describe_holdings(problem: Problem, decision: Decision, tokens: int | None, length: int = 0) -> str:
-    """A table with a row for each group of nodes that hold the same in the same way, in equal memories, and a sentence on speed
-    and limits."""
+    """A table with a row for each group of nodes that hold the same in the same way, in equal memories. Then a sentence on
+    speed and limits."""
     rows = [
         ("stage", "layers", "nodes", "memory planned / available", "host memory", "checkpointing", "optimizer state")
     ]

@@ -15,10 +15,12 @@ STATUSES = ("computing", "idle", "preparing", "relays")
 def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
     """One JSON object per node, sorted by name: its address, device, status, stage and links; then one per quarantine.
 
-    ``stage`` and ``layers`` are None while the node has none. A link's ``codecs`` names the tensors that the plan
-    sends over it and the codec of each. ``steps``: in how many committed ones it took part. ``standing``: what it has earned, as
-    a ``word`` ("new", "proven", "suspected" or "quarantined"), with the ``reason``, and how many ``audits`` in a row have found
-    its work right. ``quarantine``: for what, why and since which step; None: it is not quarantined.
+    - ``stage`` and ``layers``: None if the node has none.
+    - a link's ``codecs``: the tensors that the plan sends over it, and the codec of each.
+    - ``steps``: the number of committed steps that the node took part in.
+    - ``standing``: a ``word`` ("new", "proven", "suspected" or "quarantined"), the ``reason``, and the number of ``audits`` in
+      a row that found the node's work right.
+    - ``quarantine``: the node's offence, the reason, and the step since when; None: it is not quarantined.
     """
     documents = [
         {
@@ -58,7 +60,7 @@ def member_document(ledger: Ledger, node: str) -> dict[str, Any]:
 
 
 def quarantine_document(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
-    """It is no member, so nothing is known of its device and links."""
+    """A quarantine as an object. The node is no member, so nothing is known of its device and links."""
     return {
         "node": why.node,
         "status": "quarantined",

@@ -1,4 +1,4 @@
-"""The run's figures, as Prometheus reads them. docs/metrics.md has the same names and sentences."""
+"""The run's figures in Prometheus' format. docs/metrics.md has the same names and sentences."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from dtfm.coordinator.view.members import STATUSES, status
 from dtfm.coordinator.view.so_far import STATES, SoFar, is_stalled
 
 Values = Mapping[str, float | None]
-"""By what the label says. None: not known, and not told."""
+"""Figures by the value of the label. None: not known, and left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures(Collector):
-    """``disk_bytes`` has the coordinator's disk, of which ``free_bytes`` are free. ``reserves``: see Store; None: not known, too.
-    ``now`` is in seconds since 1970."""
+    """The figures of a run."""
 
     so_far: SoFar
     disk_bytes: int
+    """The size of the coordinator's disk."""
     free_bytes: int
+    """The free part of it."""
     reserves: int | None
+    """See Store. None: also if it is not known."""
     now: float
+    """In seconds since 1970."""
 
     def text(self) -> bytes:
         return generate_latest(self)
@@ -67,7 +70,7 @@ class Figures(Collector):
         yield _count("events", "The log's events, by name.", "event", so_far.events)
 
     def _of_nodes(self) -> Iterator[Metric]:
-        """Of members: the log may know any number of others."""
+        """The figures of members alone: the log may know any number of other nodes."""
         ledger, given, joins = self.so_far.ledger, self.so_far.given, self.so_far.joins
         timed, plan, members = ledger.training.timed, ledger.training.plan, ledger.members
 
@@ -99,7 +102,7 @@ def _count(name: str, text: str, label: str, values: Values) -> Metric:
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
-    """Names that look like addresses are hidden, and shown as one."""
+    """The family with its values. Names that look like addresses are hidden: all of them are shown as one."""
     for label, value in {without_addresses(label): value for label, value in values.items()}.items():
         if value is not None:
             family.add_metric([label], value)

@@ -1,6 +1,6 @@
-"""The model card, README.md, of weights that a run has trained: what they are, where they come from, how they are loaded.
+"""The model card, README.md, of weights that a run has trained: what they are, where they come from, how to load them.
 
-It goes where the weights go, perhaps to strangers. So it names what is public, and no path or address of the run's owner.
+The card goes with the weights, perhaps to strangers. So it names only public things, and no path or address of the run's owner.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ _ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """``run`` is the run file as JSON. ``digest``: the BLAKE3 (hex) of the checkpoint's manifest. ``tokens`` were trained up to
-    ``step``, and ``losses`` say how well, by their names; None and empty: that is not known. ``files``: by name, the BLAKE3 (hex)
-    of each file of weights. ``command``: what has written them."""
+    """The facts of a model card."""
 
     run: Mapping[str, Any]
+    """The run file as JSON."""
     run_id: str
     step: int
     digest: str
+    """The BLAKE3 (hex) of the checkpoint's manifest."""
     tokens: int | None = None
+    """The tokens trained up to ``step``. None: not known."""
     losses: Mapping[str, float] = field(default_factory=dict)
+    """The losses at ``step``, by name. Empty: not known."""
     files: Mapping[str, str] = field(default_factory=dict)
+    """By name, the BLAKE3 (hex) of each file of weights."""
     command: str = ""
+    """The command that has written the weights."""
 
     def text(self) -> str:
         model, data, train = (self.run.get(table) or {} for table in ("model", "data", "train"))
@@ -65,7 +69,7 @@ _LOADED = {"model": "ModelForCausalLM", "tokenizer": "Tokenizer"}
 
 
 def card_of(ledger: Ledger, step: int, digest: str) -> Card:
-    """What the log says of the checkpoint of ``step``."""
+    """The log's facts about the checkpoint of ``step``."""
     described, last, held_out = ledger.described, ledger.training.last, ledger.evaluated
     batch = (ledger.run.get("train") or {}).get("global_batch")
     trained = ledger.training.trained(step)
@@ -79,7 +83,7 @@ def card_of(ledger: Ledger, step: int, digest: str) -> Card:
 
 
 def _on_hub(name: str) -> str:
-    """The name of what is on the Hugging Face hub, without its revision; empty: it may be elsewhere."""
+    """The name of a repository on the Hugging Face hub, without its revision. Empty: ``name`` may be elsewhere."""
     name = name.partition("@")[0]
     return name if _ON_HUB.fullmatch(name) and not is_local_name(name) else ""
 
@@ -99,5 +103,5 @@ def _data(source: str) -> str:
 
 
 def _plain(text: object) -> str:
-    """In one line of a table, and without what Markdown or HTML would make of it."""
+    """The text as one line of a table. Characters with a meaning in Markdown or HTML are changed."""
     return re.sub(r"[\s|`<>\[\]\\]+", " ", str(text)).strip()

@@ -1,4 +1,4 @@
-"""What the web page shows, as JSON: the run as it was after any event of the log, without addresses and of bounded size."""
+"""The web page's content as JSON: the run after any event of the log, without addresses and of bounded size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
 Document = dict[str, Any]
-"""A JSON object. Times are in seconds since 1970, and what takes time is in seconds."""
+"""A JSON object. Times are in seconds since 1970, and durations in seconds."""
 
 MOST_NODES = 200
 """The number of nodes that are listed, and that have a lane."""
@@ -41,9 +41,11 @@ CURVES = ("step", "time", "loss", "tokens_per_second", "norm", "rate", "predicte
 def page_text(
     so_far: SoFar, history: History, last: int, now: float, beats: Mapping[str, wire.Heartbeat] = NO_BEATS
 ) -> str:
-    """The JSON of the page as of the last event that ``so_far`` has, though ``history`` may have later ones. ``last``: the number
-    of the log's newest event, which may not be read yet; ``now``: the time that it is, or was. ``beats``: by member, the last
-    heartbeat. Empty on a page of the past."""
+    """The JSON of the page as of the last event that ``so_far`` has; ``history`` may have later events.
+
+    ``last``: the number of the log's newest event, which may not be read yet. ``now``: the page's time. ``beats``: by member,
+    the last heartbeat; empty on a page of the past.
+    """
     at, ledger = so_far.sequence, so_far.ledger
     spans = history.spans_until(at)
     document = {
@@ -67,9 +69,13 @@ def page_text(
 
 
 def head(so_far: SoFar, now: float) -> Document:
-    """The run in figures. ``conditions``: how it fares, the most urgent first; the first is the page's verdict. ``said``: why it
-    is in this ``state``. ``frequencies``: the held-out loss of a model that knows token frequencies alone. ``ends``: when it will
-    be over; ``whole_cost``: what it will have cost then."""
+    """The run in figures.
+
+    - ``conditions``: how the run fares, the most urgent first. The first is the page's verdict.
+    - ``said``: why the run is in this ``state``.
+    - ``frequencies``: the held-out loss of a model that knows token frequencies alone.
+    - ``ends``: when the run will be over. ``whole_cost``: its whole cost by then.
+    """
     ledger = so_far.ledger
     training, told, said = ledger.training, ledger.evaluated, ""
     if ledger.outcome is not None:
@@ -106,10 +112,11 @@ def head(so_far: SoFar, now: float) -> Document:
 
 
 def plan_document(so_far: SoFar) -> Document | None:
-    """The plan in force, or of a run that is over the last one.
+    """The plan in force, or the last plan of a run that is over.
 
-    Each stage is in a column of its island. The seconds of a step are as the planner expects, as no plan can beat, and as the
-    last steps took. ``lost``: the nodes that flows still name, and who computes in their place. None: there is no plan.
+    Each stage is in a column of its island. The seconds of a step are given three times: as the planner expects, as the lower
+    bound of all plans, and as the last steps took. ``lost``: the nodes that flows still name, and the nodes that compute in
+    their place. None: there is no plan.
     """
     ledger = so_far.ledger
     plan = ledger.training.plan or (so_far.plan if ledger.outcome is not None else None)
@@ -136,7 +143,7 @@ def plan_document(so_far: SoFar) -> Document | None:
 
 
 def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
-    """``megabytes``: of activations a step, before compression; their gradients come back."""
+    """The flows. ``megabytes``: the activations of a step, before compression; their gradients come back."""
     layers = ledger.described.workload.layers if ledger.described is not None else ()
     for boundary, flows in enumerate(plan.flows):
         past_last = plan.stages[boundary].layers[1]
@@ -156,9 +163,15 @@ def _flows(ledger: Ledger, plan: Plan) -> Iterator[Document]:
 
 
 def _nodes(so_far: SoFar, spans: list[Span], beats: Mapping[str, wire.Heartbeat]) -> Iterator[Document]:
-    """The members by name, and then who is quarantined. ``busy`` and ``waited``: seconds of the last timed step. ``planned``: the
-    seconds that the node should have computed in it. ``flops``: the speed that plans count on. ``slow``: the number of times its
-    planned seconds that a slow node takes. ``idle``: why the plan does without it. ``gpu``: what its driver says now."""
+    """The members by name, then the quarantined nodes.
+
+    - ``busy`` and ``waited``: seconds of the last timed step.
+    - ``planned``: the seconds that the node should have computed in that step.
+    - ``flops``: the speed that plans count on.
+    - ``slow``: the number of times its planned seconds that a slow node takes.
+    - ``idle``: why the plan does without the node.
+    - ``gpu``: what its driver says now.
+    """
     ledger = so_far.ledger
     reached = _reached(ledger)
     does = {span.node: {"doing": span.doing, "place": span.place} for span in spans if not span.last}
@@ -190,7 +203,8 @@ def _nodes(so_far: SoFar, spans: list[Span], beats: Mapping[str, wire.Heartbeat]
 
 
 def _events(so_far: SoFar) -> Iterator[Document]:
-    """The last ones, and the last that are more than information. A plan's reason stands beside the plan, not here again."""
+    """The last events, and the last ones that are more than information. A plan's reason is shown with the plan, not here
+    again."""
     both = {record.sequence: record for record in (*so_far.serious, *so_far.recent)}
     for sequence, record in sorted(both.items()):
         event = record.event
@@ -200,7 +214,7 @@ def _events(so_far: SoFar) -> Iterator[Document]:
 
 
 def contributions(so_far: SoFar) -> list[Document]:
-    """Of the nodes that gave most, the most first. ``share``: of all micro-batches of committed steps."""
+    """The nodes that gave most, in descending order. ``share``: of all micro-batches of committed steps."""
     ledger, whole = so_far.ledger, sum(given.micro_batches for given in so_far.given.values())
     most = sorted(so_far.given.items(), key=lambda item: -item[1].micro_batches)[:MOST_NODES]
     return [
@@ -217,8 +231,8 @@ def contributions(so_far: SoFar) -> list[Document]:
 
 
 def link_map(ledger: Ledger) -> Document:
-    """Rows by source, each in order of destination. None: nothing is known; 0 megabits: nothing passes. Nodes of the plan come
-    first, stage by stage, then the others by name."""
+    """The links as rows by source, each in order of destination. None: nothing is known; 0 megabits: nothing passes. Nodes of
+    the plan come first, stage by stage, then the others by name."""
     plan = ledger.training.plan
     names = dict.fromkeys((*(plan.nodes if plan is not None else ()), *sorted(ledger.members)))
     shown = [node for node in names if node in ledger.members][:MOST_IN_MAP]
@@ -232,13 +246,13 @@ def link_map(ledger: Ledger) -> Document:
 
 
 def _lanes(spans: list[Span]) -> list[Document]:
-    """Of the nodes that came last."""
+    """The lanes of the nodes that came last."""
     kept = set(islice(dict.fromkeys(span.node for span in reversed(spans)), MOST_NODES))
     return [asdict(span) for span in spans if span.node in kept]
 
 
 def _reached(ledger: Ledger) -> Mapping[str, str]:
-    """By node, in which ways others reach it."""
+    """By node, the ways that lead to it."""
     ways = defaultdict[str, Counter[str]](Counter)
     for row in ledger.reach.links.values():
         for node, link in row.items():

@@ -1,4 +1,4 @@
-"""What of events and members is shown outside the coordinator's store."""
+"""The parts of events and members that are shown outside the coordinator's store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dtfm.coordinator.log.wording import without_addresses
 from dtfm.protos.printable import printable
 
 MOST_CHARACTERS = 400
-"""Longer texts are cut: a member may have said them."""
+"""Longer texts are cut: a member may have written them."""
 
 
 def for_members(document: Any) -> Any:
-    """The JSON value without IP addresses: a node's key, or a viewer's, shows how the run fares, and not where members are."""
+    """The JSON value without IP addresses. A node's key, or a viewer's, shows how the run fares, and not where members are."""
     match document:
         case dict():
             return {key: [] if key == "candidates" else for_members(value) for key, value in document.items()}

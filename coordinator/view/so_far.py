@@ -1,4 +1,4 @@
-"""The run so far: what `watch` and the page show of it, given the records of the log up to one of them."""
+"""The run so far, for `watch` and the page, from the records of the log up to one of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOVES_ON = ev.RunStarted | ev.RunResumed | ev.RunContinued | ev.RunChanged | ev.
 
 
 def is_stalled(ledger: Ledger, since: float, now: float) -> bool:
-    """Whether a commit is long overdue that has been waited for ``since`` then, in seconds."""
+    """Whether the next commit is long overdue. It is awaited since ``since``, in seconds."""
     longest = STALL_LEASES * ledger.run.get("cluster", {}).get("lease", 0.0)
     longest = max(longest, STALL_STEPS * (ledger.training.step_seconds or 0.0))
     return ledger.outcome is None and ledger.hold is None and now - since > longest
@@ -39,8 +39,8 @@ def is_stalled(ledger: Ledger, since: float, now: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a node has given to the run: micro-batches of committed steps, and about how many seconds
-    it computed for them: a step without times in the log counts like the last one with times."""
+    """A node's gift to the run: micro-batches of committed steps, and about how many seconds it computed for them. If the log
+    has no times of a step, the step counts like the last one with times."""
 
     micro_batches: int = 0
     computed: float = 0.0
@@ -48,15 +48,15 @@ class Given:
 
 @dataclass(slots=True)
 class SoFar:
-    """What the records that were added say of the run as it is after them. Times are in seconds since 1970."""
+    """The run after the records that were added. Times are in seconds since 1970."""
 
     ledger: Ledger = field(default_factory=Ledger)
     steps: deque[ev.StepCommitted] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=40))
     recent: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
-    """The last events of which a person must know, the steps aside."""
+    """The last events that a person must know about, without the steps."""
     serious: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
-    """The last ones of these that are more than information."""
+    """Of these, the last ones that are more than information."""
     reason: str = ""
     """Why the last plan was adopted."""
     plan: Plan | None = None
@@ -67,7 +67,7 @@ class SoFar:
     begun: bool = False
     """Whether it has begun."""
     speeds: dict[str, float] = field(default_factory=dict)
-    """By node of that plan, the FLOP/s that its device was to deliver when the plan was made."""
+    """By node of that plan, the FLOP/s that the plan counted on."""
     slow: dict[str, Slow] = field(default_factory=dict)
     """The nodes that take longer than planned."""
     trend: Trend = field(default_factory=Trend)
@@ -76,25 +76,25 @@ class SoFar:
     timed: set[str] = field(default_factory=set)
     """The members that have read the run and timed their devices."""
     said: str = ""
-    """What the coordinator last said that it waits for, since the last plan."""
+    """What the coordinator waits for, in its last words since the last plan."""
     held_since: float = 0.0
-    """When the last pause was asked for."""
+    """When somebody last asked for a pause."""
     unsaved: str = ""
     """Why the last checkpoint failed; empty: it did not."""
     stopped: str = ""
-    """Why the last coordinator has ended; empty: one is there, as far as the log says."""
+    """Why the last coordinator has ended. Empty: it runs, as far as the log says."""
     devices: dict[str, str] = field(default_factory=dict)
     """By node that has ever joined, its device's name."""
     given: dict[str, Given] = field(default_factory=dict)
-    """By node, for those that took part in a committed step."""
+    """By node that took part in a committed step, its gift."""
     events: dict[str, int] = field(default_factory=dict)
     """The number of the log's events, by name."""
     joins: dict[str, int] = field(default_factory=dict)
     """How often each node was let in."""
     lent: float = 0.0
-    """See ``lent_until``: until ``last``."""
+    """The node-seconds until ``last``: see ``lent_until``."""
     lent_by: dict[str, float] = field(default_factory=dict)
-    """The same by the device's name."""
+    """The same node-seconds by the device's name."""
     kinds: dict[str, int] = field(default_factory=dict)
     """The number of present members by the device's name."""
     began: float = 0.0
@@ -102,9 +102,9 @@ class SoFar:
     committed: float = 0.0
     """When its last step was committed."""
     awaited: float = 0.0
-    """Since when the next commit is waited for."""
+    """Since when the next commit is awaited."""
     over: float = 0.0
-    """When it ended, if it has."""
+    """When the run ended, if it has."""
     last: float = 0.0
     """When the last record was written."""
     sequence: int = 0
@@ -144,7 +144,7 @@ class SoFar:
         self._note(event, record.time, before)
 
     def _note(self, event: ev.Event, time: float, before: Ledger) -> None:
-        """Keeps what the ledger does not. ``before``: the ledger before the event."""
+        """Keeps facts that the ledger does not keep. ``before``: the ledger before the event."""
         match event:
             case ev.PlanAdopted():
                 nodes = [node for node in event.plan.nodes if node in before.members]
@@ -210,13 +210,13 @@ class SoFar:
 
     @property
     def step_seconds(self) -> float | None:
-        """The mean over the same steps."""
+        """The mean seconds over the same steps."""
         whole = self._whole
         return sum(step.seconds for step in whole) / len(whole) if whole else None
 
     @property
     def measured(self) -> float | None:
-        """Seconds that a step of the plan in force takes: the median of its last ones that ran without interruption."""
+        """Seconds of a step of the plan in force: the median of its last steps that ran without interruption."""
         seconds = [step.seconds for step in self._whole if step.generation == self.ledger.training.generation]
         return statistics.median(seconds) if seconds else None
 
@@ -234,7 +234,7 @@ class SoFar:
 
     @property
     def hourly_price(self) -> float:
-        """Of all members' devices; 0 where the run has no prices."""
+        """The price of all members' devices per hour; 0 if the run has no prices."""
         return sum(count * (self._price(name) or 0.0) for name, count in self.kinds.items())
 
     @property
@@ -244,37 +244,37 @@ class SoFar:
 
     @property
     def cost(self) -> float:
-        """Of all devices until ``last``, by the prices that the run has now."""
+        """The cost of all devices until ``last``, by the run's present prices."""
         return sum((self._price(name) or 0.0) * seconds / 3600 for name, seconds in self.lent_by.items())
 
     def _price(self, device: str) -> float | None:
-        """Of an hour."""
+        """The device's price per hour."""
         prices = self.ledger.run.get("cluster", {}).get("prices", {})
         name = device.casefold() if prices else ""
         return next((float(price) for part, price in prices.items() if part.casefold() in name), None)
 
     @property
     def currency(self) -> str:
-        """Of the prices; empty: the run file names none."""
+        """The currency of the prices. Empty: the run file names none."""
         return str(self.ledger.run.get("cluster", {}).get("currency", ""))
 
     def whole_cost(self, now: float) -> float | None:
-        """What the run will have cost at its end, if prices and members stay; None: its end is not known."""
+        """The run's cost at its end, if prices and members stay. None: its end is not known."""
         left = self.left(now)
         return None if left is None else self.cost_until(now) + self.hourly_price * left / 3600
 
     def cost_until(self, now: float) -> float:
-        """What all members have cost until ``now``."""
+        """The cost of all members until ``now``."""
         over = self.ledger.outcome is not None or bool(self.stopped)
         return self.cost + (0.0 if over else self.hourly_price * max(0.0, now - self.last) / 3600)
 
     def ends(self, now: float) -> float | None:
-        """When the run ends by the speed of the last steps; None: not known, as nothing trains."""
+        """When the run ends at the speed of the last steps. None: not known, because nothing trains."""
         left = self.left(now)
         return None if left is None or self.state != "training" else now + left
 
     def left(self, now: float) -> float | None:
-        """The seconds that are left by the speed of the last steps; None: the run is over, or no speed is known."""
+        """The seconds that are left at the speed of the last steps. None: the run is over, or no speed is known."""
         mean = self.step_seconds
         if self.ledger.outcome is not None or mean is None:
             return None
@@ -282,7 +282,7 @@ class SoFar:
 
     @property
     def run_steps(self) -> int:
-        """The number of steps that the run has; 0 before it begins."""
+        """The number of the run's steps; 0 before it begins."""
         return int(self.ledger.run.get("train", {}).get("steps", 0))
 
     @property

@@ -1,4 +1,4 @@
-"""The whole run as it is told: as it is, and as it was after any event."""
+"""The whole run as a story: now, and after any event."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Story:
         read: Callable[[int], Iterator[Record]],
         earlier: Callable[[int], SoFar] = lambda _: SoFar(),
     ) -> SoFar:
-        """The run after that event, or after the nearest one that was added. ``read`` yields the records after a number, and
-        ``earlier`` returns the run after that event or some before."""
+        """The run after that event, or after the nearest one that was added. ``read`` yields the records after a number.
+        ``earlier`` returns the run after that event or an earlier one."""
         if sequence >= self.now.sequence:
             return self.now
         then = earlier(sequence)

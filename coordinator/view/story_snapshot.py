@@ -1,7 +1,7 @@
 """The story as of some event, kept in the store: a restart, the page and `watch` fold only the events after it.
 
-It is a cache: the log alone is the truth, and a story snapshot that cannot be read is passed over. As text it is one line of
-JSON without the links, then one line of links for each node, so that no single piece takes long to make.
+It is a cache: the log alone is the truth, and an unreadable story snapshot is passed over. As text it is one line of JSON
+without the links, then one line of links for each node, so that no single piece takes long to make.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _adapter() -> TypeAdapter[Story]:
 
 @cache
 def story_format() -> int:
-    """It follows from the version and the story's fields: story snapshots with another one are passed over."""
+    """A name that follows from the version and the story's fields. Story snapshots with another name are passed over."""
     return int.from_bytes(blake3(json.dumps([dtfm.__version__, _adapter().json_schema()]).encode()).digest(3))
 
 
@@ -70,7 +70,7 @@ def story_from(lines: Sequence[str]) -> Story:
 
 
 def newest(snapshots: Iterable[Snapshot]) -> Story:
-    """The story of the first of the ``snapshots`` that can be read, or one that has not begun."""
+    """The story of the first of the ``snapshots`` that can be read. If there is none, a story that has not begun."""
     for snapshot in snapshots:
         try:
             return read(snapshot)
@@ -80,7 +80,7 @@ def newest(snapshots: Iterable[Snapshot]) -> Story:
 
 
 def story_of(snapshots: Iterable[Snapshot], read: Callable[[int], Iterable[Record]]) -> Story:
-    """The story of the whole log, of which ``read`` returns the records after a number."""
+    """The story of the whole log. ``read`` returns its records after a number."""
     story = newest(snapshots)
     for record in read(story.now.sequence):
         story.add(record)

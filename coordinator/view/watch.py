@@ -33,15 +33,15 @@ MOST_QUARANTINED = 4
 MOST_IDLE = 2
 """The view says why nodes are idle, for at most this number of nodes."""
 MOST_SPARKS = 36
-"""The number of losses in the line of sparks, which has room for the held-out loss."""
+"""The number of losses in the line of sparks. It leaves room for the held-out loss."""
 _MOODS = {Mood.GOOD: "bold green", Mood.WAIT: "bold yellow", Mood.CARE: "bold yellow", Mood.BAD: "bold red"}
 _STYLES = ["cyan", "magenta", "green", "yellow", "blue", "red"]
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def render(so_far: SoFar, console: Console, now: float | None = None) -> RenderableType:
-    """One screen of the console; 80 columns and 24 rows do for few nodes. ``now``: seconds since 1970; by default, when the last
-    record was written."""
+    """One screen of the console; 80 columns and 24 rows suffice for few nodes. ``now``: seconds since 1970; by default the time
+    of the last record."""
     ledger = so_far.ledger
     predicted = ledger.training.predicted
     expected = describe_seconds(predicted, ledger.training.bound, so_far.measured)
@@ -59,7 +59,7 @@ def render(so_far: SoFar, console: Console, now: float | None = None) -> Rendera
 
 
 def live_view(so_far: SoFar, console: Console) -> Live:
-    """Shows the run so far on a terminal, four times a second, while it is entered."""
+    """Shows the run so far on a terminal, four times a second, inside the context."""
     return Live(console=console, refresh_per_second=4, get_renderable=lambda: render(so_far, console, time.time()))
 
 
@@ -88,7 +88,7 @@ def _head(so_far: SoFar, now: float) -> RenderableType:
 
 
 def _times(so_far: SoFar, now: float) -> str:
-    """How long the run has gone on and, by the speed of its last steps, will go on."""
+    """How long the run has gone on, and how long it will go on at the speed of its last steps."""
     left, ends = so_far.left(now), so_far.ends(now)
     told = f"{_clock(so_far.elapsed(now))} elapsed" + (f", {_clock(left)} left" if left is not None else "")
     return told + (f", ends {time.strftime('%a %d %b, %H:%M', time.localtime(ends))}" if ends is not None else "")
@@ -104,7 +104,7 @@ def _cost(so_far: SoFar, now: float) -> str:
 
 
 def _told(condition: Condition, now: float) -> Text:
-    """The sentence in its colour, with since when; the day, where that is another one."""
+    """The sentence in its colour, and since when; with the day, if it is another one."""
     since = ""
     if condition.since is not None:
         at, today = time.localtime(condition.since), time.localtime(now)
@@ -150,7 +150,7 @@ def _nodes(ledger: Ledger) -> RenderableType:
 
 
 def _idle(ledger: Ledger) -> list[RenderableType]:
-    """Why the plan does without nodes."""
+    """Why the plan does without some nodes."""
     idle = idle_nodes(ledger, sorted(ledger.members)[:MOST_NODES])
     told: list[RenderableType] = [Text(f"{n} is idle: {each.sentence}", style="dim") for n, each in idle.items()]
     return told[:MOST_IDLE]
@@ -201,7 +201,7 @@ def _links(ledger: Ledger) -> RenderableType:
 
 
 def _events(recent: deque[Record], console: Console, rows: int) -> RenderableType:
-    """The last events for which there is room, but at least one."""
+    """The last events, as many as there is room for, but at least one."""
     shown: list[Text] = []
     for record in reversed(recent):
         lines = Text(record.event.narrate()).wrap(console, console.width)

@@ -1,4 +1,5 @@
-"""What the page's port answers: its files, the run as JSON, news as server-sent events, metrics, health, what operators ask."""
+"""Answers the requests to the page's port: its files, the run as JSON, news as server-sent events, metrics, health, operators'
+requests."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from dtfm.coordinator.web.directing import OPERATOR, Ask, directing
 from dtfm.coordinator.web.door import STILL, VIEWER, Door
 
 LASTS = "dtfm.lasts"
-"""In a request's scope: to be called once its answer is a stream that has no end."""
+"""In a request's scope: a function to call when the answer turns out to be a stream without an end."""
 HEADERS = [
     ("Content-Security-Policy", "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     ("X-Content-Type-Options", "nosniff"),
@@ -34,18 +35,18 @@ HEADERS = [
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
 ]
-"""Of every answer: the browser runs, loads and sends nothing but what is here."""
+"""The headers of every answer: the browser runs, loads and sends nothing from elsewhere."""
 MOST_VIEWERS = 20
-"""The number of pages that are told of news at a time. Operators have places of their own."""
+"""The most pages that hear news at the same time. Operators have places of their own."""
 MOST_OF_A_LINK = 4
-"""Of these, the number that one link opens."""
+"""Of these, the most that one link opens."""
 MOST_WITHOUT_LINK = 16
-"""Of these, the number that this machine's users open without a link."""
+"""Of these, the most that this machine's users open without a link."""
 MOST_OPERATORS = 8
 QUIET_SECONDS = 5.0
-"""The longest time without a message to a page. Its clocks go on by them, and a broken connection is noticed."""
+"""The longest time without a message to a page. The message moves the page's clocks on, and a broken connection is noticed."""
 PAUSE_SECONDS = 1.0
-"""Between two messages to a page."""
+"""Seconds between two messages to a page."""
 SLOW_SECONDS = 10.0
 """A page that takes longer than this to accept a message is dropped."""
 
@@ -60,8 +61,11 @@ def make_app(
     shown_at: str = "",
     problem: Callable[[], str] = lambda: "",
 ) -> Starlette:
-    """``by_link``: for who has a link alone, else for whoever is on this machine (see Door). ``shown_at``: see directing.
-    ``problem``: why the coordinator is not well; empty: it is."""
+    """The page's app.
+
+    ``by_link``: only callers with a link may read the page; otherwise everybody on this machine (see Door). ``shown_at``: see
+    directing. ``problem``: why the coordinator is not well; empty: it is well.
+    """
 
     async def state(request: Request) -> Response:
         text = request.query_params.get("at", "")
@@ -87,8 +91,8 @@ def make_metrics_app(follower: Follower, problem: Callable[[], str] = lambda: ""
 
 
 def _health(follower: Follower, problem: Callable[[], str], *, says_why: bool) -> Route:
-    """For supervisors: 200 while the run gets on or waits, else 503, with JSON. Whoever has no link gets no reason: it names
-    nodes."""
+    """The route for supervisors: 200 while the run makes progress or waits, otherwise 503, with JSON. Callers without a link
+    get no reason, because a reason names nodes."""
 
     async def health(_request: Request) -> Response:
         found = await follower.fitness(problem())
@@ -107,7 +111,7 @@ def _metrics(follower: Follower) -> Route:
 
 
 def is_here(host: str) -> bool:
-    """Whether a page that is called by this name, or listens there, is called by this machine alone."""
+    """Whether a page with this host, in its URL or its listening address, is reached only from this machine."""
     try:
         return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
@@ -115,8 +119,8 @@ def is_here(host: str) -> bool:
 
 
 class CalledHere:
-    """Refuses requests for a page that asks for no link unless they name this machine's loopback: a stranger's site may have
-    pointed its own name there, to read the page."""
+    """Refuses requests for a page without links unless they name this machine's loopback. A stranger's site may have pointed
+    its own name there, to read the page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -134,8 +138,11 @@ def _without_port(host: str) -> str:
 
 
 class Viewers:
-    """Tells each page the number of the newest event when there is another one. Nothing waits in a queue: who is slow misses
-    numbers, and whoever takes nothing is dropped. Each link has few places, and operators have some that nobody else gets."""
+    """Tells each page the number of the newest event when there is another one.
+
+    Nothing waits in a queue: a slow page misses numbers, and a page that takes nothing is dropped. Each link has few places.
+    Operators have some places that nobody else gets.
+    """
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower

@@ -1,8 +1,8 @@
-"""Connections to the page's port and to that of the metrics, which share a thread with the run.
+"""Connections to the page's port and to the metrics' port, which share a thread with the run.
 
-Each is one of few: of its origin and of all, or, once a viewer's link is shown on it, of that link. A connection that is one too
-many is reset before anything is made for it. A request has HEAD_SECONDS to come, and its answer ANSWER_SECONDS to be read: then
-whoever says nothing loses the place.
+Connections are limited by their origin and in all. When a viewer's link is shown on a connection, its link's limit counts
+instead. A connection beyond a limit is reset before anything is made for it. A request has HEAD_SECONDS to come, and its answer
+ANSWER_SECONDS to be read. After that, a silent caller loses the place.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from dtfm.coordinator.web.door import LET_IN
 from dtfm.protos.candidates import Address, origin_of
 
 MOST_STRANGERS, MOST_OF_AN_ORIGIN = 64, 32
-"""Connections from elsewhere, until a link is shown on them: of all origins, and of one."""
+"""The most connections from elsewhere until a link is shown on them: of all origins, and of one."""
 MOST_FROM_HERE = 128
-"""Connections to a page on loopback: of this machine's users, or of a proxy."""
+"""The most connections to a page on loopback: from this machine's users, or from a proxy."""
 MOST_GUESTS, MOST_OF_A_LINK = 256, 32
-"""Connections on which a viewer's link was shown: of all links, and of one. A browser makes about six."""
+"""The most connections with a viewer's link: of all links, and of one. A browser makes about six."""
 RATE_FROM_HERE = 64.0
 STRANGER_SECONDS = 10.0
 """The longest time that a connection from elsewhere lasts until a viewer's link is shown on it: Prometheus waits no longer."""
 HEAD_SECONDS = 10.0
-"""The longest time that a request takes to come, from the connection or from the answer before it."""
+"""The longest time for a request to come, from the connection or from the answer before it."""
 ANSWER_SECONDS = 60.0
 """The longest time from a request's head to the end of its answer, unless that is a stream of events."""
 
 
 def limits_within(files: int, *, from_anywhere: bool) -> Limits:
-    """For a process that may have that number of ``files`` open. Pages and metrics together take an eighth of them, or a little
-    more."""
+    """The limits for a process that may have this number of ``files`` open. Pages and metrics together take an eighth of them,
+    or a little more."""
     if from_anywhere:
         most = min(MOST_STRANGERS, files // 64)
         return Limits(open_of_one=min(MOST_OF_AN_ORIGIN, most), open=most, members=min(MOST_GUESTS, files // 16))
@@ -51,8 +51,8 @@ def limits_within(files: int, *, from_anywhere: bool) -> Limits:
 
 
 class Visit:
-    """A connection, which is counted before anything is made for it. ``link``: the invitation's id of the viewer's link that was
-    shown on it; empty: none."""
+    """A connection, which is counted before anything is made for it. ``link``: the invitation's id of the viewer's link that
+    the caller has shown; empty: none."""
 
     __slots__ = ("caller", "link", "origin")
 
@@ -67,8 +67,8 @@ class Visit:
 
 
 class Callers:
-    """Whoever is connected to the port. ``from_anywhere``: strangers may reach it, so that a connection is short until a link is
-    shown on it."""
+    """The callers that are connected to the port. ``from_anywhere``: strangers may reach the port, so a connection is short
+    until a link is shown on it."""
 
     def __init__(self, limits: Limits, *, from_anywhere: bool) -> None:
         self.strangers = Strangers[Visit](limits)
@@ -77,7 +77,8 @@ class Callers:
         self._guests = Counter[str]()  # the number of connections, by the link that was shown on them
 
     def let_in(self, visit: Visit, link: str) -> bool:
-        """A ``link``, by its invitation's id, was shown on the connection. Returns whether it, and all, may have another one."""
+        """Notes that the caller has shown ``link``, by its invitation's id. Returns whether the link may have one connection
+        more, and all links together."""
         if visit.link:
             return True
         if self._guests[link] >= MOST_OF_A_LINK or self._guests.total() >= self._most_guests:
@@ -96,13 +97,13 @@ class Callers:
 
 
 class Caller(H11Protocol):
-    """What is said on one connection."""
+    """One connection's protocol."""
 
     def __init__(self, callers: Callers, visit: Visit, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._callers = callers
         self._visit = visit
-        self._deadline: asyncio.TimerHandle | None = None  # of what is due next
+        self._deadline: asyncio.TimerHandle | None = None  # of the next thing that is due
         self._end: asyncio.TimerHandle | None = None  # of a stranger's connection from elsewhere
         self._is_cut_off = False
         app = self.app
@@ -158,7 +159,7 @@ class Caller(H11Protocol):
 
 
 class PageServer(uvicorn.Server):
-    """Serves those who come to ``listening``, which it closes at the end."""
+    """Serves the callers of ``listening``, and closes it at the end."""
 
     def __init__(self, config: uvicorn.Config, listening: socket.socket, callers: Callers) -> None:
         super().__init__(config)
@@ -169,7 +170,7 @@ class PageServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the coordinator's."""
+        """Does nothing: signals are the coordinator's."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

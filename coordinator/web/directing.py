@@ -1,4 +1,4 @@
-"""What an operator asks of the coordinator on the page: the same requests as the command line's."""
+"""An operator's requests on the page to the coordinator: the same requests as the command line's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ask = Callable[[t.Request, str], Awaitable[t.Granted]]
 """See `Server.ask`."""
 
 OPERATOR = "dtfm.operator"
-"""In a request's scope: the id of the invitation by which an operator opened the page; missing for everybody else."""
+"""In a request's scope: the id of the operator's invitation that opened the page; missing for everybody else."""
 JSON = "application/json"
 _REQUESTS = {
     "plan-now": wire.PlanNowRequest,
@@ -32,8 +32,8 @@ _MOST_BYTES = 4096
 
 
 def directing(ask: Ask, shown_at: str = "") -> Route:
-    """GET tells whether who reads the page is an operator. POST asks for what the path's end names: the body has the request's
-    fields as JSON. ``shown_at``: the URL at which a proxy shows the page; empty: none."""
+    """The route for operators. GET tells whether the reader is an operator. POST makes the request that the path's end names:
+    the body has its fields as JSON. ``shown_at``: the URL of the page at a proxy; empty: none."""
 
     async def answer(request: Request) -> Response:
         by, make = request.scope.get(OPERATOR, ""), _REQUESTS.get(request.path_params["what"])
@@ -62,8 +62,8 @@ def directing(ask: Ask, shown_at: str = "") -> Route:
 
 
 def _is_own(request: Request, shown_at: str) -> bool:
-    """Whether the page itself has sent it, or no page: browsers say which, and other programs need not. A proxy that speaks https
-    to browsers may pass on another scheme, so that only hosts and ports are compared."""
+    """Whether the page itself has sent the request, or no page: browsers say which page, and other programs need not. A proxy
+    that speaks https to browsers may pass on another scheme. So only hosts and ports are compared."""
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
     if site not in ("same-origin", "none"):
         return False

@@ -1,4 +1,5 @@
-"""Who may read the page, and direct by it: who has shown a link. The browser keeps it as a cookie."""
+"""Decides who may read the page, and direct the run there: callers that have shown a link. The browser keeps the link as a
+cookie."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from dtfm.coordinator.web.directing import OPERATOR
 from dtfm.protos.identity.access import Role
 
 LET_IN = "dtfm.let_in"
-"""In a request's scope: to be called with the invitation's id, once the caller is no stranger. Returns False if too many
+"""In a request's scope: a function to call with the invitation's id when the caller is no stranger. Returns False if too many
 connections show that link."""
 VIEWER = "dtfm.viewer"
 """In a request's scope: the id of the invitation whose link was shown; missing without one."""
@@ -27,8 +28,8 @@ _NEW_LINK = "Whoever directs the run makes a new link: <code>dtfm-coordinator in
 
 
 class Door:
-    """Answers in the ``app``'s place who shows no link that is good; if it ``stands_open``, only who follows a bad one.
-    ``ledger`` returns the present one. ``secure``: the page is reached over https."""
+    """Stands before the ``app``. It answers callers without a good link itself; if it ``stands_open``, only callers that follow
+    a bad link. ``ledger`` returns the present ledger. ``secure``: the page is reached over https."""
 
     def __init__(self, app: ASGIApp, ledger: Callable[[], Ledger], stands_open: bool, secure: bool) -> None:
         self._app = app
@@ -42,7 +43,7 @@ class Door:
         try:
             shown = followed or request.cookies.get(cookie, "")
             if not shown:
-                raise ValueError("it is for who has a link to it, and this browser has shown none")
+                raise ValueError("it needs a link, and this browser has shown none")
             id, secret = read_link(shown)
             invited = check_viewer(ledger, id, secret, now)
         except ValueError as problem:
@@ -50,7 +51,7 @@ class Door:
                 await self._app(scope, receive, send)
                 return
             said = f"<p>This page does not open: {html.escape(str(problem))}.</p><p>{_NEW_LINK}</p>"
-            # Over a new connection each time: of these a stranger has few.
+            # Over a new connection each time: a stranger may have only few.
             await HTMLResponse(_page("No access", said), 403, {"Connection": "close"})(scope, receive, send)
             return
         if (let_in := scope.get(LET_IN)) is not None and not let_in(id):

@@ -1,4 +1,4 @@
-"""Serving the page beside the coordinator, in its event loop."""
+"""Serves the page beside the coordinator, in the coordinator's event loop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def bind_page(address: str) -> socket.socket:
-    """A socket that listens on HOST:PORT; empty: on DEFAULT_PAGE, or on another port where that one is taken. Raises
-    ValueError."""
+    """A socket that listens on HOST:PORT. Empty: on DEFAULT_PAGE, or on another port if that one is taken. Raises ValueError."""
     if address:
         return bind(address, "--web", ", or --no-page")
     host, port = read_address(DEFAULT_PAGE)
@@ -35,7 +34,8 @@ def bind_page(address: str) -> socket.socket:
 
 
 def bind(address: str, option: str, instead: str = "") -> socket.socket:
-    """A socket that listens on HOST:PORT, which the ``option`` gave; ``instead``: what else could be given. Raises ValueError."""
+    """A socket that listens on HOST:PORT, the value of ``option``. ``instead``: another value that could be given. Raises
+    ValueError."""
     host, port = read_address(address)
     try:
         return _listening(host, port)
@@ -50,7 +50,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def link_to(listening: socket.socket) -> str:
-    """What a person opens."""
+    """The URL for a person to open."""
     host, port = listening.getsockname()[:2]
     return f"http://{address_of(host if is_here(host) else '127.0.0.1', port)}/"
 
@@ -64,8 +64,8 @@ def read_page_url(text: str) -> str:
 
 
 def url_elsewhere(listening: socket.socket, given: str, hosts: Sequence[str]) -> str:
-    """Where others open the page that is served there: ``given``, or at the first of these ``hosts``, if any, or of this
-    machine's addresses; empty: nowhere, as it is on loopback."""
+    """The URL where others open the page that is served there: ``given``, or with the first of ``hosts``, or of this machine's
+    addresses. Empty: nowhere, because the page is on loopback."""
     host, port = listening.getsockname()[:2]
     if given or is_here(host):
         return given
@@ -76,8 +76,8 @@ def url_elsewhere(listening: socket.socket, given: str, hosts: Sequence[str]) ->
 async def page_served(
     listening: socket.socket | None, app: Starlette, *, from_anywhere: bool = False
 ) -> AsyncIterator[None]:
-    """Serves the ``app`` on this socket, which is closed at the end; without a socket, does nothing. ``from_anywhere``: strangers
-    may reach it, and nothing before it bounds their connections."""
+    """Serves the ``app`` on this socket, and closes the socket at the end. Without a socket, does nothing. ``from_anywhere``:
+    strangers may reach the socket, and nothing before it limits their connections."""
     if listening is None:
         yield
         return
@@ -105,4 +105,4 @@ async def page_served(
 
 def _say_why(ended: asyncio.Task[None]) -> None:
     if not ended.cancelled() and (error := ended.exception()) is not None:
-        log.error("the page is served no more; the run goes on", exc_info=error)
+        log.error("the page has stopped; the run goes on", exc_info=error)

@@ -31,7 +31,7 @@ def doctor(
         ),
     ] = "",
     listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "",
-    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which peers would reach it.")] = None,
+    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] where peers would reach it.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     snapshots: Annotated[Path | None, typer.Option(help="The folder for parts of the run's state.")] = None,
     allow_data: Annotated[list[str] | None, typer.Option(help="As for join, which remembers it.")] = None,
@@ -91,7 +91,7 @@ def doctor(
 
 
 def _name() -> str:
-    """Under which the node would join. Where none can be kept, one of the findings says so."""
+    """The name for the node to join under. If none can be kept, one of the findings says so."""
     try:
         return take_name()
     except ValueError:

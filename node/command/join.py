@@ -64,7 +64,7 @@ def join(
     advertise: Annotated[
         list[str] | None,
         _network(
-            help="HOST[:PORT] at which peers reach this node, beside the addresses that it finds by itself (may be given several "
+            help="HOST[:PORT] where peers reach this node, beside the addresses that it finds by itself (may be given several "
             "times)."
         ),
     ] = None,
@@ -113,11 +113,11 @@ def join(
     allow_data: Annotated[
         list[str] | None,
         _allowed(
-            help="Let the run name this local file or folder, or what matches, like '/data/*.txt', a place that takes this "
-            "machine's keys, like 's3://bucket/run', a repository of the hub to be read with this machine's token, like "
-            "'hf:OWNER/NAME', or a URL in this machine's network, for its data, tokenizer, pretrained weights or checkpoints "
-            "(may be given several times). Remembered for this coordinator until it is given again; none takes it back. Not "
-            "needed for what is public on the hub, nor by the user who runs the coordinator."
+            help="Let the run use this place for its data, tokenizer, pretrained weights or checkpoints (may be given several "
+            "times). A place is a local file or folder, or a pattern like '/data/*.txt'. It may need this machine's keys, like "
+            "'s3://bucket/run', or its token of the hub, like 'hf:OWNER/NAME'. Or it is a URL in this machine's network. "
+            "Remembered for this coordinator until it is given again; none takes it back. Not needed for public repositories "
+            "of the hub, nor by the user who runs the coordinator."
         ),
     ] = None,
     trace: Annotated[

@@ -1,4 +1,4 @@
-"""What several commands of `dtfm-node` share: options, the log, how a mistake is told."""
+"""Options that several commands of `dtfm-node` share, the log, and how a mistake is told."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Json = Annotated[bool, look("--json", help="Log JSON objects, with run, node, ge
 
 @contextmanager
 def mistakes() -> Iterator[None]:
-    """A context in which a ValueError is the user's mistake: it is told, and the command exits with 2."""
+    """A context that treats a ValueError as the user's mistake: it tells the mistake, and the command exits with 2."""
     try:
         yield
     except ValueError as mistake:
@@ -41,7 +41,7 @@ def mistakes() -> Iterator[None]:
 
 
 class ToStderr(logging.StreamHandler[TextIO]):
-    """To what sys.stderr is when something is said: a line that is shown, or a label, may have to go before it."""
+    """Writes to the current sys.stderr at each record: a changing line, or a label, may have replaced sys.stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

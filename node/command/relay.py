@@ -22,14 +22,14 @@ def relay(
     invitation: InvitationArgument = "",
     id: Annotated[str, typer.Option(help="This relay's name, kept across restarts.")] = "",
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; others must reach it.")] = "",
-    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which others reach it.")] = None,
+    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] where others reach it.")] = None,
     give_up_after: Annotated[
         float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
     ] = 300.0,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Passes on what nodes that cannot reach each other have to say, and sees ciphertext alone. It computes nothing."""
+    """Passes on messages between nodes that cannot reach each other, and sees ciphertext alone. It computes nothing."""
     log_to_stderr(verbose, json)
     with mistakes():
         require_extra()

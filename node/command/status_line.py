@@ -1,4 +1,4 @@
-"""Shows a line that changes: in its place on a terminal, else now and then in the log."""
+"""Shows a line that changes: in its place on a terminal, otherwise now and then in the log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 EVERY_SECONDS = 10.0
 """Seconds between two lines."""
 SAME_SECONDS = 60.0
-"""Seconds until a line is repeated that has not changed."""
+"""Seconds until an unchanged line is repeated."""
 REFRESH_SECONDS = 1.0  # on a terminal
 
 
 @asynccontextmanager
 async def status_line(line: Callable[[], str]) -> AsyncIterator[None]:
-    """A context in which what ``line`` returns is shown, unless that is empty; and at the end, once more."""
+    """A context that shows the result of ``line``, unless it is empty; and once more at the end."""
     as_json = any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)
     showing = asyncio.create_task(_live(line) if sys.stdout.isatty() and not as_json else _lines(line))
     try:

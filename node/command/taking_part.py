@@ -32,15 +32,15 @@ if TYPE_CHECKING:  # PyTorch takes seconds to load
 log = logging.getLogger(__name__)
 
 SAME_SIGNAL_SECONDS = 0.5
-"""A signal comes twice if the supervisor of several nodes gets it, and the nodes too, as from systemd."""
+"""Signals within this time count as one: the supervisor of several nodes may get a signal, and the nodes too, as from systemd."""
 MOST_TRIES = 3
-"""To type an invitation."""
+"""Attempts to type an invitation."""
 
 
 def invitation_needed(command: str) -> str:
-    """Returns what an Entry takes where the user has named no coordinator: empty for the one that was used last, or an invitation
-    that the user types now. Before that, it lists the runs on the local network. ``command`` is what the user typed. Raises
-    ValueError if an invitation is needed and none is given."""
+    """Returns the argument of an Entry if the user has named no coordinator: empty for the last coordinator, or an invitation
+    that the user types now. Before that, it lists the runs on the local network. ``command`` is the command that the user
+    typed. Raises ValueError if an invitation is needed and none is given."""
     if any(access.enrolled for access in kept([Role.NODE, Role.OPERATOR])):
         return ""
     runs = list_runs()
@@ -65,7 +65,7 @@ def place_of(
     coordinator: Entry, listen: str, advertise: list[str] | None, number: int = 0
 ) -> tuple[str, tuple[str, ...], str, bool]:
     """Where a node is to listen, where it is advertised, its address that faces the coordinator, and whether it is behind NAT.
-    ``number``: which it is of several nodes that are started together. Raises ValueError."""
+    ``number``: the node's number among several that are started together. Raises ValueError."""
     try:
         facing, behind_nat = place_on_the_net(coordinator)
     except NoWayThere:

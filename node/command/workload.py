@@ -1,4 +1,4 @@
-"""`dtfm-node workload`: what a run asks of the machines that train it."""
+"""`dtfm-node workload`: the demands of a run on the machines that train it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WORKLOAD.json of a run file: what a plan can be made from before any machine is rented."""
+"""WORKLOAD.json of a run file: a plan can be made from it before any machine is rented."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _OF_LAYERS = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "k
 
 
 def describe(asked: RunFile, allowed_modules: Sequence[str] = ()) -> str:
-    """WORKLOAD.json of a run whose precision is decided, see scheduler/formats/workload.py. Of its data, only a tokenizer is
-    loaded, or what a user's own function makes; of pretrained weights, only what they say of the model. Raises ValueError."""
+    """WORKLOAD.json of a run whose precision is decided, see scheduler/formats/workload.py.
+
+    Of the run's data, only a tokenizer is loaded, or the result of a user's own function. Of pretrained weights, only their
+    description of the model. Raises ValueError.
+    """
     give_leave(EVERYTHING)  # the run file is this user's own
     run, train = asked.message(""), asked.train
     if run.model.family == "module":

@@ -1,5 +1,7 @@
-"""What this machine's operator lets a run read and write here, and elsewhere with this machine's credentials. The run file comes
-from the coordinator, and so do its paths and URLs."""
+"""What this machine's operator lets a run read and write here, and elsewhere with this machine's credentials.
+
+The run file comes from the coordinator, and so do its paths and URLs.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,22 @@ _MAGIC = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a run may name on this machine. ``places``: its files, URLs that are reached with its keys or in its network, and
-    repositories of the hub that are read with its token (see read_allowed).
-    ``modules``: its code, as import paths (see import_allowed)."""
+    """The names that a run may use on this machine.
+
+    ``places``: its files, URLs that are reached with its keys or in its network, and repositories of the hub that are read with
+    its token (see read_allowed). ``modules``: its code, as import paths (see import_allowed).
+    """
 
     places: Sequence[str] = ()
     modules: Sequence[str] = ()
 
 
 def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
-    """What ALLOW was given: URLs, repositories of the hub (hf:OWNER/NAME, hf:OWNER/*), and absolute paths without links, but for
-    what follows the first wildcard. Raises ValueError."""
+    """The values of ALLOW: URLs, repositories of the hub (hf:OWNER/NAME, hf:OWNER/*), and absolute paths. Links in a path are
+    resolved up to the first wildcard. Raises ValueError."""
     for text in globs:
         if "**" in text:
-            raise ValueError(f"{ALLOW} {text!r}: leave out **; what is allowed is so with all that is in it")
+            raise ValueError(f"{ALLOW} {text!r}: leave out **; an allowed folder includes everything in it")
         if not text:
             raise ValueError(f"{ALLOW} is empty; name a file, a folder or a pattern, like '/data/*.txt'")
     try:
@@ -50,20 +54,20 @@ def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
 
 
 def said(options: Sequence[str] | None) -> Sequence[str] | None:
-    """What the operator has said by ALLOW or ALLOW_MODULE: None is nothing, and NOTHING takes back what was said before."""
+    """The operator's ALLOW or ALLOW_MODULE. None: the operator has said nothing. NOTHING takes earlier values back."""
     return () if options and list(options) == [NOTHING] else options or None
 
 
 def check_places(run: Run, allowed: Sequence[str]) -> None:
-    """Raises ValueError unless all files of this machine that the run may read or write, and URLs that it would reach with this
-    machine's credentials, are ``allowed`` (see `read_allowed`), or in a folder that is."""
+    """Raises ValueError unless all places of the run are ``allowed`` (see `read_allowed`), or in an allowed folder. The places
+    are files of this machine that the run may read or write, and URLs that it would reach with this machine's credentials."""
     places = guarded_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
     told_together(partial(_check, key, path, allowed) for key, path in places)
 
 
 def check_checkpoint(folder: str, allowed: Sequence[str]) -> None:
-    """Raises ValueError unless the run may read the checkpoint that the coordinator names: as if it were below checkpoint.uri. It
-    may be elsewhere, as a run that goes on may have another."""
+    """Raises ValueError unless the run may read the checkpoint that the coordinator names. The same rule holds as for
+    checkpoint.uri. The checkpoint may be elsewhere, because a run that goes on may have another uri."""
     check_places(Run(data=Run.Data(source="python-stdlib"), checkpoint=Run.Checkpoint(uri=folder)), allowed)
 
 
@@ -101,8 +105,8 @@ def allows_url(url: str, allowed: Sequence[str]) -> bool:
 
 
 def glob_of(path: Path) -> str:
-    """What `glob` takes for ``path``, which may be a pattern. Brackets in the names of existing folders and files are
-    no wildcards."""
+    """The argument of `glob` for ``path``, which may be a pattern. Brackets in the names of existing folders and files are no
+    wildcards."""
     start = 0
     while start < len(path.parts) and os.path.exists(Path(*path.parts[: start + 1])):
         start += 1
@@ -110,11 +114,10 @@ def glob_of(path: Path) -> str:
 
 
 def check_match(key: str, file: str, allowed: Sequence[str]) -> None:
-    """Raises ValueError unless the ``file``, which matches the pattern of the run file's ``key``, leads to one that is
-    ``allowed``."""
+    """Raises ValueError unless ``file`` leads to an ``allowed`` file. ``file`` matches the pattern of the run file's ``key``."""
     if not _is_allowed(os.path.realpath(file), allowed):
         raise ValueError(
-            f"{key}: {file} leads out of what this node's operator lets a run use; to allow it, name the file that it leads to "
+            f"{key}: {file} leads to a file that this node's operator does not let a run use; to allow it, name that file "
             f"with {ALLOW} too"
         )
 
@@ -125,7 +128,7 @@ def _slash(key: str, place: str) -> str:
 
 
 def _is_allowed(path: str, allowed: Sequence[str]) -> bool:
-    """``path`` is a URL, or absolute and without links, or a pattern that begins so."""
+    """``path`` is a URL, or an absolute path without links, or a pattern that begins with such a path."""
     parts = Path(path).parts
     return any(
         len(wanted) <= len(parts) and all(map(_matches, parts, wanted))
@@ -138,7 +141,7 @@ def _matches(part: str, wanted: str) -> bool:
 
 
 def _resolved(pattern: str) -> str:
-    """Absolute, and without links before the first part with a wildcard."""
+    """The pattern as an absolute path, without links before the first part with a wildcard."""
     parts = expanded(pattern).parts
     fixed = next((index for index, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     return str(Path(os.path.realpath(Path(*parts[:fixed])), *parts[fixed:]))

@@ -1,7 +1,7 @@
-"""Tokens that the nodes of one machine share: one makes them, the others wait and then map the same file.
+"""Tokens that the nodes of one machine share: one node makes them, the others wait and then map the same file.
 
-Each file is the tokens, and at its end the BLAKE3 of them. It is locked (shared) as long as somebody maps it, so that others know
-which may be removed.
+Each file is the tokens, and at its end their BLAKE3. A node keeps the file locked (shared) while it maps the file, so that
+others know which files may be removed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from dtfm.file_lock import PAUSE_SECONDS, try_lock
 log = logging.getLogger(__name__)
 
 MOST_UNUSED = 2
-"""Files that are kept although nobody uses them, for nodes that are started again."""
+"""The number of unused files to keep, for nodes that are started again."""
 UNUSED_SECONDS = 7 * 86_400.0
 _DIGEST_BYTES = 32
 _SAY_SECONDS = 10.0
 _LOOK_SECONDS = 10.0
-"""Most seconds to wait for others to have looked whether a file is used, for which each locks it for a moment."""
+"""Most seconds to wait for others that look whether a file is used. Each locks it for a moment to look."""
 
 
 def shared(
     folder: Path, name: str, dtype: np.dtype[Any], make: Callable[[BinaryIO], blake3], *, lasting: bool
 ) -> NDArray[Any]:
-    """The tokens (1-D) called ``name``, which ``make`` writes if they are not there, and of whose bytes it returns the digest.
+    """The tokens (1-D) called ``name``. If they are missing, ``make`` writes them and returns the digest of their bytes.
 
-    ``lasting``: the name says all of what they depend on; otherwise they count only while another process uses them. Raises
-    OSError, for example if the disk is full, and what ``make`` does."""
+    ``lasting``: the name says all that the tokens depend on. Otherwise they count only while another process uses them. Raises
+    OSError, for example if the disk is full, and the exceptions of ``make``.
+    """
     path = folder / f"{name}.tokens"
     lock = _wait_for(folder / f"{name}.lock")
     try:
@@ -49,7 +50,7 @@ def shared(
             found = _mapped(path, dtype)
             if found is None:
                 raise OSError(
-                    errno.EIO, "what was just written there is damaged, or another process keeps it locked", str(path)
+                    errno.EIO, "the file just written there is damaged, or another process keeps it locked", str(path)
                 )
         os.utime(path)
         _tidy(folder, path)
@@ -59,7 +60,7 @@ def shared(
 
 
 def is_usable(folder: Path) -> bool:
-    """Whether files can be made and locked there."""
+    """Whether this process can make and lock files there."""
     try:
         lock = try_lock(folder / "usable", shared=True)
     except ValueError as problem:
@@ -81,7 +82,7 @@ def _wait_for(path: Path) -> int:
 
 
 def _make(path: Path, make: Callable[[BinaryIO], blake3]) -> None:
-    for left in path.parent.glob(f"{path.stem}-*.part"):  # by one that was killed: the name's lock is ours
+    for left in path.parent.glob(f"{path.stem}-*.part"):  # left by a killed process: the name's lock is ours
         left.unlink()
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-", suffix=".part")
     try:
@@ -95,7 +96,8 @@ def _make(path: Path, make: Callable[[BinaryIO], blake3]) -> None:
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """None if the file is not there, or damaged, or another process has it for longer than a look takes."""
+    """The tokens of the file. None if the file is missing or damaged, or if another process locks it for longer than a look
+    takes."""
     if not path.exists():
         return None
     deadline = time.monotonic() + _LOOK_SECONDS
@@ -126,7 +128,7 @@ def _is_used(path: Path) -> bool:
 
 
 def _tidy(folder: Path, keep: Path) -> None:
-    """Removes what nobody uses, but for a few files of late."""
+    """Removes unused files, except a few recent ones."""
     with contextlib.suppress(OSError):
         for part in folder.glob("*.part"):
             if time.time() - part.stat().st_mtime > UNUSED_SECONDS:

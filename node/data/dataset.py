@@ -1,4 +1,4 @@
-"""What a run trains on: numbered samples, of which some are held out for evaluation."""
+"""The training data of a run: numbered samples. Some of them are held out for evaluation."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ class Agreed:
 
 
 class Data(ABC):
-    """Samples, the same on every node with the same ``fingerprint``.
-
-    ``sample`` describes one input. ``tokens_per_sample`` is 1 for data without tokens. ``unigram_entropy`` is the loss on the
-    held-out part, in nats per label, of a model that knows only label frequencies. ``tokenizer`` is None unless the data is
-    text. ``was_read``: this node has read the source itself, so that it vouches for the fingerprint.
-    """
+    """Samples, the same on every node with the same ``fingerprint``."""
 
     sample: Sample
+    """Describes one input."""
     tokens_per_sample: int
+    """1 for data without tokens."""
     tokenizer: Tokenizer | None
+    """None unless the data is text."""
     fingerprint: bytes
     unigram_entropy: float
+    """The loss on the held-out part, in nats per label, of a model that knows only label frequencies."""
     was_read: bool = True
+    """This node has read the source itself, so that it vouches for the fingerprint."""
 
     def __init__(self, count: int, evaluation_fraction: float) -> None:
         self._count, self._evaluation_fraction = count, evaluation_fraction
 
     @cached_property
     def _parts(self) -> tuple[Indices, Indices]:
-        """For training and for evaluation. Not before they are needed: some nodes only count."""
+        """The samples for training and for evaluation. Made only when needed: some nodes only count."""
         return held_out(self._count, self._evaluation_fraction)
 
     @property
@@ -81,18 +81,19 @@ class Data(ABC):
         return self._take(self._parts[0][indices])
 
     def evaluation_batch(self, indices: Indices) -> Batch:
-        """The same for held-out samples."""
+        """Inputs and labels of held-out samples, as in `training_batch`."""
         return self._take(self._parts[1][indices])
 
     def positions(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """The positions of the tokens in their documents, where ``sample`` is isolated: int64, like ``inputs``; else None."""
+        """The positions of the tokens in their documents, if ``sample`` is isolated: int64, like ``inputs``. Otherwise None."""
         return None
 
     def hold(self) -> None:  # noqa: B027  # whoever makes all samples has them
-        """Has all samples on this machine, which may take long. Raises ValueError or OSError. From any thread."""
+        """Brings all samples to this machine, which may take long. Raises ValueError or OSError. From any thread."""
 
     def publish(self, place: str) -> None:  # noqa: B027  # every node makes its own
-        """Writes what other nodes can use to a folder that they reach. Raises what the file system raises. From any thread."""
+        """Writes the data that other nodes can use to a folder that they reach. Raises the file system's exceptions. From any
+        thread."""
 
     @abstractmethod
     def _take(self, numbers: Indices) -> Batch:
@@ -100,11 +101,11 @@ class Data(ABC):
 
 
 class TokenWindows(Data):
-    """Windows of sequence_length + 1 consecutive tokens. Each begins with the last token of the one before, so that every token
-    except the first is predicted once.
+    """Windows of sequence_length + 1 consecutive tokens. Each begins with the last token of the window before, so that every
+    token except the first is predicted once.
 
-    In conversations, only answers are learnt: a token that is not is stored as its id plus the tokenizer's size. Its label is
-    NOT_LEARNT, and windows without anything to learn are left out.
+    In conversations, only answers are learnt. A token that is not learnt is stored as its id plus the tokenizer's size. Its
+    label is NOT_LEARNT, and windows without anything to learn are left out.
     """
 
     def __init__(
@@ -117,8 +118,8 @@ class TokenWindows(Data):
         sample: Sample,
         talks: bool,
     ) -> None:
-        """``tokens`` returns those of ``index``, and is called when they are first needed: at once, unless the run's members have
-        ``agreed`` on the data before. ``talks``: they are conversations."""
+        """``tokens`` returns the tokens of ``index``. It is called when they are first needed: now, unless the run's members
+        have ``agreed`` on the data before. ``talks``: the data are conversations."""
         length = index.sequence_length
         super().__init__(index.windows - len(index.left_out), index.evaluation_fraction)
         self.sample = sample
@@ -144,7 +145,7 @@ class TokenWindows(Data):
         with self._lock:
             if self._opened is None:
                 self._opened = self._open()
-        _ = self._parts  # what takes time is done now
+        _ = self._parts  # do the slow part now
 
     def publish(self, place: str) -> None:
         publish(place, self._index, self._tokens)
@@ -169,7 +170,7 @@ class TokenWindows(Data):
 
     @cached_property
     def _numbers(self) -> Indices | None:
-        """By a sample's number, that of its window; None: the same."""
+        """By a sample's number, its window's number. None: the same number."""
         left_out = self._index.left_out
         return np.delete(np.arange(self._index.windows), left_out) if left_out else None
 
@@ -202,7 +203,8 @@ class TensorPairs(Data):
 
 
 def text_sample(data: plan_pb2.Run.Data) -> tuple[Sample, Tokenizer]:
-    """What a sample of text is, and the tokenizer that makes it: known before any text is read. Raises ValueError."""
+    """The description of a sample of text, and the tokenizer that makes samples: known before any text is read. Raises
+    ValueError."""
     tokenizer, isolated = load_tokenizer(data.tokenizer), data.isolate_documents
     if isolated and (tokenizer.end is None or _talks(data)):
         raise ValueError(
@@ -213,7 +215,7 @@ def text_sample(data: plan_pb2.Run.Data) -> tuple[Sample, Tokenizer]:
 
 
 def is_text(data: plan_pb2.Run.Data) -> bool:
-    """Whether the samples are windows of a text; else a function of the user's makes them."""
+    """Whether the samples are windows of a text; otherwise a function of the user's makes them."""
     return not data.source.startswith("module:")
 
 
@@ -225,13 +227,14 @@ def load_data(
     allowed: Sequence[str] = EVERYTHING,
     reading: Reading = lambda done, of: None,
 ) -> Data:
-    """Loads what the run trains on.
+    """Loads the training data of the run.
 
     ``allowed_modules`` are the import paths that this node's operator lets a run name, and ``allowed`` the files (see
-    read_allowed). Text is tokenized once, into a file, so
-    that it need not fit into memory: in the folder ``cache``, where the nodes of a machine share it; else into an unnamed
-    temporary one. If the run's members have ``agreed`` on the data, and one of them has published its tokens, nothing is read
-    before samples are needed, and then these are fetched. ``reading``: see `documents`.
+    read_allowed). Text is tokenized once, into a file, so that it need not fit into memory. The file is in the folder
+    ``cache``, which the nodes of a machine share; otherwise it is an unnamed temporary one.
+
+    If the run's members have ``agreed`` on the data, and one of them has published its tokens, nothing is read before samples
+    are needed. Then these tokens are fetched. ``reading``: see `documents`.
 
     Raises:
         ValueError: the source or the tokenizer cannot be read, or there is too little data; the message names the key.
@@ -270,7 +273,7 @@ def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: NDArray[Any]
 
 
 def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, ...]:
-    """The windows of which no label is learnt."""
+    """The windows without any label that is learnt."""
     windows, found = (len(tokens) - 1) // length, list[int]()
     for first in range(0, windows, _WINDOWS_AT_ONCE):
         count = min(_WINDOWS_AT_ONCE, windows - first)
@@ -308,7 +311,7 @@ def _read(
 def _fetched(
     run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: Path | None, allowed: Sequence[str]
 ) -> NDArray[Any]:
-    """The tokens of ``index`` as another node has published them; or, if these are not what all agree on, of the source."""
+    """The tokens of ``index`` as another node has published them. If these are not the tokens that all agree on, the source's."""
 
     def make(file: BinaryIO) -> blake3:
         return fetch(run.checkpoint.uri, index, file)
@@ -349,8 +352,8 @@ def _pieces(
 def _stored(
     cache: Path | None, name: str, dtype: np.dtype[Any], make: Callable[[BinaryIO], blake3], *, lasting: bool
 ) -> NDArray[Any]:
-    """What ``make`` writes: in the folder where the nodes of this machine share it by its ``name`` (see `shared`), if it has one;
-    else in a temporary file."""
+    """The tokens that ``make`` writes. They are in the folder that the nodes of this machine share, by ``name`` (see `shared`),
+    if there is one. Otherwise they are in a temporary file."""
     if cache is not None and name and is_usable(cache):
         return shared(cache, name, dtype, make, lasting=lasting)
     with tempfile.TemporaryFile(prefix="dtfm-tokens-") as file:
@@ -361,14 +364,14 @@ def _stored(
 
 
 def _dtype(tokenizer: Tokenizer, talks: bool) -> np.dtype[Any]:
-    """Of stored tokens: the narrowest unsigned one."""
+    """The dtype of stored tokens: the narrowest unsigned one."""
     values = 2 * tokenizer.size if talks else tokenizer.size
     return np.dtype("<u1" if values <= 1 << 8 else "<u2" if values <= 1 << 16 else "<u4")
 
 
 def _write(documents: Iterable[Iterable[Piece]], tokenizer: Tokenizer, file: BinaryIO, *, talks: bool) -> blake3:
-    """Writes the tokens of the documents in order; ``talks``: they are conversations, of which not all is learnt (see
-    TokenWindows). Returns the digest of what it has written. Raises ValueError for an id that the tokenizer should not make."""
+    """Writes the tokens of the documents in order, and returns their digest. ``talks``: the documents are conversations, and
+    parts of them are not learnt (see TokenWindows). Raises ValueError for an id that the tokenizer should not make."""
     dtype = _dtype(tokenizer, talks)
     separator: NDArray[Any] = np.asarray(tokenizer.separator)
     digest, size, said = blake3(), 0, time.monotonic()
@@ -393,7 +396,7 @@ def _write(documents: Iterable[Iterable[Piece]], tokenizer: Tokenizer, file: Bin
 
 
 def _separated(documents: Iterable[Iterable[Piece]], *, is_learnt: bool) -> Iterator[tuple[str | None, bool]]:
-    """All pieces, with None between two documents: a separator, which ``is_learnt`` or not."""
+    """All pieces, with None between two documents. None stands for a separator, which ``is_learnt`` or not."""
     for number, document in enumerate(documents):
         if number:
             yield None, is_learnt
@@ -401,7 +404,7 @@ def _separated(documents: Iterable[Iterable[Piece]], *, is_learnt: bool) -> Iter
 
 
 def _batches(pieces: Iterable[tuple[str | None, bool]]) -> Iterator[list[tuple[str | None, bool]]]:
-    """The pieces, as many at a time as have about _AT_ONCE characters."""
+    """The pieces in batches of about _AT_ONCE characters."""
     batch, characters = list[tuple[str | None, bool]](), 0
     for piece in pieces:
         batch.append(piece)

@@ -1,4 +1,4 @@
-"""Bringing the run's samples to this machine, and to others, beside everything else that the node does."""
+"""Brings the run's samples to this machine, and to others, while the node does its other work."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class Holding:
-    """Has samples fetched, or read and tokenized, and published, in threads for which a node that stops does not wait. Methods
-    are called from any thread, and return at once."""
+    """Fetches samples, or reads and tokenizes them, and publishes them. Its threads do not hold up a node that stops. Methods
+    are called from any thread, and return immediately."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +23,8 @@ class Holding:
         self._published: Data | None = None
 
     def begin(self, data: Data) -> Future[None]:
-        """Done when ``data``'s samples are on this machine; has what `Data.hold` raises. What has failed is tried again."""
+        """Returns a future that is done when ``data``'s samples are on this machine. It has the exceptions of `Data.hold`. A
+        failed attempt is repeated."""
         with self._lock:
             if self._held is not None and self._held[0] is data:
                 future = self._held[1]
@@ -34,11 +35,11 @@ class Holding:
             return future
 
     def begin_early(self, data: Data) -> None:
-        """As `begin`, before it is known whether they are needed: what fails comes again when they are."""
+        """Like `begin`, before it is known whether the samples are needed. If it fails, the error comes again when they are."""
         self.begin(data).add_done_callback(partial(_warn, "the data cannot be had yet"))
 
     def publish(self, data: Data, place: str) -> None:
-        """Writes ``data`` to ``place``, once, for those that come later."""
+        """Writes ``data`` to ``place``, once, for nodes that join later."""
         with self._lock:
             if self._published is data:
                 return
@@ -53,7 +54,7 @@ def _warn(what: str, done: Future[None]) -> None:
 
 
 def _apart(name: str, work: Callable[[], None]) -> Future[None]:
-    """Runs ``work`` in a daemon thread: those of an executor would be waited for at the process's end."""
+    """Runs ``work`` in a daemon thread. The end of the process would wait for the threads of an executor."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()  # whoever waits for it may give up; others may not
 

@@ -14,11 +14,11 @@ from dtfm.node.data.sources import standard_library
 SIZE = 1024
 """Tokens: the bytes, and 767 words and parts of words. More would make each step of a small model longer."""
 EVERY = 8
-"""Of the library's files, one in this many is looked at: enough to know which words are frequent."""
+"""Looks at one in this many of the library's files: enough to know which words are frequent."""
 
 
 def make_tokenizer(folder: Path, texts: Iterable[str], size: int = SIZE) -> None:
-    """Trains a byte-level BPE tokenizer, in which "<end>" is number 0, and saves it as transformers loads it."""
+    """Trains a byte-level BPE tokenizer with "<end>" as number 0, and saves it as transformers loads it."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(iter(texts), size, min_frequency=0, show_progress=False, special_tokens=["<end>"])
     folder.mkdir(parents=True, exist_ok=True)

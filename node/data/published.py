@@ -1,7 +1,7 @@
-"""A run's tokens beside its checkpoints, so that a newcomer fetches them and need not make them.
+"""A run's tokens beside its checkpoints: a newcomer fetches them instead of making them.
 
-They lie in shards, with an index that has the digest of each. The index's own digest is the data's fingerprint, on which the
-run's members agree: whoever knows that believes nothing that another node has written there.
+The tokens are in shards, with an index that has the digest of each shard. The index's own digest is the data's fingerprint. The
+run's members agree on the fingerprint: so a node that knows it can check every byte that another node has written there.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _DTYPES = ("<u1", "<u2", "<u4")
 
 @dataclass(frozen=True, slots=True)
 class TokenIndex:
-    """All that decides which samples there are. ``tokens`` is their number, and ``shards`` are the BLAKE3 (hex) of each
-    SHARD_BYTES of them. ``left_out`` are windows in which there is nothing to learn."""
+    """All facts that decide which samples there are."""
 
     dtype: str
     tokens: int
@@ -44,12 +43,12 @@ class TokenIndex:
 
     @property
     def windows(self) -> int:
-        """The number of windows of sequence_length + 1 tokens, each of which begins with the last token of the one before."""
+        """The number of windows of sequence_length + 1 tokens. Each begins with the last token of the window before."""
         return (self.tokens - 1) // self.sequence_length
 
     @property
     def content(self) -> bytes:
-        """Of the index's file, the same on every node."""
+        """The content of the index's file, the same on every node."""
         return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True).encode()
 
     @property
@@ -74,14 +73,14 @@ def index_of(
 
 
 def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
-    """Writes the files that are missing, or have another size than they should. ``place`` is the run's folder for checkpoints.
+    """Writes the files that are missing or have the wrong size. ``place`` is the run's folder for checkpoints.
 
-    Raises ValueError if the index is larger than others read, and what the file system raises.
+    Raises ValueError if the index is larger than others read, and the file system's exceptions.
     """
     if len(index.content) > _MOST_INDEX_BYTES:
         raise ValueError(
-            f"their index would have {len(index.content)} bytes, of which others read at most {_MOST_INDEX_BYTES}; "
-            f"{len(index.left_out)} windows are left out, fewer with a longer data.sequence_length"
+            f"their index would have {len(index.content)} bytes; others read at most {_MOST_INDEX_BYTES}. "
+            f"It leaves out {len(index.left_out)} windows; with a longer data.sequence_length these are fewer"
         )
     folder = _folder(place, index.fingerprint)
     fs, path = open_place(folder)
@@ -99,7 +98,7 @@ def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
 
 
 def _size(fs: fsspec.AbstractFileSystem, path: str) -> int | None:
-    """In bytes; None if there is no such file."""
+    """The file's size in bytes; None if there is no such file."""
     try:
         return int(fs.info(path)["size"])
     except FileNotFoundError:
@@ -107,7 +106,7 @@ def _size(fs: fsspec.AbstractFileSystem, path: str) -> int | None:
 
 
 def find(place: str, fingerprint: bytes, sequence_length: int, evaluation_fraction: float) -> TokenIndex | None:
-    """The index with this fingerprint, of samples as the run wants them; None if there is none that can be used."""
+    """The index with this fingerprint, for samples as the run wants them; None if no usable one is there."""
     folder = _folder(place, fingerprint)
     try:
         fs, path = open_place(folder)
@@ -129,7 +128,8 @@ def find(place: str, fingerprint: bytes, sequence_length: int, evaluation_fracti
 
 
 def _check(index: TokenIndex, sequence_length: int, evaluation_fraction: float) -> None:
-    """Raises ValueError for what no index of the run's data says: its fingerprint tells only that one member has made it."""
+    """Raises ValueError for values that no index of the run's data has. The fingerprint shows only that one member has made the
+    index."""
     if (index.sequence_length, index.evaluation_fraction) != (sequence_length, evaluation_fraction):
         raise ValueError(
             f"it is of sequence_length {index.sequence_length!r:.40} and evaluation_fraction {index.evaluation_fraction!r:.40}, "
@@ -148,8 +148,8 @@ def _check(index: TokenIndex, sequence_length: int, evaluation_fraction: float) 
 
 
 def fetch(place: str, index: TokenIndex, file: BinaryIO) -> blake3:
-    """Writes all tokens into ``file``, each shard after its digest was checked; returns the digest of all. Raises ValueError if a
-    shard is not what the index says, and what the file system raises."""
+    """Writes all tokens into ``file``, each shard after its digest was checked. Returns the digest of all. Raises ValueError if
+    a shard differs from the index, and the file system's exceptions."""
     folder = _folder(place, index.fingerprint)
     fs, path = open_place(folder)
     whole = blake3(max_threads=blake3.AUTO)

@@ -1,9 +1,9 @@
-"""How this process reads the places that a run names: with whose keys, and at which addresses.
+"""How this process reads the places that a run names: whose keys it uses, and which addresses it calls.
 
-A run's places are the coordinator's words, and this machine has tokens, keys and a network of its own. So a request carries this
-machine's token of the Hugging Face hub only if the operator has named the repository. A request goes to an inner address
-(`network/inner.py`) only if the operator has named the URL. What went wrong with a place on the web, the operator alone is told:
-the coordinator could learn from it which ports are open.
+A run's places are the coordinator's words, and this machine has tokens, keys and a network of its own. So a request carries
+this machine's token of the Hugging Face hub only if the operator has named the repository. A request goes to an inner address
+(`network/inner.py`) only if the operator has named the URL. Problems with a place on the web are told to the operator alone:
+the coordinator could learn from them which ports are open.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _leave: tuple[str, ...] = ()
 
 
 def give_leave(places: Sequence[str]) -> None:
-    """From now on a run may use these places (see `read_allowed`) with this machine's keys, and in its network. Before, none."""
+    """From now on a run may use these places (see `read_allowed`) with this machine's keys, and in its network. Before this
+    call, it may use none."""
     global _leave
     _leave = tuple(places)
 
 
 def hub_token(repository: str) -> str | Literal[False]:
-    """The token to ask the hub for OWNER/NAME with: this machine's, if its operator lets a run use it there; else False. From now
-    on the hub's library sends none by itself."""
+    """The token for asking the hub for OWNER/NAME: this machine's, if its operator lets a run use it there; otherwise False.
+    From now on the hub's library sends no token by itself."""
     from huggingface_hub import constants, get_token
 
     constants.HF_HUB_DISABLE_IMPLICIT_TOKEN = True
@@ -45,12 +46,13 @@ def hub_token(repository: str) -> str | Literal[False]:
 
 
 def hub_cache(repository: str) -> str | None:
-    """The folder for the hub's files; None: the usual one. That may hold what this machine's token has opened before."""
+    """The folder for the hub's files; None: the usual one. The usual folder may hold files that this machine's token opened
+    before."""
     return None if allows_hub(repository, _leave) else str(cache_folder() / "hub")
 
 
 def needs_leave(repository: str) -> str:
-    """How to let the run use this machine's token, to follow what the hub has said; empty: the run may use it."""
+    """How to let the run use this machine's token: a text to append to the hub's error. Empty: the run may use it."""
     if allows_hub(repository, _leave):
         return ""
     return (
@@ -61,7 +63,7 @@ def needs_leave(repository: str) -> str:
 
 def open_place(place: str, key: str = "checkpoint.uri") -> tuple[Any, str]:
     """The file system of a path or URL, which the run file's ``key`` names, and its path there. Raises Withheld for a URL that
-    leads to this machine or its network without its operator's leave, and what fsspec raises."""
+    leads to this machine or its network without its operator's leave, and the exceptions of fsspec."""
     if is_web(place):
         return _web(place, key), place
     if place.lower().startswith("hf://"):  # it needed leave as a whole
@@ -118,8 +120,8 @@ def _inner_leave(url: str, key: str) -> frozenset[tuple[Address, int]] | None:
 
 
 async def _client(leave: frozenset[tuple[Address, int]] | None, **options: Any) -> Any:
-    """A client that also looks at each address that it is about to connect to: a redirection may lead elsewhere, and a name may
-    stand for something else by then."""
+    """A client that also looks at each address before it connects: a redirection may lead elsewhere, and a name may stand for
+    another address by then."""
     import aiohttp
 
     own = own_addresses()
@@ -136,5 +138,5 @@ async def _client(leave: frozenset[tuple[Address, int]] | None, **options: Any) 
 
 
 def told(key: str, place: str) -> str:
-    """What others hear of a problem with a place on the web."""
+    """The text that others hear of a problem with a place on the web."""
     return f"{key}: {place} cannot be used from this node; its operator sees why"

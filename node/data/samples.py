@@ -1,4 +1,4 @@
-"""What a sample is, and which samples each step takes: pure functions of the seed, equal on every node."""
+"""Describes a sample, and says which samples each step takes: pure functions of the seed, equal on every node."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HELD_OUT, _EVALUATION_ORDER = 2**64 - 1, 2**64 - 2
 
 
 NOT_LEARNT = -100
-"""In place of a label that is not learnt."""
+"""Stands in place of a label that is not learnt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Shape (without the batch) and dtype of one input of the model; ``vocabulary`` is the number of token ids, for text.
-    ``isolated``: it holds several documents, which the model is to read each by itself (see `positions_in_documents`)."""
+    """Shape (without the batch) and dtype of one input of the model. ``vocabulary`` is the number of token ids, for text.
+    ``isolated``: the input holds several documents, and the model is to read each by itself (see `positions_in_documents`)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -32,19 +32,20 @@ class Sample:
 def positions_in_documents(ids: torch.Tensor, end: int) -> torch.Tensor:
     """The position of each token in its document: int64, like ``ids`` [b, s].
 
-    A document begins with the token ``end`` that ends the one before: as the last label of the one, and as the first input of the
-    other. A sample's first document goes on from the sample before, but its positions begin here.
+    A document begins with the token ``end`` that ends the document before. This token is the last label of the earlier
+    document, and the first input of the later one. A sample's first document goes on from the sample before, but its positions
+    begin here.
     """
     places = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
     return places - torch.where(ids == end, places, 0).cummax(-1).values
 
 
 def training_samples(seed: int, number: int, *, micro_batch: int, count: int) -> NDArray[np.int64]:
-    """Which training samples a micro-batch takes: int64 of shape [micro_batch], values in [0, count).
+    """The training samples of a micro-batch: int64 of shape [micro_batch], values in [0, count).
 
-    The micro-batches of a run are numbered from 0. In the order (micro-batch, row), the samples follow one permutation per epoch,
-    a function of (seed, epoch): each comes exactly once per epoch, whatever the sizes. So a step may end one epoch and begin the
-    next.
+    The micro-batches of a run are numbered from 0. In the order (micro-batch, row), the samples follow one permutation per
+    epoch, a function of (seed, epoch): each comes exactly once per epoch, whatever the sizes. So a step may end one epoch and
+    begin the next.
     """
     assert number >= 0, number
     assert count >= 1, "the data set has refused to be empty"
@@ -59,10 +60,10 @@ def training_samples(seed: int, number: int, *, micro_batch: int, count: int) ->
 
 
 def evaluation_samples(micro_batch_number: int, *, micro_batch: int, count: int) -> NDArray[np.int64]:
-    """Which held-out samples one evaluation micro-batch takes: int64 of shape [micro_batch], values in [0, count).
+    """The held-out samples of one evaluation micro-batch: int64 of shape [micro_batch], values in [0, count).
 
-    Every evaluation of any run takes the same samples, so that losses can be compared: the first ones of a fixed permutation.
-    If there are too few, they are taken again from the start.
+    Every evaluation of any run takes the same samples, so that losses can be compared: the first samples of a fixed
+    permutation. If there are too few, they are taken again from the start.
     """
     assert count >= 1, "the data set has refused to be empty"
     start = micro_batch_number * micro_batch

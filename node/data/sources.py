@@ -30,10 +30,10 @@ Conversation = tuple[list[dict[str, str]], str]
 """The messages, and where they are, for errors."""
 
 Reading = Callable[[int, int], None]
-"""Is told, now and then, how many bytes were read, and of how many."""
+"""Called now and then with the number of bytes read, and of all bytes."""
 
 MESSAGES = "messages"
-"""As a run's text_field: the field holds a conversation."""
+"""A run's text_field with this value: the field holds a conversation."""
 
 
 def conversations(
@@ -64,12 +64,12 @@ def documents(
 ) -> Iterator[Document]:
     """The documents of "python-stdlib", of a glob of .txt and .jsonl files, or of "hf:NAME" or "hf:NAME:CONFIG".
 
-    ``text_field`` is the field that holds the text, for JSON lines and hub data sets. ``allowed``: which files may be read (see
-    read_allowed), as those that match may be others by now than when the run was looked at. ``reading`` is told how far it is,
-    where that can be known: of files.
+    ``text_field`` is the field that holds the text, for JSON lines and hub data sets. ``allowed``: the files that may be read
+    (see read_allowed). They are checked here too, because other files may match now than when the run was checked. ``reading``
+    is told the progress, if it can be known: for files.
 
     Raises:
-        ValueError: at once or while reading: no such files, one that is not allowed, not text, no such field, and so on.
+        ValueError: immediately or while reading: no such files, a file that is not allowed, not text, no such field, and so on.
     """
     if source == "python-stdlib":
         return standard_library()
@@ -83,8 +83,8 @@ def documents(
 
 
 def state_of(source: str, allowed: Sequence[str] = EVERYTHING) -> str:
-    """What says whether the documents are still the same: the files, their sizes and the times of their last change; empty if
-    nothing here does, as for a data set on the hub."""
+    """A text that changes when the documents change: the files, their sizes and the times of their last change. Empty if
+    nothing on this machine tells, as for a data set on the hub."""
     if source == "python-stdlib":
         files = [file for _, file in _library_files()]
     elif source.startswith("hf:"):
@@ -133,7 +133,7 @@ def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
 
 
 def _told_of_each(files: Sequence[Path], reading: Reading) -> list[Callable[[TextIO], None]]:
-    """For each file what is to be called, now and then, with the open file."""
+    """For each file, a function to call now and then with the open file."""
     sizes = [file.stat().st_size for file in files]
 
     def tell(text: TextIO, before: int) -> None:
@@ -152,7 +152,7 @@ def _texts(records: Iterable[tuple[Any, str]], text_field: str) -> Iterator[Docu
 
 
 def _json_lines(file: Path, told: Callable[[TextIO], None]) -> Iterator[tuple[Any, str]]:
-    """The records, and where each is."""
+    """The records, and each record's place."""
     with file.open(encoding="utf-8-sig") as text:
         for number, line in enumerate(_decoded(iter(lambda: text.readline(LONGEST_LINE), ""), file), start=1):
             where = f"data.source: {file}, line {number}"
@@ -170,7 +170,7 @@ def _json_lines(file: Path, told: Callable[[TextIO], None]) -> Iterator[tuple[An
 
 
 def _hub(name: str) -> Iterator[tuple[Any, str]]:
-    """The records, and where each is."""
+    """The records, and each record's place."""
     try:
         import datasets
     except ImportError:

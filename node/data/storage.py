@@ -22,11 +22,11 @@ UPLOAD_BYTES = 16 << 20
 
 
 class NewFile:
-    """A file that is written piece by piece: after `finish` it is there in whole, and without it not at all, also where two nodes
-    write the same one at once.
+    """A file that is written piece by piece. After `finish` the whole file is there, without it no part, even if two nodes
+    write the same file at the same time.
 
-    A context, at whose end it is discarded unless it is finished. All methods raise OSError, or another exception of the file
-    system, for what cannot be written.
+    A context. At its end the file is discarded unless it is finished. All methods raise OSError, or another exception of the
+    file system, if writing fails.
     """
 
     def __init__(self, folder: str, name: str) -> None:
@@ -52,7 +52,7 @@ class NewFile:
         self._open = False
 
     def discard(self) -> None:
-        """Removes what is written, unless it is finished. Raises nothing."""
+        """Removes the unfinished file. Raises nothing."""
         if not self._open:
             return
         self._open = False
@@ -73,8 +73,8 @@ class NewFile:
 
 
 def check_place(folder: str, run_id: str, node: str) -> None:
-    """Raises ValueError unless ``folder`` is where the coordinator keeps the run's checkpoints, and can be written here. Trouble
-    that may pass is only logged."""
+    """Raises ValueError unless the coordinator keeps the run's checkpoints in ``folder``, and this node can write there.
+    Trouble that may pass is only logged."""
     if folder.startswith(("memory:", COORDINATOR)):
         return
     with withheld("checkpoint.uri", folder):

@@ -112,7 +112,7 @@ class Pretrained:
         if not text.startswith(begins):
             raise ValueError(
                 "data.tokenizer: its chat template renders earlier turns differently when others follow, so that answers "
-                "cannot be told from what they answer; split such conversations after each answer, or use another template"
+                "cannot be told from questions; split such conversations after each answer, or use another template"
             )
         return text
 
@@ -124,20 +124,25 @@ class Pretrained:
 
 
 Tokenizer = Bytes | Pretrained
-"""Ids are in [0, ``size``). ``separator`` are the ids between two documents; ``end`` is that id if it is a single end-of-text
-token, else None. ``identity``: equal for two that make the same ids of the same text; empty if unknown. ``special_ids``: those of
-the tokens for begin, end and padding that it has, by their names in config.json. ``encode`` returns the text's ids, 1-D, without
-special tokens, and ``encode_all`` those of several, with all cores. ``render`` returns a conversation as the model is to read it,
-or raises ValueError if there is no way to tell. ``save`` writes the files that transformers' AutoTokenizer loads into a local
-folder. ``vocabulary`` has the id of each token."""
+"""A tokenizer's members:
+
+- ``size``: ids are in [0, ``size``).
+- ``separator``: the ids between two documents. ``end``: that id if it is a single end-of-text token, else None.
+- ``identity``: equal for two tokenizers that make the same ids from the same text. Empty if unknown.
+- ``special_ids``: the ids of its tokens for begin, end and padding, by their names in config.json.
+- ``encode``: the text's ids, 1-D, without special tokens. ``encode_all``: the ids of several texts, with all cores.
+- ``render``: a conversation as the model is to read it. Raises ValueError if there is no way to tell.
+- ``save``: writes the files that transformers' AutoTokenizer loads into a local folder.
+- ``vocabulary``: the id of each token.
+"""
 
 MOST_PADDING = 1024
 """Models often have a few more ids than their tokenizer, so that a matrix gets a size that GPUs like."""
 
 
 def check_vocabulary(pretrained: str, model_size: int, tokenizer: Tokenizer) -> None:
-    """Whether ``tokenizer`` is the one that the pretrained model (a folder, or a name on the hub, with ``model_size`` ids) was
-    trained with. If the folder has none, only the sizes can tell. Raises ValueError."""
+    """Raises ValueError unless ``tokenizer`` is the tokenizer of the pretrained model: a folder, or a name on the hub, with
+    ``model_size`` ids. If the folder has no tokenizer, only the sizes can tell."""
     folder = Path(pretrained).expanduser()
     fix = f"set data.tokenizer = {pretrained!r}, or leave it out"
     if "://" not in pretrained and (not folder.is_dir() or any(folder.glob("tokenizer*"))):

@@ -8,13 +8,13 @@ from typing import Any
 
 CONFIG = "tokenizer_config.json"
 FAST = "PreTrainedTokenizerFast"
-"""What every transformers calls a tokenizer that tokenizer.json describes in full."""
+"""Every release of transformers has this name for a tokenizer that tokenizer.json describes in full."""
 _RENAMED = "TokenizersBackend"
-"""What transformers 5 calls it."""
+"""The name that transformers 5 has for it."""
 _PRIVATE = ("is_local", "local_files_only", "name_or_path")
-"""Settings that say where this node has the tokenizer from."""
+"""Settings that show where this node got the tokenizer."""
 _REBUILT = frozenset({"CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "GPTNeoXTokenizer", "LlamaTokenizer"})
-"""Classes by which transformers 4 decides itself what a text begins and ends with, unless it is told."""
+"""With these classes, transformers 4 decides itself how a text begins and ends, unless the config says it."""
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -27,8 +27,8 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def with_older_names(config: dict[str, Any], adds_bos: bool, adds_eos: bool) -> dict[str, Any]:
-    """The content of a tokenizer_config.json of transformers 5, as older releases can read it too. ``adds_bos``, ``adds_eos``:
-    whether the tokenizer puts such a token before and after a text."""
+    """The content of a tokenizer_config.json of transformers 5, in a form that older releases can read too. ``adds_bos``,
+    ``adds_eos``: whether the tokenizer puts such a token before and after a text."""
     found = {key: value for key, value in config.items() if key not in _PRIVATE}
     kind = str(found.get("tokenizer_class", "")).removesuffix("Fast")
     if kind == _RENAMED:
@@ -42,7 +42,7 @@ def with_older_names(config: dict[str, Any], adds_bos: bool, adds_eos: bool) -> 
 
 
 def save_bytes(folder: Path) -> None:
-    """Writes the files of a tokenizer that makes a token of each byte of the UTF-8, whose id is the byte."""
+    """Writes the files of a tokenizer that makes a token of each byte of the UTF-8. The token's id is the byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab=byte_vocabulary(), merges=[]))
@@ -62,7 +62,7 @@ def byte_vocabulary() -> dict[str, int]:
 
 
 def _ends(tokenizer: Any) -> tuple[bool, bool]:
-    """Whether it puts a token before, and one after, each text."""
+    """Whether the tokenizer puts a token before, and one after, each text."""
     ids = tokenizer("a")["input_ids"]
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     return bool(ids) and begin is not None and ids[0] == begin, bool(ids) and end is not None and ids[-1] == end

@@ -31,8 +31,8 @@ DISK_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node would be: ``facing`` is this machine's address that faces the coordinator (empty: none was given), and
-    ``snapshots`` the folder for its part of the run's state."""
+    """Where a node would be. ``facing`` is this machine's address that faces the coordinator; empty: no coordinator was given.
+    ``snapshots`` is the folder for its part of the run's state."""
 
     listen: str
     device: str
@@ -43,8 +43,8 @@ class Place:
 
 
 async def examine(coordinator: Entry | None, place: Place, wish: Wish | None = None) -> list[Finding]:
-    """All findings, in the order in which to fix them. Without ``coordinator`` none is asked. No invitation is used up. ``wish``:
-    how a node would join; None: as before."""
+    """All findings, in the order of fixing them. Without ``coordinator`` none is asked. No invitation is used up. ``wish``: how
+    a node would join; None: as before."""
     missing = missing_packages()
     versions = {}
     for name in EXTRA:
@@ -106,7 +106,7 @@ def look_at_disk(folder: Path) -> Finding:
 
 
 def look_at_tcp(folder: Path = Path("/proc/sys/net/ipv4")) -> list[Finding]:
-    """Linux's settings; elsewhere they are not known."""
+    """Checks Linux's settings. On other systems they are not known."""
 
     def setting(name: str) -> str:
         try:
@@ -126,7 +126,7 @@ def look_at_tcp(folder: Path = Path("/proc/sys/net/ipv4")) -> list[Finding]:
 
 
 async def look_at_coordinator(entry: Entry) -> Finding:
-    """Whether the coordinator answers, and as who it should be."""
+    """Whether the coordinator answers, and with the right identity."""
     addresses, pin = entry.leads_to
     try:
         address, _, _ = await entry.answering(ANSWER_SECONDS)
@@ -166,7 +166,7 @@ async def look_at_port(place: Place) -> list[Finding]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """As gRPC's server does, which takes either wildcard for both families."""
+    """Listens like gRPC's server, which takes either wildcard for both families."""
     if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

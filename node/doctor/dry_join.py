@@ -1,6 +1,9 @@
-"""A join without joining, by the code that joins. It finds out whether the coordinator lets this machine in, whether the
-machine may use what the run names, and whether its data and weights equal the others'. Nobody is enrolled. The tokens of the
-text are kept for a later `join`; nothing else of the run is written."""
+"""A join without joining, by the code that joins.
+
+It finds out whether the coordinator lets this machine in, whether the machine may use the places that the run names, and
+whether its data and weights equal the others'. Nobody is enrolled. The tokens of the text are kept for a later `join`; nothing
+else of the run is written.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ FAR_SECONDS = 0.3
 
 
 async def dry_join(entry: Entry, wish: Wish) -> list[Finding]:
-    """For a coordinator that has answered, as who it should be."""
+    """Findings about a coordinator that has answered with the right identity."""
     try:
         reply = await entry.look(ANSWER_SECONDS)
     except NotAdmitted as refused:
@@ -42,7 +45,7 @@ async def dry_join(entry: Entry, wish: Wish) -> list[Finding]:
 
 
 async def look_at_line(entry: Entry) -> Finding:
-    """How far the coordinator is. How fast lines to other nodes are, a node measures once it joins."""
+    """How far the coordinator is. A node measures the lines to other nodes when it joins."""
     try:
         address, _, _ = await entry.answering(ANSWER_SECONDS)
         began = time.monotonic()
@@ -59,7 +62,8 @@ async def look_at_line(entry: Entry) -> Finding:
 
 
 def _allowed(entry: Entry, wish: Wish) -> Allowed:
-    """As in `join`: what the operator says now, or else said before. The user who runs the coordinator may use everything."""
+    """As in `join`: the operator's statement now, otherwise the earlier one. The user who runs the coordinator may use
+    everything."""
     _, pin = entry.leads_to
     before = next(iter(kept([Role.NODE], pin)), None) if pin is not None else None
     places = wish.places if wish.places is not None or before is None else before.allowed_data
@@ -100,7 +104,7 @@ async def _look_at_run(entry: Entry, reply: EnrolReply, wish: Wish) -> list[Find
 
 
 def _difference(mine: Prepared, others: Prepared) -> Finding | None:
-    """Why `join` would be refused; None: what this machine has read equals what the others have, as far as they have."""
+    """Why `join` would be refused. None: this machine has read the same as the others, as far as they have read."""
     if not others.data_fingerprint:
         return None
     for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
@@ -111,7 +115,7 @@ def _difference(mine: Prepared, others: Prepared) -> Finding | None:
             )
             return Finding("data and weights", False, sentence, fix)
     if mine.weights_fingerprint != others.weights_fingerprint:
-        sentence = "join would be refused: WORKLOAD_DIFFERS: the weights here are not those of the others"
+        sentence = "join would be refused: WORKLOAD_DIFFERS: the weights here differ from the others'"
         return Finding("data and weights", False, sentence, "copy the folder here again, or name a revision")
     return None
 

@@ -1,4 +1,4 @@
-"""What a machine's facts mean for a node on it: each function turns some facts into a finding with its fix. Pure."""
+"""Turns a machine's facts into findings with their fixes, a function for each kind. Pure."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def on_tcp_buffers(most: Mapping[str, int] | None) -> Finding:
 
 
 def on_congestion_control(control: str, available: Sequence[str]) -> Finding:
-    """``control``: the one in use; empty: not known."""
+    """``control``: the congestion control in use; empty: not known."""
     if not control:
         return Finding("congestion control", None, "unknown on this system", "nothing to do on a fast local network")
     if control.startswith("bbr"):
@@ -103,8 +103,8 @@ def on_congestion_control(control: str, available: Sequence[str]) -> Finding:
 
 
 def on_pauses(control: str, slow_start_after_idle: bool) -> Finding:
-    """Whether TCP starts slowly again after a pause longer than its retransmission timeout (0.2 s or more), as links pause in
-    every step. Linux does so by default, except with BBR."""
+    """Whether TCP starts slowly again after a pause longer than its retransmission timeout (0.2 s or more). Links pause in
+    every step. Linux starts slowly by default, except with BBR."""
     if not control:
         return Finding("tcp pauses", None, "unknown on this system", "nothing to do on a fast local network")
     if control.startswith("bbr") or not slow_start_after_idle:

@@ -37,11 +37,11 @@ class DeviceWork:
         self._device = device
         self._queued: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self.seconds = 0.0
-        """That the device took for the pieces that are done; on a GPU, those that were waited for."""
+        """The device's time for the finished pieces; on a GPU, for the pieces that were waited for."""
 
     @contextmanager
     def piece(self) -> Iterator[None]:
-        """A context in which a piece is queued, or on a CPU done."""
+        """A context around queueing one piece; on a CPU, around computing it."""
         if self._device.type != "cuda":
             began = time.perf_counter()
             yield
@@ -61,13 +61,13 @@ class DeviceWork:
             self.seconds += begin.elapsed_time(end) / 1000
 
 
-#: Makes a context in which GPU work runs on a side stream. In any thread, as often as one wants to.
+#: Makes a context for running GPU work on a side stream. In any thread, any number of times.
 Beside = Callable[[], AbstractContextManager[object]]
 
 
 def after(device: torch.device) -> Beside:
-    """Contexts in which GPU work waits for what this thread has queued on its stream of ``device`` so far, not for what else is
-    being computed."""
+    """Contexts for GPU work that waits for the work that this thread has queued on its stream of ``device`` so far, not for
+    later work."""
     if device.type != "cuda":
         return nullcontext
     side, computed = _side_stream(device), torch.cuda.current_stream(device).record_event()
@@ -82,7 +82,7 @@ def after(device: torch.device) -> Beside:
 
 
 def wait_beside(device: torch.device) -> None:
-    """Waits, without spinning, until ``device`` has finished what is queued on its side stream."""
+    """Waits, without spinning, until ``device`` has finished all work on its side stream."""
     if device.type == "cuda":
         with torch.cuda.stream(_side_stream(device)):
             wait_until_computed(device)

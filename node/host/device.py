@@ -17,9 +17,10 @@ from dtfm.protos.control_pb2 import Device
 MEASURE_SECONDS = 0.1
 """Seconds of timed matrix products."""
 RESERVE_FRACTION, LEAST_RESERVE_BYTES = 0.03, 512 << 20
-"""Of a GPU's free memory, for the workspaces of libraries and for what torch's allocator cannot use of the blocks that it has."""
+"""Reserved of a GPU's free memory: for the workspaces of libraries, and for the parts of its blocks that torch's allocator
+cannot use."""
 HOST_FRACTION = 0.75
-"""Of the host's free memory, for optimizer state and copies for safety; the rest is for data and other processes."""
+"""The part of the host's free memory for optimizer state and copies for safety. The rest is for data and other processes."""
 MOST_NAME = 80
 """Characters of a CPU's name."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
@@ -187,10 +188,10 @@ def measure_flops(device: torch.device, dtype: torch.dtype, seconds: float = MEA
 
 
 def room_in_groups(own: Path = OWN, mounted: Path = MOUNTED) -> int | None:
-    """Bytes that this process's groups, of which the least counts, may still take; None where no group has a limit.
+    """Bytes that this process's groups may still take: the least over all groups. None if no group has a limit.
 
-    /proc/meminfo says nothing of Linux's control groups. Cached files count as free: the kernel drops them when memory is short.
-    See cgroups(7), and the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+    /proc/meminfo says nothing of Linux's control groups. Cached files count as free: the kernel drops them when memory is
+    short. See cgroups(7), and the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
     """
     try:
         lines = own.read_text().splitlines()
@@ -205,7 +206,7 @@ def room_in_groups(own: Path = OWN, mounted: Path = MOUNTED) -> int | None:
             files, top = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), mounted / "memory"
         else:
             continue
-        # In a container, the path may be the host's, of which only the top is there.
+        # In a container, the path may be the host's, and only its top is there.
         group = top / path.lstrip("/")
         above = (each for each in (group, *group.parents) if each.is_relative_to(top))
         rooms += (room for each in above if (room := _room(each, *files)) is not None)

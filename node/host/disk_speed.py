@@ -1,4 +1,4 @@
-"""How fast a disk is written and read, without what the system keeps in memory."""
+"""How fast a disk is written and read. The system's cache in memory does not count."""
 
 from __future__ import annotations
 

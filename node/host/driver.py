@@ -25,7 +25,7 @@ class Driver:
 def judge(
     driver: Driver | None, in_machine: bool, torch_version: str, built_for: str | None, gpus: int
 ) -> tuple[bool | None, str, str]:
-    """Whether PyTorch can use the GPU (None: there seems to be none), what is the case, and the fix, if any.
+    """Whether PyTorch can use the GPU (None: there seems to be none), a sentence on the finding, and the fix, if any.
 
     ``in_machine``: an NVIDIA GPU is there. ``built_for``: the CUDA version of this PyTorch, like "12.8"; None: it has no CUDA.
     ``gpus``: the number of GPUs that PyTorch sees.

@@ -41,7 +41,7 @@ def take_name(slot: str = "") -> str:
 
 
 def _machine(path: Path) -> str:
-    """The first node's name, with which the others' begin: drawn once per machine and user."""
+    """The first node's name; the other nodes' names begin with it. Drawn once per machine and user."""
     if not path.exists():
         host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname().partition(".")[0])[:MOST_HOST_CHARACTERS].strip("-")
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -31,8 +31,8 @@ class OtherWork:
 
 
 def cores_used(stat: Path = STAT) -> tuple[float, float] | None:
-    """The seconds that all cores together have been busy since the machine started, and those that passed on them; None where the
-    kernel does not say so. See proc_stat(5)."""
+    """The seconds that all cores together have been busy since the machine started, and the seconds that passed on them. None
+    if the kernel does not say so. See proc_stat(5)."""
     try:
         name, *columns = stat.read_text().split("\n", 1)[0].split()
         user, nice, system, idle, waiting, *others = map(int, columns[:8])  # guests are in the first two

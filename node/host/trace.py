@@ -37,15 +37,18 @@ class Activity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``began`` and ``ended`` are in seconds of time.perf_counter; ``ended`` is None at the span's beginning. ``index`` is the
-    micro-batch or bucket, as in frame.Kind. ``track`` is the thread or stream that it belongs to; the spans of a track nest."""
+    """A stretch of time of one activity."""
 
     activity: Activity
     step: int
     index: int
+    """The micro-batch or bucket, as in frame.Kind."""
     track: str
+    """The thread or stream of the span. The spans of a track nest."""
     began: float
+    """In seconds of time.perf_counter."""
     ended: float | None = None
+    """In seconds of time.perf_counter; None at the span's beginning."""
 
 
 #: Called at a span's beginning and at its end, in its thread.

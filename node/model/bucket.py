@@ -26,20 +26,21 @@ LOADED_AT_ONCE = 1 << 20
 class BucketSpec:
     """One bucket of a model.
 
-    ``layers`` are the numbers of the layers that use it. Bucket i below the number of layers belongs to layer i alone; each
-    later one holds a single parameter that several layers share. ``parameters`` are full state-dict names and shapes in the
-    order of the flat tensors; a shared parameter has the first of its names. ``has_momentum``: exchanges of islands have, in this
-    run.
+    Bucket i below the number of layers belongs to layer i alone. Each later bucket holds a single parameter that several layers
+    share.
     """
 
     index: int
     layers: tuple[int, ...]
+    """The numbers of the layers that use the bucket."""
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    """Full state-dict names and shapes, in the order of the flat tensors. A shared parameter has the first of its names."""
     has_momentum: bool = False
+    """The exchanges of islands have momentum in this run."""
 
     @property
     def tensors(self) -> int:
-        """The number of tensors of its state."""
+        """The number of tensors of the bucket's state."""
         return STATE_TENSORS + self.has_momentum
 
     @property
@@ -48,25 +49,30 @@ class BucketSpec:
         return sum(math.prod(shape) for _, shape in self.parameters)
 
     def used_by(self, first: int, past_last: int) -> bool:
-        """Whether one of the layers [first, past_last) uses it."""
+        """Whether one of the layers [first, past_last) uses the bucket."""
         return any(first <= layer < past_last for layer in self.layers)
 
 
 def bucket_bytes(spec: BucketSpec, dtype: torch.dtype, *, shared: bool = False) -> int:
-    """Size in bytes of the bucket's state, or of what all islands have ``shared`` of it."""
+    """Size in bytes of the bucket's state, or of the part that all islands share (``shared``)."""
     return (1 + spec.has_momentum if shared else spec.tensors) * spec.size * dtype.itemsize
 
 
 class Bucket:
     """A bucket's flat tensors, all 1-D, contiguous, of shape [spec.size] and one dtype.
 
-    The state is in the memory of ``home``, but for the ``momentum`` of exchanges, if the run has that, which is used once in a
-    round and lies in the host's. So does the ``anchor``, the parameters as of the last exchange, which there is with rounds and
-    which is no part of the state. The ``gradients`` are on ``device``, where they are computed. Gradients are added in
-    place: zero them by filling, never by replacing. They, and moments of zero, are allocated on first access, by the thread that
-    makes the bucket or trains it: a copy of what islands share takes no memory for them. ``donors``: the nodes that gave the
-    state to this one, while nobody has found yet that it is right. ``is_aside``: it was moved out of the way, where it
-    is only read.
+    - ``parameters`` and ``moments``, the state, are in the memory of ``home``.
+    - ``momentum`` is the exchanges' momentum, if the run has one. It belongs to the state, is used once in a round, and is in
+      the host's memory.
+    - ``anchor``, with rounds, holds the parameters as of the last exchange. It is in the host's memory and no part of the
+      state.
+    - ``gradients`` are on ``device``, which computes them. Gradients are added in place: zero them by filling, never by
+      replacing.
+    - ``donors`` are the nodes that gave the state to this node, until somebody has found that the state is right.
+    - ``is_aside``: the bucket was moved out of the way, where it is only read.
+
+    Gradients, and moments of zero, are allocated on first access, by the thread that makes the bucket or trains it. So a copy
+    of the state that islands share takes no memory for them.
     """
 
     def __init__(
@@ -88,7 +94,7 @@ class Bucket:
 
     @property
     def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """AdamW's: the mean of the gradients, and that of their squares."""
+        """AdamW's moments: the mean of the gradients, and the mean of their squares."""
         if self._moments is None:
             self._moments = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
         return self._moments
@@ -100,7 +106,7 @@ class Bucket:
         return self._gradients
 
     def forget_gradients(self) -> None:
-        """Frees them; they are zero when they are next asked for."""
+        """Frees the gradients. On the next access they are zero."""
         self._gradients = None
 
     def forget_moments(self) -> None:
@@ -109,7 +115,7 @@ class Bucket:
 
     @torch.no_grad()
     def rest(self, *, rounds: bool) -> None:
-        """The run is at rest: with ``rounds`` the next exchange begins with these parameters."""
+        """Call it when all islands have the same weights. With ``rounds`` the next exchange begins with these parameters."""
         if not rounds:
             self.anchor = None
         elif self.anchor is None:
@@ -118,7 +124,7 @@ class Bucket:
             self.anchor.copy_(self.parameters)
 
     def for_new_island(self, *, at_rest: bool) -> Bucket:
-        """A bucket with what all islands share, and moments of zero. This one stays as it is."""
+        """A bucket with the state that all islands share, and moments of zero. This bucket does not change."""
         other = copy.copy(self)
         other._moments = None
         if not at_rest:
@@ -126,7 +132,8 @@ class Bucket:
         return other
 
     def placed(self, device: torch.device, home: torch.device) -> Bucket:
-        """This bucket if it is there already, else one with its state there, sharing what need not move."""
+        """A bucket with its state in ``home``: this bucket if it is there already, otherwise a new one that shares all tensors
+        that need not move."""
         if (self.device, self.home, self.is_aside) == (device, home, False):
             return self
         other = self._with_state(lambda tensor: tensor.to(home, copy=self.is_aside))
@@ -136,7 +143,7 @@ class Bucket:
         return other
 
     def set_aside(self, away: Callable[[torch.Tensor], torch.Tensor]) -> Bucket:
-        """One with all that this one has, but gradients, where ``away`` puts it."""
+        """A copy of this bucket, except its gradients, in the memory that ``away`` chooses."""
         other = self._with_state(away)
         other._map_momenta(away)
         other.is_aside = True
@@ -151,7 +158,7 @@ class Bucket:
         return other
 
     def _map_momenta(self, copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Moves what exchanges need."""
+        """Moves the tensors that exchanges need."""
         self.momentum = None if self.momentum is None else copied(self.momentum)
         self.anchor = None if self.anchor is None else copied(self.anchor)
 
@@ -161,12 +168,12 @@ class Bucket:
 
     @property
     def shared(self) -> tuple[torch.Tensor, ...]:
-        """What all islands have the same of it, since the last exchange."""
+        """The tensors of the state that all islands have the same, since the last exchange."""
         return self.parameters if self.anchor is None else self.anchor, *self._momenta
 
     @property
     def for_exchanges_bytes(self) -> int:
-        """Of the host's memory, for what only exchanges need."""
+        """Bytes of the host's memory that only exchanges need."""
         return sum(tensor.nbytes for tensor in (self.anchor, *self._momenta) if tensor is not None)
 
     @property
@@ -174,7 +181,8 @@ class Bucket:
         return () if self.momentum is None else (self.momentum,)
 
     def digests(self) -> tuple[bytes, bytes]:
-        """Of the whole state, and of all but AdamW's moments: BLAKE3 of the BLAKE3 of each tensor, taken where it lies."""
+        """Two digests: of the whole state, and of the state without AdamW's moments. Each is the BLAKE3 of the BLAKE3 of each
+        tensor, computed on the tensor's device."""
         each = [*map(digest, self.state)]
         return blake3(b"".join(each)).digest(), blake3(b"".join((each[0], *each[STATE_TENSORS:]))).digest()
 
@@ -184,9 +192,8 @@ class Bucket:
         return {name: piece.view(shape) for (name, shape), piece in zip(self.spec.parameters, pieces, strict=True)}
 
     def read(self, begin: int = 0, end: int | None = None, *, shared: bool = False) -> memoryview:
-        """A copy, in the host's memory, of bytes [begin, end) of the state, by default of all of them: the tensors of ``state``,
-        or those of ``shared``, little-endian.
-        """
+        """A copy, in the host's memory, of bytes [begin, end) of the state, by default of all. ``shared``: of the tensors of
+        ``shared`` instead of ``state``. Little-endian."""
         tensors, each = self.shared if shared else self.state, self.parameters.nbytes
         end = len(tensors) * each if end is None else end
         copied = torch.empty(end - begin, dtype=torch.uint8)
@@ -198,8 +205,8 @@ class Bucket:
         return copied.numpy().data if len(copied) else memoryview(b"")
 
     def load(self, data: bytes | bytearray | memoryview, offset: int = 0, *, shared: bool = False) -> None:
-        """Writes ``data`` into the state, starting at byte ``offset`` of what `read` returns. What is ``shared`` becomes the
-        parameters.
+        """Writes ``data`` into the state, starting at byte ``offset`` of the bytes of `read`. ``shared``: the data are the part
+        that all islands share; they become the parameters.
 
         Raises:
             ValueError: ``data`` extends past the state.

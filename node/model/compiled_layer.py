@@ -1,4 +1,4 @@
-"""Layers that torch.compile has made of a model's: [train] compile."""
+"""Compiles a model's layers with torch.compile: [train] compile."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def can_compile(device: torch.device) -> bool:
             (str(problem).splitlines() or [type(problem).__name__])[0][:300],
         )
         return False
-    # What it cannot compile of a layer is computed as it is. The rest rounds as if it were: audits compare both.
+    # Parts of a layer that it cannot compile are computed without. Compiled parts round the same: audits compare both.
     _dynamo.config.suppress_errors = True
     _inductor.config.emulate_precision_casts = True
     return True
 
 
 def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method``, a module's, which at its first call with inputs of some shapes is compiled for all modules of its class."""
+    """``method`` of a module. Its first call with inputs of some shapes compiles it for all modules of its class."""
     assert isinstance(method, MethodType)
     return MethodType(_compiled(method.__func__), method.__self__)
 

@@ -23,7 +23,7 @@ def generate(
     folder: Path, prompt: str, tokens: int, seed: int, temperature: float = 0.8, untrained: int | None = None
 ) -> str:
     """``prompt`` and up to ``tokens`` more from the model in ``folder``; deterministic for a seed. ``untrained``: with the
-    weights with which a run of this seed begins.
+    initial weights of a run of this seed.
 
     Raises:
         ValueError: no model there, or the prompt does not fit.
@@ -59,7 +59,7 @@ def generate(
 
 
 def forget(model: Any, seed: int) -> None:
-    """Gives the model the weights with which a run of this seed begins."""
+    """Gives the model the initial weights of a run of this seed."""
     module, sample = build(model.config), Sample((2,), torch.int64, model.config.vocab_size)
     module.config.use_cache = False
     before = CausalLM(module, sample, dissect(module, sample), None)

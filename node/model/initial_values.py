@@ -18,12 +18,12 @@ def initial_values(
 ) -> dict[str, torch.Tensor]:
     """Initial values of all parameters under the submodules ``roots`` of ``module`` (whose own may be on meta).
 
-    They are drawn on the CPU in float32, for any device and precision, so that a run starts from the same weights wherever its
+    They are drawn on the CPU in float32, for any device and precision. So a run starts from the same weights, wherever its
     layers are placed. ``initialise`` sets one module's parameters; it is called for children before their parents, as by
     PyTorch's `Module.apply`.
 
     Raises:
-        ValueError: a parameter is left unset by ``initialise``.
+        ValueError: ``initialise`` leaves a parameter unset.
     """
     values: dict[str, torch.Tensor] = {}
     with _randomness(seed, bucket), torch.no_grad():

@@ -1,4 +1,4 @@
-"""What each layer takes, as the scheduler is told, and how fast a device computes one."""
+"""The costs of each layer, as nodes report them to the scheduler, and how fast a device computes a layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 TIMED_SECONDS = 0.3
 """Seconds of timed passes through a layer."""
 LEAST_TIMED, MOST_TIMED = 3, 30
-"""The fewest timed passes, unless the first takes longer than MOST_EXPECTED_SECONDS, and the most, however small the layer is."""
+"""The fewest timed passes, unless the first takes longer than MOST_EXPECTED_SECONDS, and the most for even the smallest layer."""
 MOST_EXPECTED_SECONDS = 2.0
 """A pass that should take longer than this, by the speed of matrix products, is not timed."""
 
@@ -60,10 +60,10 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
 
     If compiled layers fail, the model compiles none from then on.
 
-    Returns the fastest of several passes after a warm-up, because others may use the device at the time. This is less than
-    the speed of matrix products in ``products`` (a third to three quarters of it was seen): a layer does more than multiply,
-    and small matrices do not fill a device. Returns None if a layer does not fit the device, should take too long, or fails
-    on made-up input.
+    Returns the fastest of several passes after a warm-up, because others may use the device at the time. This is less than the
+    speed of matrix products in ``products``; a third to three quarters was seen. A layer does more than multiply, and small
+    matrices do not fill a device. Returns None if a layer does not fit the device, should take too long, or fails on made-up
+    input.
     """
     of_layers = [layer.flops for layer in model.layers]
     alike = Counter(of_layers)
@@ -82,7 +82,7 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
         if not model.compiles:
             log.warning("layer %d could not be timed: %s", number, error)
             return None
-        log.warning("train.compile: layers are computed as they are, since compiled layer %d fails: %s", number, error)
+        log.warning("train.compile: layers are not compiled, because compiled layer %d fails: %s", number, error)
         model.compiles = False
     finally:
         gc.collect()  # a slice of a causal LM is a reference cycle

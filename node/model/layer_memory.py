@@ -1,8 +1,9 @@
-"""What each layer keeps for its backward pass, and takes beside for a while: found by following both passes without computing.
+"""The memory that each layer keeps for its backward pass, and the memory that it takes for a while.
 
-Every layer is run forward and backward on fake tensors, which have shapes and no memory, by the code that a stage runs: fused
-attention as a CPU dispatches it (it keeps what a GPU's keeps: query, key, value, output and a number per row), and the head in
-chunks. So the figures are the same on every node, whatever its device. Memory within one of torch's own operations is not seen.
+Both passes are followed without computing. Every layer runs forward and backward on fake tensors, which have shapes and no
+memory, through the code of a stage. Fused attention is dispatched as on a CPU: it keeps the same as on a GPU, namely query,
+key, value, output and a number per row. The head runs in chunks. So the figures are the same on every node, whatever its
+device. Memory within one of torch's own operations is not seen.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ USUALLY_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """Bytes for one micro-batch. ``kept``, from the forward to the backward pass, includes the layer's input. ``working`` is the
-    most that either pass has allocated beside, its output, gradients of its output and input, and one parameter's among it."""
+    """Bytes for one micro-batch. ``kept``, from the forward to the backward pass, includes the layer's input. ``working`` is
+    the most that either pass allocates in addition. It includes the layer's output, the gradients of output and input, and one
+    parameter's gradient."""
 
     kept: int
     working: int
@@ -123,8 +125,10 @@ def _forget(parameter: torch.Tensor) -> None:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of fake tensors that operations inside have made and that are still alive, each storage once.
-    ``most`` is the most that were ever alive, or since it was last set."""
+    """Counts the bytes of living fake tensors that operations inside have made, each storage once.
+
+    ``most`` is the most bytes that were alive at one time, since the start or since it was last set.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -133,7 +137,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Does not count what shares this tensor's memory."""
+        """Leaves tensors out that share this tensor's memory."""
         self._know(tensor, 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

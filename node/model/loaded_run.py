@@ -13,7 +13,7 @@ from dtfm.protos.plan_pb2 import Run
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """``dialler`` opens channels to peers. ``allowed``: what the run may name on this machine."""
+    """``dialler`` opens channels to peers. ``allowed``: the names that the run may use on this machine."""
 
     run: Run
     model: Model

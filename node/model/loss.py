@@ -1,10 +1,12 @@
-"""The loss of a micro-batch, without its logits in memory all at once.
+"""The loss of a micro-batch, without holding all its logits in memory at the same time.
 
-The logits of a micro-batch are by far its largest tensor: 2048 tokens and a vocabulary of 128,000 make 1 GiB in float32, and
-the loss needs several of that size. So they are made a chunk of tokens at a time, and each chunk's gradient at once, as in Liger
-Kernel (arXiv 2410.10989, section 3.2). torch's own linear_cross_entropy does this for a head that is one matrix product; here the
-head is any function of the hidden states of one token, since families scale or cap their logits. It also adds each chunk's
-gradients to the parameters', whereas torch's keeps a second gradient of the head.
+The logits of a micro-batch are by far its largest tensor: 2048 tokens and a vocabulary of 128,000 make 1 GiB in float32. The
+loss needs several tensors of that size. So the logits are made a chunk of tokens at a time, and each chunk's gradient right
+after, as in Liger Kernel (arXiv 2410.10989, section 3.2).
+
+torch's own linear_cross_entropy does this for a head that is one matrix product. Here the head is any function of the hidden
+states of one token, since families scale or cap their logits. This code also adds each chunk's gradients to the parameters',
+whereas torch's keeps a second gradient of the head.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ MOST_LOGITS_BYTES = 64 << 20
 """Most bytes of a chunk's logits in float32, unless it has fewer than LEAST_TOKENS tokens."""
 
 LEAST_TOKENS = 256
-"""Fewer tokens in a chunk make a matrix product that is slower than reading the head's weights."""
+"""With fewer tokens in a chunk, reading the head's weights takes longer than the matrix product."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """``mean`` is a micro-batch's loss in nats, the mean over its samples of each one's mean over its learnt labels (see
-    label_weights): a scalar, detached, float32 (float64 for float64 logits). ``weighted`` is
-    the same times its weight in the loss that is trained, with its graph: the backward pass starts there, with gradient 1."""
+    """``mean`` is a micro-batch's loss in nats: the mean over its samples of each sample's mean over its learnt labels (see
+    label_weights). It is a scalar, detached, float32 (float64 for float64 logits).
+
+    ``weighted`` is ``mean`` times its weight in the loss that is trained, with its graph: the backward pass starts there, with
+    gradient 1.
+    """
 
     mean: torch.Tensor
     weighted: torch.Tensor
@@ -39,9 +44,9 @@ class Scored:
 def label_weights(labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The weight of each label in a micro-batch's mean loss, of the shape of ``labels`` ([b, ...]).
 
-    The loss of a sample is the mean over its learnt labels, and that of a micro-batch, or of a step, the mean over its samples.
-    So the weights of a sample's learnt labels are equal, and 1 / b together; a label that is not learnt has weight 0, and so has
-    all of a sample with nothing to learn. A function of each sample alone: it does not matter where the others are computed.
+    The loss of a sample is the mean over its learnt labels. The loss of a micro-batch, or of a step, is the mean over its
+    samples. So the weights of a sample's learnt labels are equal, and sum to 1 / b. A label that is not learnt has weight 0. A
+    sample without learnt labels has weights of 0. The weights depend on each sample alone, wherever the others are computed.
     """
     learnt = (labels != NOT_LEARNT).to(dtype)
     each = learnt.flatten(1).sum(1) if labels.ndim > 1 else learnt
@@ -61,10 +66,10 @@ def loss_of_part(
     """The loss of the last stage's ``part`` for its input ``x`` and ``labels`` int64 [b, ...]: [b, s] for language models, and
     [b] for classifiers.
 
-    ``parameters`` are those that the part's head reads, and may be more; ``classes`` is the width of its logits. If there is more
-    than one chunk, and gradients are wanted,
-    those of all chunks but the last are added to the parameters' ``.grad`` here: call the backward pass exactly once. If
-    ``apart``, nothing is added to any ``.grad``: the backward pass is torch.autograd.grad, for the input and ``parameters``.
+    ``parameters`` include all parameters that the part's head reads. ``classes`` is the width of its logits. If there are
+    several chunks, and gradients are wanted, the gradients of all chunks but the last are added to the parameters' ``.grad``
+    here: call the backward pass exactly once. With ``apart``, nothing is added to any ``.grad``: the backward pass is
+    torch.autograd.grad, for the input and ``parameters``.
     """
     head, hidden = part.head or _logits_themselves, part.body(x)
     flat, targets = hidden.flatten(0, -2), labels.flatten()
@@ -89,7 +94,7 @@ def chunk_tokens(tokens: int, classes: int) -> int:
 
 
 class _InChunks(torch.autograd.Function):
-    """(mean, mean times weight), where only the second has a gradient, which must be 1."""
+    """Returns (mean, mean times weight). Only the second has a gradient, which must be 1."""
 
     @staticmethod
     def forward(

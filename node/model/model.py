@@ -25,24 +25,29 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stage's computation. ``body`` maps token ids or hidden states to hidden states, batch first; where samples are isolated,
-    it also takes ``positions`` int64 [b, s] (Data.positions). On the last stage ``head`` maps hidden states [tokens, hidden] to
-    logits, each token by itself; without one, the body's output are the logits."""
+    """A stage's computation."""
 
     body: Callable[..., torch.Tensor]
+    """Maps token ids or hidden states to hidden states, batch first. If samples are isolated, it also takes ``positions`` int64
+    [b, s] (Data.positions)."""
     head: Forward | None = None
+    """On the last stage, maps hidden states [tokens, hidden] to logits, each token by itself. None: the body's output are the
+    logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. ``parameters`` are the full state-dict names that it uses, ``roots`` the submodules that contain them,
-    ``output`` the shape of its output without the batch, ``flops`` its forward FLOPs for one sample."""
+    """One layer."""
 
     name: str
     parameters: tuple[str, ...]
+    """The full state-dict names that the layer uses."""
     roots: tuple[str, ...]
+    """The submodules that contain its parameters."""
     output: tuple[int, ...]
+    """The shape of its output without the batch."""
     flops: float
+    """Its forward FLOPs for one sample."""
 
 
 class Model(ABC):
@@ -64,8 +69,8 @@ class Model(ABC):
 
     @abstractmethod
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
-        """The computation of layers [first, past_last) of ``module``, a copy of ``self.module`` in which at least the parameters
-        of these layers are real. May change the copy. If ``checkpointed``, layers are `computed_again`."""
+        """The computation of layers [first, past_last) of ``module``. ``module`` is a copy of ``self.module`` with real
+        parameters at least for these layers. May change the copy. If ``checkpointed``, layers are `computed_again`."""
 
     @abstractmethod
     def layerwise(self, module: nn.Module) -> Iterator[Part]:
@@ -73,8 +78,8 @@ class Model(ABC):
         change the copy."""
 
     def weights_fingerprint(self, seed: int) -> bytes:
-        """Of the weights that it begins with: 32 bytes of their description, and 32 of values that ``seed`` picks. Empty if the
-        weights follow from the seed. Raises ValueError if they cannot be read."""
+        """A fingerprint of the model's initial weights: 32 bytes of their description, and 32 of values that ``seed`` picks.
+        Empty if the weights follow from the seed. Raises ValueError if they cannot be read."""
         return b""
 
     def buffer_dtype(self, computes_in: torch.dtype) -> torch.dtype:
@@ -92,12 +97,12 @@ class Model(ABC):
 
     @property
     def constants(self) -> dict[str, torch.Tensor]:
-        """What the module's state dict has beside the parameters, by name: nobody trains it, and every node has the same."""
+        """The module's state dict without the parameters, by name: nobody trains it, and every node has the same."""
         stored = self.module.state_dict()
         return {name: buffer for name, buffer in self.module.named_buffers() if name in stored and not buffer.is_meta}
 
     def activation_shape(self, layer: int, micro_batch: int) -> tuple[int, ...]:
-        """Shape of the layer's output for one micro-batch; its dtype is that of the stage."""
+        """Shape of the layer's output for one micro-batch. Its dtype is the stage's."""
         return (micro_batch, *self.layers[layer].output)
 
     def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
@@ -134,7 +139,8 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def fake_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Under a FakeTensorMode: replaces parameters by ones with a device and a shape but no memory, of ``dtype`` or their own."""
+    """Under a FakeTensorMode: replaces parameters by fake ones with a device and a shape but no memory. They have ``dtype``, or
+    the parameter's own dtype."""
     fakes: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, old in part._parameters.items():
@@ -145,8 +151,8 @@ def fake_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> None
 
 
 def computed_again(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """``layer``, which keeps its input alone for the backward pass, and computes the rest again there. Nothing in a layer is
-    random (dropout is off), so that no state of random numbers is kept."""
+    """``layer``, changed to keep its input alone for the backward pass, which computes the rest again. Nothing in a layer is
+    random (dropout is off), so no state of random numbers is kept."""
 
     def again(*args: Any, **keywords: Any) -> Any:
         return checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
@@ -155,8 +161,8 @@ def computed_again(layer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method``, without keeping its object alive. A module that has what refers to itself as an attribute is a cycle: its
-    weights stay in the device's memory until the garbage collector finds it."""
+    """``method``, without keeping its object alive. If a module has an attribute that refers back to the module, both form a
+    cycle: the weights stay in the device's memory until the garbage collector finds the cycle."""
     if not isinstance(method, MethodType):
         return method
     weak = weakref.WeakMethod(method)

@@ -26,8 +26,8 @@ HOST_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """With what a step is applied, as its commit says: operators may change it from step to step. ``gradient_norm`` is that
-    of the whole model, before clipping to ``clip_norm`` (0: no clipping)."""
+    """The terms of a step's update, from its commit: operators may change them from step to step. ``gradient_norm`` is of the
+    whole model, before clipping to ``clip_norm`` (0: no clipping)."""
 
     gradient_norm: float
     learning_rate: float
@@ -43,7 +43,7 @@ def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
 def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
     """The sum of the squares of each of ``flats`` (1-D, any dtype and device), in float64.
 
-    torch's norms would convert all of it to float64 first, which takes twice the memory of a float32 bucket.
+    torch's norms would convert a whole tensor to float64 first. That takes twice the memory of a float32 bucket.
     """
     totals = []
     for flat in flats:
@@ -56,19 +56,20 @@ def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
 
 @torch.no_grad()
 def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
-    """Updates a bucket's state in place, where it is, with flat ``gradients`` of its dtype, which a GPU that has the state
-    overwrites. ``step``: the number of steps since the moments were zero. ``train`` says what no operator changes.
+    """Updates a bucket's state in place, on its own device, with flat ``gradients`` of its dtype. A GPU that has the state
+    overwrites ``gradients``. ``step``: the number of steps since the moments were zero. ``train`` has the settings that no
+    operator changes.
 
-    The rule is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv 1711.05101), written in separate operations: torch's own
-    kernels fuse multiply-adds differently on each device, while separate operations, each rounded by IEEE 754, give a CPU and a
-    GPU replica the same bits. Division by a scalar is written as multiplication, because torch divides on some devices and
-    multiplies on others. As usual, weight decay applies to tensors of two dimensions or more, not to biases and norms.
+    The rule is torch.optim.AdamW's (Loshchilov and Hutter, arXiv 1711.05101), in separate operations. torch's own kernels fuse
+    multiply-adds differently on each device. Separate operations, each rounded by IEEE 754, give a CPU and a GPU replica the
+    same bits. Division by a scalar is written as multiplication, because torch divides on some devices and multiplies on
+    others. As usual, weight decay applies to tensors of two dimensions or more, not to biases and norms.
     """
     rate = terms.learning_rate
     scalars = (  # in the order of kernels/adamw.py
-        1 - rate * terms.weight_decay,  # what is kept of a parameter that decays
+        1 - rate * terms.weight_decay,  # the part that remains of a parameter that decays
         clip_coefficient(terms.gradient_norm, terms.clip_norm),
-        train.beta1,  # what is kept of the moments, and what is added to these
+        train.beta1,  # the part that remains of the moments, and the part that is added
         1 - train.beta1,
         train.beta2,
         1 - train.beta2,
@@ -82,9 +83,9 @@ def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: 
 
 @torch.no_grad()
 def outer_step(train: Run.Train, bucket: Bucket, change: torch.Tensor) -> None:
-    """The exchange's update of a bucket's state, in place, with the flat ``change`` of its parameters since the last exchange
-    (anchor minus parameters), summed over islands in proportion to their samples. A bucket without an anchor has the parameters
-    of that exchange.
+    """The exchange's update of a bucket's state, in place. ``change`` is the flat change of its parameters since the last
+    exchange (anchor minus parameters), summed over islands in proportion to their samples. A bucket without an anchor has the
+    parameters of the last exchange.
 
     Nesterov's momentum, as in DiLoCo (arXiv 2311.08105): u = mu u + change; parameters = anchor - eta (change + mu u). In
     separate operations in the host's memory, so that all islands get the same bits.
@@ -128,7 +129,7 @@ def _on_gpu(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -
 
 
 def _on_host(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
-    """In as many threads as torch has; what a GPU has computed is copied from it meanwhile."""
+    """Runs in as many threads as torch has. At the same time, the gradients that a GPU has computed are copied from it."""
     from dtfm.kernels.adamw import update  # imported here: see kernels/with_cupy.py, prepare
 
     threads = torch.get_num_threads()

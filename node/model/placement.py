@@ -21,18 +21,18 @@ Chains = tuple[tuple[str, ...], ...]
 
 PIECE_ELEMENTS = 1 << 21
 """Most elements in a piece. Reducing takes memory for a few pieces beside the gradients. Under most codecs a piece is several
-frames, so that a link's speed can be told from their arrival."""
+frames, so that their arrival tells a link's speed."""
 
 
 MOST_TAKEOVERS = 1000
-"""As many as nodes can be members of a run."""
+"""The most nodes that can be members of a run."""
 
 
 def read_plan(packed: bytes, layers: int, micro_batches: int, step: int) -> Plan:
-    """The plan as `pack_plan` has it, which begins after ``step``. ``layers`` and ``micro_batches`` are those of the model and
-    of a step.
+    """The plan in ``packed`` (see `pack_plan`), which begins after ``step``. ``layers`` and ``micro_batches``: the model's
+    layers, and a step's micro-batches.
 
-    Raises ValueError, which names what is wrong, unless its parts fit together (plan.check).
+    Raises ValueError, which names the error, unless the plan's parts fit together (plan.check).
     """
     plan = unpack_plan(packed)
     if len(plan.takeovers) > MOST_TAKEOVERS:
@@ -40,7 +40,7 @@ def read_plan(packed: bytes, layers: int, micro_batches: int, step: int) -> Plan
     check(plan, layers, micro_batches)
     if plan.rounds.since > step or plan.owed.since > plan.rounds.trained(step):
         raise ValueError(
-            f"the plan's rounds, or what is owed under it, begin after step {step}, as whose successor it came"
+            f"the plan's rounds, or its owed micro-batches, begin after step {step}, but the plan follows that step"
         )
     if len(plan.islands) > 1 and not plan.rounds.count:
         raise ValueError(
@@ -50,10 +50,10 @@ def read_plan(packed: bytes, layers: int, micro_batches: int, step: int) -> Plan
 
 
 def shards(elements: int, members: int) -> list[tuple[int, int]]:
-    """Half-open ranges that divide a bucket among the members of its group, equal but for rounding.
+    """Half-open ranges that divide a bucket among the members of its group, equal except for rounding.
 
-    Shard i belongs to member i, which sums that range for all (arXiv 2206.01288, section 3.2: each device acts as the
-    parameter server of one shard). Borders fall on multiples of 256, a codec's block.
+    Shard i belongs to member i, which sums that range for all (arXiv 2206.01288, section 3.2: each device acts as the parameter
+    server of one shard). Borders fall on multiples of 256, a codec's block.
     """
     borders = [min(elements, -(-elements * i // (members * 256)) * 256) for i in range(members)] + [elements]
     return [(borders[i], borders[i + 1]) for i in range(members)]
@@ -80,15 +80,17 @@ class Group:
     """The nodes that hold one bucket, in pipeline order: they reduce its gradients together.
 
     A layer's bucket is held by the replicas of its stage, a tied parameter's by the replicas of every stage that uses it.
-    ``counted_by`` are the replicas of the first of these stages; only they count the bucket in the gradient norm. ``stages``,
-    ``loads`` and ``islands`` are by member: its stage, the number of a step's micro-batches that it computes, and its island.
     """
 
     members: tuple[str, ...]
     counted_by: tuple[str, ...]
+    """The replicas of the first of these stages. Only they count the bucket in the gradient norm."""
     stages: tuple[int, ...]
+    """By member, its stage."""
     loads: tuple[float, ...]
+    """By member, the number of a step's micro-batches that it computes."""
     islands: tuple[int, ...]
+    """By member, its island."""
 
     def piece(self, elements: int, number: int) -> tuple[int, int]:
         """The half-open range of a piece of a bucket with this number of ``elements``; empty if there is no such piece."""
@@ -100,8 +102,8 @@ class Group:
         return self.members[number % len(self.members)]
 
     def senders(self, number: int) -> tuple[int, ...]:
-        """The ranks of those who send a piece's changes to all under a sparse codec: one of each island, whose members have the
-        same, by turns."""
+        """The ranks of the members that send a piece's changes to all under a sparse codec: one of each island, by turns. The
+        members of an island have the same changes."""
         order = sorted(range(len(self.islands)), key=self.islands.__getitem__)
         ranks = [[*each] for _, each in itertools.groupby(order, self.islands.__getitem__)]
         return tuple(sorted(each[number % len(each)] for each in ranks))
@@ -109,44 +111,52 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One node's place in a plan. Micro-batches are numbered within a step.
-
-    ``previous`` and ``next`` map each of this node's micro-batches to the node that sends its activation and the node that
-    receives its output; they are empty on the first and the last stage. The ``evaluation_*`` maps do the same for held-out
-    micro-batches. ``in_flight`` is the most micro-batches that may be forward but not yet backward here. ``groups`` has the
-    group of each of the stage's buckets, of this node's island; ``exchange_groups`` those of all islands, with ``rounds``.
-    ``stage`` and ``stages`` are of its ``island``, by number, which computes ``island_micro_batches`` of a step's
-    ``all_micro_batches``. ``trained_before``: the steps that trained before it began with moments of zero; ``is_new``: now.
-    ``is_main``: it is the plan's first, which writes snapshots. ``keeping`` is how this node keeps what it needs. ``near``: the
-    replicas of its stage and of those beside it. ``frees_first``: it has no memory for the stage beside the one before.
-    """
+    """One node's place in a plan. Micro-batches are numbered within a step."""
 
     node: str
     generation: int
     stage: int
+    """The stage's number within the island."""
     stages: int
+    """The number of the island's stages."""
     layers: tuple[int, int]
     replicas: tuple[str, ...]
     micro_batches: tuple[int, ...]
     previous: Mapping[int, str]
+    """By micro-batch of this node, the node that sends its activation. Empty on the first stage."""
     next: Mapping[int, str]
+    """By micro-batch of this node, the node that receives its output. Empty on the last stage."""
     evaluation_micro_batches: tuple[int, ...]
     evaluation_previous: Mapping[int, str]
+    """`previous` for held-out micro-batches."""
     evaluation_next: Mapping[int, str]
+    """`next` for held-out micro-batches."""
     in_flight: int
+    """The most micro-batches that may be forward but not yet backward here."""
     groups: Mapping[int, Group]
+    """By bucket of the stage, its group within this node's island."""
     keeping: Keeping
+    """How this node keeps what it needs."""
     exchange_groups: Mapping[int, Group] = field(default_factory=dict)
+    """By bucket of the stage, its group over all islands. Empty without rounds."""
     rounds: Rounds = NO_ROUNDS
     owed: Owed = NOTHING_OWED
     island_micro_batches: int = 0
+    """The micro-batches of a step that the island computes."""
     all_micro_batches: int = 0
+    """The micro-batches of a step."""
     island: int = 0
+    """The island's number."""
     trained_before: int = 0
+    """The number of training steps before the island began with moments of zero."""
     is_new: bool = False
+    """The island begins now, with moments of zero."""
     is_main: bool = True
+    """The island is the plan's first, which writes snapshots."""
     near: frozenset[str] = frozenset()
+    """The replicas of the node's stage and of its neighbouring stages."""
     frees_first: bool = False
+    """The node has no memory for the stage beside its old one."""
 
     @property
     def first(self) -> bool:
@@ -165,8 +175,11 @@ class Placement:
         return (neighbours | {m for group in groups for m in group.members}) - {self.node}
 
     def share_in_exchange(self, bucket: int, codec: Codec) -> float:
-        """The factor of this node's change of a bucket in the sum: its island's share of a step's samples, which all holders of
-        the bucket in the island bring in together, or under a sparse codec one of them."""
+        """The factor of this node's change of a bucket in the sum of an exchange.
+
+        The factors of the island's holders add up to the island's share of a step's samples. Under a sparse codec one of the
+        holders brings in the whole share.
+        """
         of_island = self.island_micro_batches / self.all_micro_batches
         return of_island if codec.sparse else of_island / len(self.groups[bucket].members)
 
@@ -181,8 +194,8 @@ def placement_of(
     trained_before: int = 0,
     is_new: bool = False,
 ) -> Placement | None:
-    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's. ``twice``: see held_out_chains;
-    ``trained_before`` and ``is_new``: Placement."""
+    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's. ``twice``: see held_out_chains.
+    ``trained_before`` and ``is_new``: see Placement."""
     number = plan.island_of(node)
     if number is None:
         return None
@@ -240,7 +253,8 @@ def group_of(plan: Plan, layers: Collection[int]) -> Group:
 
 
 def exchange_group_of(plan: Plan, layers: Collection[int]) -> Group:
-    """The same over all islands. Any two bring in the same, each with its part of its island's micro-batches."""
+    """The group of the bucket over all islands. Any two islands bring in the same bucket, each in proportion to its
+    micro-batches."""
     group = group_of(plan, layers)
     loads = tuple(len(plan.places[island]) / group.islands.count(island) for island in group.islands)
     return replace(group, stages=(0,) * len(loads), loads=loads)

@@ -1,9 +1,9 @@
 """The dtypes of a run.
 
-In bf16, the state (parameters and moments) and the gradients of a step are in float32; what is computed with, a copy of the
-parameters, the activations and their gradients, is in bfloat16. Unlike under torch.autocast there is one copy of the parameters
-per step, not one per micro-batch in flight, and what crosses a link has 2 bytes. Norms, softmax and rotary angles are computed in
-float32 where the family's own code does so, as in any bfloat16 training with transformers.
+In bf16, the state (parameters and moments) and a step's gradients are in float32. A copy of the parameters to compute with, the
+activations and their gradients are in bfloat16. Unlike torch.autocast, there is one copy of the parameters per step, not one
+per micro-batch in flight, and links carry 2 bytes per number. Norms, softmax and rotary angles are computed in float32 if the
+family's own code computes them so, as in any bfloat16 training with transformers.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def run_dtype(run: Run) -> torch.dtype:
 
 
 def compute_dtype(run: Run) -> torch.dtype:
-    """The dtype that is computed in, and that of the activations between stages and of their gradients."""
+    """The dtype to compute in. Activations between stages and their gradients have the same dtype."""
     return torch.bfloat16 if run.train.precision == BF16 else run_dtype(run)

@@ -1,4 +1,4 @@
-"""Models given as an nn.Sequential, each child of which is a layer."""
+"""Models given as an nn.Sequential. Each child is a layer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dtfm.node.model.model import Layer, Model, Part, computed_again, parameters
 
 
 class SequentialModel(Model):
-    """``path`` is the "package.module:function" that returned it. ``changing`` are the layers that change their input in place:
-    they get a copy, since it may be what another stage has sent, or be wanted again by a layer that is computed again."""
+    """``path`` is the "package.module:function" that returned the model. ``changing`` are the layers that change their input in
+    place. These get a copy: another stage may have sent the input, or a layer that is computed again may need it later."""
 
     def __init__(
         self, module: nn.Sequential, sample: Sample, layers: tuple[Layer, ...], path: str, changing: frozenset[int]
@@ -60,8 +60,8 @@ def load_sequential(make: Callable[[], Any], path: str, sample: Sample) -> Seque
     """The model that ``make`` (named ``path``) returns.
 
     Raises:
-        ValueError: it fails, or returns something that nodes cannot share: no nn.Sequential, running statistics, dropout,
-            parameters without reset_parameters(), layers that do not map one batch of numbers to another.
+        ValueError: ``make`` fails, or returns something that nodes cannot share: no nn.Sequential, running statistics, dropout,
+        parameters without reset_parameters(), layers that do not map one batch of numbers to another.
     """
     if sample.isolated:
         raise ValueError(
@@ -105,7 +105,7 @@ def _with_copy(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[tor
 
 
 def _trace(module: nn.Sequential, sample: Sample, path: str) -> tuple[tuple[Layer, ...], frozenset[int]]:
-    """The layers, and which change their input, found by running two samples through the model on the meta device."""
+    """The layers, and the numbers of the layers that change their input. Found by running two samples on the meta device."""
     batch = 2
     x = torch.empty(batch, *sample.shape, dtype=sample.dtype, device="meta")
     layers, changing = list[Layer](), set[int]()

@@ -22,10 +22,10 @@ ADDED_AT_ONCE = 1 << 18
 class Stage:
     """Layers [first, past_last) of a model, made by `build_stage`.
 
-    ``buckets`` are those that its layers use, by index in ascending order; a bucket shared with another stage is in both.
-    ``weights``, by bucket, are what is computed with: flat tensors of ``dtype`` on ``device``. They are the bucket's own
-    parameters, or a copy where these are of another dtype or in the host's memory. ``parameters`` are the module's parameters by
-    bucket: views into ``weights``.
+    ``buckets`` are the buckets that its layers use, by index in ascending order. A bucket shared with another stage is in both.
+    ``weights``, by bucket, are flat tensors of ``dtype`` on ``device``, for computing. They are the bucket's own parameters, or
+    a copy if these have another dtype or are in the host's memory. ``parameters`` are the module's parameters by bucket: views
+    into ``weights``.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Stage:
     def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """One micro-batch through the stage.
 
-        ``x`` is the model's input (token ids: int64 [b, s]) for the first stage, else the hidden states of the layer before
-        ([b, ...], the stage's dtype). ``positions`` are Data.positions of the micro-batch. Returns logits from the last stage,
-        else hidden states (see `Model.activation_shape`), always in the stage's dtype. Not thread-safe.
+        ``x`` is the model's input (token ids: int64 [b, s]) for the first stage, otherwise the hidden states of the layer
+        before ([b, ...], the stage's dtype). ``positions`` are Data.positions of the micro-batch. Returns logits from the last
+        stage, otherwise hidden states (see `Model.activation_shape`), always in the stage's dtype. Not thread-safe.
         """
         y = self._body(positions)(self._given(x))
         if self._part.head is not None:
@@ -72,9 +72,12 @@ class Stage:
         positions: torch.Tensor | None = None,
         only: Sequence[nn.Parameter] | None = None,
     ) -> Scored:
-        """The loss of one micro-batch on the last stage; ``x`` and ``positions`` as for `forward`, ``labels`` as for
-        `loss_of_part`. Unless gradients are off, the backward pass must follow, once: see there. With ``only``, it is one of
-        torch.autograd.grad for the input and some of these parameters, and nothing is added to any `.grad`. Not thread-safe."""
+        """The loss of one micro-batch on the last stage. ``x`` and ``positions`` as for `forward`, ``labels`` as for
+        `loss_of_part`.
+
+        Unless gradients are off, the backward pass must follow, once: see there. With ``only``, the backward pass is
+        torch.autograd.grad for the input and some of these parameters, and nothing is added to any `.grad`. Not thread-safe.
+        """
         last = self.past_last - 1
         read = [p for i, bucket in self.buckets.items() if last in bucket.spec.layers for p in self.parameters[i]]
         if only is not None:
@@ -89,14 +92,15 @@ class Stage:
         return x.to(self.dtype) if x.is_floating_point() else x
 
     def release(self) -> None:
-        """Frees its weights and its hold on the buckets, whoever may still refer to the stage: it computes nothing any more."""
+        """Frees the stage's weights and its hold on the buckets, even if others still refer to the stage. It cannot compute
+        after that."""
         self.weights, self.parameters = {}, {}
         self.buckets = {}  # another dict: the store may hold the one before
         self.__dict__.pop("_part", None)
 
     @torch.no_grad()
     def refresh(self, index: int) -> None:
-        """To be called when a bucket's parameters have changed: computes with them from now on."""
+        """Computes with the bucket's new parameters from now on. Call it when they have changed."""
         if self.weights[index] is not self.buckets[index].parameters:
             self.weights[index].copy_(self.buckets[index].parameters)
 
@@ -106,7 +110,7 @@ class Stage:
 
     @property
     def state_bytes(self) -> tuple[int, int]:
-        """Bytes of state, gradients and weights: on the device, and in the host's memory beside."""
+        """Bytes of state, gradients and weights: on the device, and in the host's memory."""
         device, host = 0, 0
         for index, bucket in self.buckets.items():
             state = STATE_TENSORS * bucket.parameters.nbytes
@@ -122,7 +126,7 @@ class Stage:
     def _fill(self, module: nn.Module) -> dict[int, tuple[nn.Parameter, ...]]:
         """Replaces meta parameters by views into the weights, under every name, and moves buffers to the device.
 
-        Where weights and bucket have one dtype, autograd adds each gradient to the bucket's, in place. Elsewhere each backward
+        If weights and bucket have one dtype, autograd adds each gradient to the bucket's, in place. Otherwise each backward
         pass makes a gradient of its own, and a hook adds it to the bucket's and frees it.
         """
         real: dict[str, nn.Parameter] = {}
@@ -147,7 +151,7 @@ class Stage:
 
 
 def home_of(keeping: Keeping, device: torch.device) -> torch.device:
-    """The memory in which a stage's state lies."""
+    """The memory for a stage's state."""
     return HOST if keeping.optimizer_state is OptimizerState.HOST else device
 
 
@@ -164,8 +168,8 @@ def build_stage(
 ) -> Stage:
     """A stage of layers [first, past_last) whose state has ``dtype``. New buckets are zero: initialise or load them.
 
-    It computes in ``computes_in``, by default ``dtype``. Buckets in ``held`` (by index) are used as they are, without a copy,
-    unless ``keeping`` wants their state elsewhere. Once the buckets have their values, `Stage.refresh` them.
+    It computes in ``computes_in``, by default ``dtype``. Buckets in ``held`` (by index) are used without a copy, unless
+    ``keeping`` wants their state elsewhere. When the buckets have their values, call `Stage.refresh` for them.
     """
     assert 0 <= first < past_last <= len(model.layers), (first, past_last)
     specs = [spec for spec in model.buckets if spec.used_by(first, past_last)]
@@ -187,7 +191,7 @@ def initialise(model: Model, bucket: Bucket, seed: int) -> None:
 
 
 def _add(total: torch.Tensor, parameter: torch.Tensor) -> None:
-    """A hook for when the gradient of a micro-batch is whole. A CPU adds some rows at a time: it makes a copy of what it adds in
+    """A hook for when the gradient of a micro-batch is whole. A CPU adds some rows at a time: it makes a copy of these rows in
     the sum's dtype."""
     gradient, parameter.grad = parameter.grad, None
     assert gradient is not None

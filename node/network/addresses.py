@@ -1,4 +1,4 @@
-"""Where peers may reach this node: its candidates, as a pure function of what the machine and its owner say."""
+"""Where peers may reach this node: its candidates. A pure function of the statements of the machine and its owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ inside and outside."""
 MOST_IDENTITY_PORTS = 16
 
 _OF_CONTAINERS = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lxc")
-"""How interfaces begin that lead into this machine's own containers."""
+"""Names of interfaces that lead into this machine's own containers begin with one of these."""
 
 _RENTED = (("PUBLIC_IPADDR", "VAST_TCP_PORT_"), ("RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_"))
 """Vast and RunPod: the variables with the machine's public address, and, with a port of the container appended, the public port
@@ -34,7 +34,7 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """Those of this machine, with IPv4 and IPv6 addresses."""
+    """This machine's interfaces, with IPv4 and IPv6 addresses."""
     return [
         Interface(str(adapter.name), ip.ip if isinstance(ip.ip, str) else ip.ip[0], ip.network_prefix)
         for adapter in ifaddr.get_adapters()
@@ -54,7 +54,7 @@ def near(found: Sequence[Interface]) -> tuple[Network, ...]:
 
 
 def identity_ports(environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Those that the host maps to themselves, to listen on."""
+    """The ports that the host maps to themselves, to listen on."""
     numbers = range(IDENTITY_PORTS, IDENTITY_PORTS + MOST_IDENTITY_PORTS)
     ports = (_port(environment.get(f"VAST_TCP_PORT_{number}", "")) for number in numbers)
     return tuple(port for port in ports if port is not None)
@@ -71,8 +71,8 @@ def candidates(
 ) -> list[str]:
     """The candidates of a node that listens on ``host`` and ``port``, likelier ones first; at most MOST_CANDIDATES.
 
-    ``advertise``: what the owner gave, as IP or IP:PORT. ``facing``: the address of this machine that faces the coordinator: if
-    it is on loopback, so are all nodes, and it alone counts. ``opened``: the candidate that the home router opened. Raises
+    ``advertise``: the owner's addresses, as IP or IP:PORT. ``facing``: the address of this machine that faces the coordinator.
+    If it is on loopback, so are all nodes, and it alone counts. ``opened``: the candidate that the home router opened. Raises
     ValueError for an ``advertise`` that peers could not use.
     """
     named = [address_of(*read_candidate(with_port(text, port))) for text in advertise]
@@ -94,7 +94,7 @@ def candidates(
 
 
 def _mapped(environment: Mapping[str, str], port: int) -> list[str]:
-    """What a rented machine's environment says about ``port``."""
+    """The candidates that a rented machine's environment gives for ``port``."""
     known = []
     for address, prefix in _RENTED:
         outside = _port(environment.get(f"{prefix}{port}", ""))
@@ -131,6 +131,6 @@ def host_of(listen: str) -> str:
 
 
 def reached_here(listen: str, port: int) -> str:
-    """Where a node that listens on HOST:PORT is reached from its own machine; ``port`` is the one that it got."""
+    """Where a node that listens on HOST:PORT is reached from its own machine. ``port`` is its actual port."""
     address = ip_address(host_of(listen))
     return address_of(ip_address("127.0.0.1") if address.is_unspecified else address, port)

@@ -1,8 +1,9 @@
 """A bandwidth probe: bytes sent over a link whose arrivals show how fast the link is.
 
-TCP starts slowly and sends more in each round trip, so that a far and fast link is full only after about ten of them. So a probe
-goes on until no more arrives in a window of time than in the one before. Each piece is answered when it has arrived, and no more
-is in flight than the link has shown that it can carry: what is left in buffers when a probe is called off delays the next one.
+TCP starts slowly and sends more in each round trip. So a far and fast link is full only after about ten round trips. A probe
+goes on until a window of time brings as much as the window before. The receiver answers each piece on arrival. The sender keeps
+at most as many bytes in flight as the link has shown that it can carry: bytes left in buffers when a probe is cancelled delay
+the next probe.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ MOST_BYTES = 64 << 20
 
 LEAST_PIECE, MOST_PIECE = 8 << 10, 256 << 10
 FINENESS = 16
-"""Within these bounds, a piece is 1/FINENESS of what was sent before: slow links show many arrivals, fast ones cost little."""
+"""Within these bounds, a piece is 1/FINENESS of the bytes sent before: slow links show many arrivals, fast ones cost little."""
 
 FIRST_IN_FLIGHT = 64 << 10
 """Bytes that may be in flight before anything is known about a link."""
 IN_FLIGHT_ROUND_TRIPS = 3
-"""Plus the bytes answered within this many round trips, each of which carries nearly twice as much as the last."""
+"""Added to FIRST_IN_FLIGHT: the bytes answered within this many round trips. Each round trip carries nearly twice as much as
+the last."""
 
 WINDOW_ROUND_TRIPS = 2
 LEAST_WINDOW_SECONDS = 0.1
@@ -35,10 +37,10 @@ PLENTY_ROUND_TRIPS, PLENTY_BYTES = 40, 8 << 20
 """After both of these a probe ends in any case: TCP has long started, and on a link this fast the devices are the limit."""
 
 LEAST_ARRIVALS = 4
-"""The least arrivals per window on average; otherwise windows are longer."""
+"""The least arrivals per window on average. With fewer, windows are longer."""
 
 GROWTH, DECLINE = 1.2, 0.8
-"""Two windows count as equal if the second has at most and at least these multiples of the first."""
+"""Two windows count as equal if the second is within these multiples of the first."""
 RECOVERY_WINDOWS = 2
 """Windows after a packet loss before the rate is read, so that both windows compared lie after it."""
 
@@ -143,7 +145,7 @@ def _check_whole(came: int) -> None:
 
 @dataclass(slots=True)
 class Arrivals:
-    """What has arrived of a probe: ``totals`` bytes by ``times`` (seconds, ascending)."""
+    """The arrivals of a probe: ``totals`` bytes by ``times`` (seconds, ascending)."""
 
     times: list[float] = field(default_factory=list)
     totals: list[int] = field(default_factory=list)
@@ -178,11 +180,12 @@ def window_seconds(round_trip: float) -> float:
 
 
 def steady_rate(arrivals: Arrivals, window: float) -> float | None:
-    """Bytes per second in the last ``window`` seconds if that equals the window before; None while it does not.
+    """Bytes per second in the last ``window`` seconds if the window before had as many; None while it had fewer.
 
-    If less came than in an earlier window, a packet was lost: TCP delivers nothing until it is sent again, then everything at
-    once, mostly in one window, and starts slowly again. So after RECOVERY_WINDOWS more windows, when growth has ended, the rate
-    is that of everything since the loss, or of the slower of the last two windows if that is higher.
+    If less came than in an earlier window, a packet was lost. TCP then delivers nothing until it has sent the packet again.
+    Then it delivers everything together, mostly in one window, and starts slowly again. So after RECOVERY_WINDOWS more windows,
+    when growth has ended, the rate is the higher of two: the rate since the loss, and the rate of the slower of the last two
+    windows.
     """
     if arrivals.seconds < 2 * window:
         return None

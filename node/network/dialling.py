@@ -15,39 +15,42 @@ from dtfm.protos.identity.credentials import CERTIFIED_SUFFIX, Identity, certifi
 from dtfm.protos.token_bucket import TokenBucket
 
 MOST_AT_ONCE, MOST_PER_SECOND = 2048, 64.0
-"""Candidates that this process dials. A run of hundreds of nodes needs some thousand now and then; an attack by a false list of
+"""Candidates that this process dials. A run of hundreds of nodes needs some thousand now and then. An attack by a false list of
 candidates needs many all the time."""
 
 
 @dataclass(slots=True, eq=False)
 class Dialler:
-    """Opens channels as ``identity``, which is replaced when its certificate is renewed. ``indirect`` are the nodes that are
-    reached over lent connections, for which gRPC dials their ``door`` (node/transport/doors.py). ``loopback``: whether peers may
-    be on this machine. ``near``: the private networks that this machine is in."""
+    """Opens channels to peers."""
 
     identity: Identity
+    """Replaced when its certificate is renewed."""
     door: Callable[[str], str] = lambda node: f"{certified_name(node)}:443"
+    """The address that gRPC dials for a node that is reached over a lent connection (node/transport/doors.py)."""
     indirect: Collection[str] = ()
+    """The nodes that are reached over lent connections."""
     loopback: bool = True
+    """Whether peers may be on this machine."""
     near: Collection[Network] = ()
+    """The private networks that this machine is in."""
     budget: TokenBucket = field(default_factory=lambda: TokenBucket(MOST_PER_SECOND, MOST_AT_ONCE))
 
     def target(self, peer: Peer) -> str:
-        """Where ``open`` is to go. It stays the same while the peer is reached in the same way."""
+        """The target for ``open``. It stays the same while the peer is reached in the same way."""
         direct = target_of(peer.candidates, loopback=self.loopback, near=self.near)
         if direct and peer.node not in self.indirect:
             return direct
         return f"{certified_name(peer.node)}:443"
 
     def open(self, node: str, target: str, lease: float = DEFAULT_LEASE, apart: bool = False) -> grpc.aio.Channel:
-        """A channel to ``node``; see `connection.open_channel`. If this process dials too much, it leads to the door, where only
-        lent connections are found."""
+        """A channel to ``node``; see `connection.open_channel`. If this process dials too much, the channel leads to the door,
+        which has only lent connections."""
         if target.endswith(f"{CERTIFIED_SUFFIX}:443") or not self.budget.take(time.monotonic(), 1 + target.count(",")):
             target = self.door(node)
         return open_channel(target, to_peer(self.identity, node), lease, apart)
 
     def way(self, peer: Peer, seen: str) -> str:
-        """What the direct way to ``peer`` is called, as which it saw this node come (what gRPC calls a call's peer); empty if it
-        is not direct."""
+        """The name of the direct way to ``peer``; empty if the way is not direct. ``seen``: the address that the peer saw this
+        node come from, as gRPC names a call's peer."""
         address = seen_at(seen)
         return "" if peer.node in self.indirect or address is None else way_to(address, peer.candidates)

@@ -1,6 +1,6 @@
 """Finds runs on the local network, and a coordinator that has a new address there.
 
-What is heard is not believed (see protos/local_network/announcement.py). It is bounded in number and in time.
+Answers are not believed (see protos/local_network/announcement.py), and are limited in number and in time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 3.0
 ASK_AFTER = (0.0, 1.0, 1.0)
-"""Seconds before each question: one may be lost, and a coordinator repeats an answer after a second at the earliest (RFC 6762,
-section 6)."""
+"""Seconds before each question. A question may be lost, and a coordinator repeats an answer after a second at the earliest (RFC
+6762, section 6)."""
 ANSWER_SECONDS = 3.0
 """The longest wait for a certificate at an address that was announced."""
 MOST_INTERFACES = 16
 """The number of this machine's addresses that ask."""
 MOST_PLACES, MOST_OTHERS = 32, 8
-"""The number of addresses that one look tries for one coordinator: senders of answers, and others that answers named."""
+"""The most addresses that one look tries for one coordinator: senders of answers, and others that answers named."""
 PAUSE_SECONDS, MOST_PAUSE_SECONDS = 2.0, 30.0
-"""Between two looks for a coordinator that does not answer; each is twice as long as the one before."""
+"""Pauses between two looks for a coordinator that does not answer. Each is twice as long as the one before."""
 _PTR, _IN = 12, 1
 
 
 async def look_around(heard: Callable[[Announcement], None], seconds: float = LOOK_SECONDS) -> None:
-    """Asks the local networks for runs, and calls ``heard`` with each answer that comes within ``seconds``; the same may come
-    several times. Raises OSError where this machine is on no local network, or cannot ask."""
+    """Asks the local networks for runs, and calls ``heard`` with each answer that comes within ``seconds``. The same answer may
+    come several times. Raises OSError if this machine is on no local network, or cannot ask."""
     from zeroconf import DNSOutgoing, DNSQuestion
 
     def read(packet: bytes, source: str) -> None:
@@ -59,8 +59,8 @@ async def look_around(heard: Callable[[Announcement], None], seconds: float = LO
 
 
 async def runs_here(seconds: float = LOOK_SECONDS) -> tuple[list[Announcement], int]:
-    """The runs on the local network whose authority answers where it was announced, and how many others there seem to be. Raises
-    OSError as `look_around` does."""
+    """The runs on the local network whose authority answers at the announced address, and how many others there seem to be.
+    Raises OSError as `look_around` does."""
     found = Found()
     await look_around(found.take, seconds)
     heard = list(found.heard.values())
@@ -126,8 +126,8 @@ def was_local(addresses: Iterable[str]) -> bool:
 
 
 async def follow(coordinator: Entry) -> bool:
-    """Looks once for a coordinator that does not answer where it was, if that was on a local network. Returns whether it is
-    found elsewhere. ``coordinator`` leads there from then on."""
+    """Looks once for a coordinator that does not answer at its old address, if that was on a local network. Returns whether it
+    is found elsewhere. ``coordinator`` leads there from then on."""
     addresses, pin = coordinator.leads_to
     if pin is None or not was_local(addresses):
         return False

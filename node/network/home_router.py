@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 DISCOVERY_MS = 500
 """How long routers may take to answer who they are."""
 PATIENCE_SECONDS = 3.0
-"""Most time for the whole of it: a router that is slow to answer is not waited for."""
+"""Most seconds for finding the router and opening the port together: nobody waits for a slow router."""
 LIFETIME_SECONDS = 3600
 
 
 class HomeRouter:
-    """``make`` returns what miniupnpc.UPnP() does."""
+    """``make`` returns the same as miniupnpc.UPnP()."""
 
     def __init__(self, make: Callable[[], Any] | None = None) -> None:
         self._make = make or _miniupnpc
@@ -34,8 +34,8 @@ class HomeRouter:
         self._renewing: asyncio.Task[None] | None = None
 
     async def open(self, port: int) -> str:
-        """Has the router lead a port of its public address to this machine's ``port``, until ``close``. Returns the candidate;
-        empty if there is no such router, or it does not want to."""
+        """Has the router lead a port of its public address to this machine's ``port``, until ``close``. Returns the candidate.
+        Empty if there is no such router, or the router refuses."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 candidate = await asyncio.to_thread(self._open, port)

@@ -1,4 +1,4 @@
-"""Which addresses are this machine's own, or of the network that it is in: what a run names must not make a node call there."""
+"""Which addresses are this machine's own, or of the network that it is in. A run must not make a node call such addresses."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dtfm.node.network.addresses import interfaces
 from dtfm.protos.candidates import Address, plain
 
 _LOOKS_PUBLIC = (ip_network("168.63.129.16/32"), ip_network("192.0.0.0/24"))
-"""Azure's metadata service, and Oracle's in a range that not every Python knows as reserved. Those of the other clouds have
-link-local or private addresses."""
+"""Azure's metadata service, and Oracle's in a range that not every Python knows as reserved. The metadata services of the other
+clouds have link-local or private addresses."""
 _NAT64 = ip_network("64:ff9b::/96")
 """IPv4 as a network without IPv4 writes it (RFC 6052)."""
 
 
 def own_addresses() -> frozenset[Address]:
-    """Of this machine's interfaces."""
+    """The addresses of this machine's interfaces."""
     return frozenset(plain(ip_address(each.address.partition("%")[0])) for each in interfaces())
 
 
 def is_inner(address: Address, own: Collection[Address] = ()) -> bool:
-    """Whether ``address`` is one of this machine's ``own``, or of nobody on the public internet: loopback, private, link-local, a
+    """Whether ``address`` is one of this machine's ``own``, or outside the public internet: loopback, private, link-local, a
     cloud's metadata service, multicast, reserved. An IPv6 address counts as the IPv4 address that it carries."""
     carried = _carried(address)
     of_nobody = not carried.is_global or carried.is_multicast or any(carried in each for each in _LOOKS_PUBLIC)
@@ -30,7 +30,7 @@ def is_inner(address: Address, own: Collection[Address] = ()) -> bool:
 
 
 def addresses_of(host: str, port: int) -> frozenset[Address]:
-    """All that the name stands for now. Raises OSError."""
+    """All addresses that the name stands for now. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return frozenset(ip_address(str(where[0]).partition("%")[0]) for *_, where in found)
 

@@ -32,7 +32,7 @@ PINGS = 5
 MEASURING_LEASES = 4
 """Most leases that the probes of one direction take together; the coordinator waits for PROBE_LEASES."""
 LEAST_WINDOWS = 2
-"""A probe may take this many windows even if no time is left."""
+"""The windows that a probe may take even if no time is left."""
 MOST_BYTES_TOGETHER = 4 * MOST_BYTES
 """Most bytes that these probes send together."""
 SHARED_LINE = 0.55
@@ -54,15 +54,18 @@ async def measure_links(
     """Measures the links node -> peer and peer -> node of each peer.
 
     Latency is one way, in seconds: half the shortest round trip. Bandwidth is in bytes per second (see bandwidth_probe.py). A
-    peer that does not answer within half a ``lease``, or of whose probe too little arrives, has bandwidth 0 and a problem.
+    peer has bandwidth 0 and a problem if it does not answer within half a ``lease``, or if too little of its probe arrives.
     ``up`` and ``down`` are the bytes per second to, and from, several peers together; 0 if fewer than two were reached.
 
-    First all peers are pinged at once. Then one probe goes up and one comes down at a time, so that probes do not share this
-    node's line; never both with the same peer, where answers would wait behind the probe. Then several go at a time, with peers
-    on other machines if there are any, to see what this machine's line carries. If those that go up share a line, the answers to
-    what came down have waited behind them: so probes come down again, with nothing going up. The remaining time is divided among
-    the peers, with more for far ones. ``measured`` is told of how many of the peers that answer
-    both directions were measured alone.
+    1. All peers are pinged at the same time.
+    2. One probe goes up and one comes down at a time, so that probes do not share this node's line. They never go to and from
+      the same peer, where answers would wait behind the probe.
+    3. Several probes go at a time, with peers on other machines if there are any. They show the speed of this machine's line.
+    4. If the probes that go up share a line, answers to the probes that came down have waited behind them. So probes come down
+      again, and nothing goes up.
+
+    The remaining time is divided among the peers, with more for far ones. ``measured`` is told how many of the peers were
+    measured alone, out of those that answer both directions.
     """
     done = count(1)
     probed = [_Probed(node, peer, dialler, lease) for peer in peers]
@@ -102,8 +105,8 @@ async def measure_links(
 async def _together(directions: Sequence[_Direction], lease: float) -> float:
     """Bytes per second while all of ``directions`` are busy; 0 if that cannot be told.
 
-    They are kept busy for as long as the slowest measurement alone took, or until MOST_BYTES_TOGETHER have arrived, and the
-    second half of that time counts. The result is at least what the fastest carries alone, and at most what all do.
+    They are kept busy for as long as the slowest measurement alone took, or until MOST_BYTES_TOGETHER have arrived. The second
+    half of that time counts. The result is at least the speed of the fastest direction alone, and at most the sum of all.
     """
     if len(directions) < 2:
         return 0.0
@@ -144,10 +147,10 @@ async def _record(sizes: Sizes, arrivals: Arrivals, enough: Callable[[Arrivals],
 
 
 class _Direction:
-    """The link to a peer or from it: its bandwidth in bytes per second, and the seconds that it ``took`` to measure.
+    """The link to a peer or from it: its bandwidth in bytes per second, and the seconds that the measurement ``took``.
 
-    Each has a connection of its own. After a probe in one direction, the answers' long round trips make Linux's CUBIC take the
-    link for full: a probe in the other direction on the same connection saw 1 to 5 % of links of 100 to 790 Mbit/s.
+    Each direction has a connection of its own. After a probe in one direction, the answers' long round trips make Linux's CUBIC
+    take the link for full. A probe in the other direction on the same connection saw 1 to 5 % of links of 100 to 790 Mbit/s.
     """
 
     def __init__(self, probed: _Probed, name: str, probe: Callable[[Any], Sizes]) -> None:
@@ -173,7 +176,7 @@ class _Direction:
 
 
 class _Probed:
-    """One peer, and what is known about the links to it and from it."""
+    """One peer, and the facts about the links to it and from it."""
 
     def __init__(self, node: str, peer: Peer, dialler: Dialler, lease: float) -> None:
         self.lease = lease
@@ -206,7 +209,8 @@ class _Probed:
             self.round_trip = min(trips)
 
     async def renew_down(self) -> None:
-        """Opens another connection for probes that come down. On one whose answers were held up, the peer stays slow for long."""
+        """Opens another connection for probes that come down. On a connection whose answers were held up, the peer stays slow
+        for long."""
         await self.down.channel.close()
         self.down = _Direction(self, "Download", receive_probe)
         try:
@@ -238,7 +242,7 @@ class _Probed:
 
 
 async def reach(peers: Sequence[Peer], dialler: Dialler, lease: float) -> Reached:
-    """Dials each peer, and says in which way it was reached, or why not within half a ``lease``."""
+    """Dials each peer. Says how each was reached, or why it was not reached within half a ``lease``."""
 
     async def dial(peer: Peer) -> Reached.Outcome:
         outcome = Reached.Outcome(node=peer.node)

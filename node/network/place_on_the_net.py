@@ -1,4 +1,4 @@
-"""Where this machine is on the net, and on what it should listen there."""
+"""Where this machine is on the net, and the address to listen on there."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ class NoWayThere(ValueError):
 
 
 def place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
-    """This machine's address that faces the coordinator, and whether this one is behind NAT. The coordinator's first address
-    counts that there is a way to, one on loopback only if it has no other: then others are elsewhere. Sends nothing. Raises
-    NoWayThere."""
+    """This machine's address that faces the coordinator, and whether this machine is behind NAT.
+
+    The coordinator's first address with a way to it counts. A loopback address counts only if it is the only one: otherwise
+    there are others elsewhere. Sends nothing. Raises NoWayThere.
+    """
     facing, problem = [], NoWayThere("the coordinator has no address")
     for address in coordinator.leads_to[0]:
         host = read_address(address)[0]
@@ -37,8 +39,11 @@ def place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
 
 
 def usual_listen(facing: str, number: int = 0) -> str:
-    """Loopback for a coordinator on this machine; otherwise everywhere, on a port that a rented machine's host maps to itself, if
-    it does that, the one for the node with this ``number`` first, or any free one."""
+    """The usual HOST:PORT to listen on: loopback for a coordinator on this machine, otherwise everywhere.
+
+    The port is one that a rented machine's host maps to itself, if the host does that. The node with this ``number`` takes the
+    port of that number. Otherwise any free port.
+    """
     if ip_address(facing).is_loopback:
         return address_of(facing, 0)
     ports = identity_ports(os.environ)
@@ -55,8 +60,8 @@ def _is_free(port: int) -> bool:
 
 
 def nth_port(address: str, number: int) -> str:
-    """HOST:PORT of the node with this ``number`` among several, where ``address`` is the first one's: ports count up, but for 0,
-    any free one. A HOST alone stays as it is."""
+    """HOST:PORT of the node with this ``number`` among several; ``address`` is the first node's. Ports count up, except 0, any
+    free port. A HOST alone does not change."""
     host, colon, port = address.rpartition(":")
     if not number or not colon or not port.isdecimal() or port == "0" or (":" in host and not host.endswith("]")):
         return address

@@ -21,9 +21,9 @@ def room(number: int, each: float, seconds: float) -> int:
 def augment(sketch: Sketch, stage: int, seconds: float, rest: int, balanced: bool) -> tuple[int, float, float]:
     """Sends what the senders before the boundary after ``stage`` have left along shortest augmenting paths.
 
-    With ``balanced`` they end only at receivers that have something left to take. Returns what remains left, and then, of
-    everything that is busy for all of ``seconds``: the micro-batches per second that pass through it, and the seconds after which
-    one more does.
+    With ``balanced`` the paths end only at receivers that have something left to take. Returns three numbers: the micro-batches
+    that remain left; the micro-batches per second that pass through the nodes and links which are busy for all of ``seconds``;
+    and the seconds after which one more passes.
     """
     count = sketch.stage[stage + 2].first
     origin, queue, stage_of = np.empty(2 * count, np.int64), np.empty(2 * count, np.int64), np.empty(count, np.int64)
@@ -40,10 +40,10 @@ def augment(sketch: Sketch, stage: int, seconds: float, rest: int, balanced: boo
 
 @compiled
 def _way(sketch: Sketch, stage: int, seconds: float, balanced: bool, origin: Ints, queue: Ints, stage_of: Ints) -> int:
-    """Looks, breadth first, for a way from a sender with something left to a receiver, which it returns; -1 if there is none.
+    """Returns a receiver that a sender with something left can reach, or -1 if there is none. Searches breadth first.
 
-    A way leads through doors: door 2 m is before member m, door 2 m + 1 behind it. Fills in ``origin``, by door the one before
-    it on the way, -1 where it begins and -2 where it was not reached.
+    A way leads through doors: door 2 m is before member m, door 2 m + 1 behind it. Fills in ``origin``: for each door the door
+    before it on the way, -1 where the way begins, and -2 where the search did not get.
     """
     node, members, first, taken, each = sketch.node, sketch.members, sketch.stage, sketch.taken, sketch.each
     origin[:] = -2
@@ -142,8 +142,8 @@ def _send(sketch: Sketch, origin: Ints, stage_of: Ints, end: int, seconds: float
 
 @compiled
 def _rate(sketch: Sketch, stage: int, origin: Ints, stage_of: Ints) -> tuple[float, float]:
-    """Micro-batches per second that leave the doors that were reached, and the seconds after which one more does: all that leads
-    out of there is busy."""
+    """Micro-batches per second that leave the reached doors, and the seconds after which one more does. Every way out of the
+    reached doors is busy."""
     rate, soonest = 0.0, np.inf
     for m in range(len(stage_of)):
         s, node = stage_of[m], sketch.node[sketch.members[m]]

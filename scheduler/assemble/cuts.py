@@ -15,7 +15,7 @@ from dtfm.scheduler.model.tables import Tables
 FASTER = 1.6
 """Factor between the first times that are tried for the pipeline; 1.05 where these come near."""
 PIPELINES = 6
-"""Number of times for the pipeline that are tried, 1.07 apart, once one is found in which all layers fit."""
+"""Number of pipeline times to try, 1.07 apart, after the first one in which all layers fit."""
 HALVINGS = 10
 """Number of halvings of the time for the reductions."""
 
@@ -24,12 +24,12 @@ HALVINGS = 10
 def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
     """Sets good cuts for the sketch's members and sums, within every node's memory.
 
-    False, with ``cuts`` as they were, where none fit.
+    Returns False and leaves ``cuts`` unchanged if no cuts fit.
 
-    A step is estimated as the seconds that the busiest stage needs for all micro-batches, plus the seconds of the slowest
-    reduction. When both are given, taking as many layers as possible for each stage from the front leaves the fewest to the
-    rest, so that a pass over the layers tells whether all fit. For some times of the pipeline, a bisection finds the least time
-    of the reductions; the best sum wins. Links count only as what they let a node compute.
+    A step's time is estimated as two parts: the seconds that the busiest stage needs for all micro-batches, and the seconds of
+    the slowest reduction. When both are given, each stage takes as many layers as possible from the front, which leaves the
+    fewest to the rest. So one pass over the layers tells whether all fit. For several times of the pipeline, a bisection finds
+    the least time of the reductions; the best sum wins. Links count only by how much they let a node compute.
     """
     layers, usual = len(t.layer) - 1, t.ways == 1
     if stages > layers:
@@ -116,9 +116,9 @@ def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
 
 @compiled
 def _most_work(t: Tables, sketch: Sketch, stage: int, seconds: float) -> float:
-    """The most FLOPs of a stage's forward pass with which its members compute all micro-batches in ``seconds``.
+    """The most FLOPs that a stage's forward pass may have if its members are to compute all micro-batches in ``seconds``.
 
-    A member whose links take longer than its device does what its links carry; the others share the rest by speed.
+    A member whose links take longer than its device computes as much as its links carry. The others share the rest by speed.
     """
     members = sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]
     most = np.inf
@@ -143,8 +143,8 @@ def _fill_usually(t: Tables, sketch: Sketch, stages: int) -> bool:
     """Gives each stage as many layers as its ``work``, ``gradients`` and its members' memories allow. True when all layers have
     a stage.
 
-    Only for where all nodes keep what they need as Keeping() says: then the smallest memory of a stage decides. As it passes no
-    arrays on, it is compiled into its callers, which makes these twice as fast.
+    Only correct if all nodes keep what they need as Keeping() says: then the smallest memory of a stage decides. The function
+    passes no arrays on, so Numba compiles it into its callers, which makes these twice as fast.
     """
     layers, end = len(t.layer) - 1, 0
     sketch.stage[0].cut = 0
@@ -168,8 +168,8 @@ def _fill_usually(t: Tables, sketch: Sketch, stages: int) -> bool:
 
 @compiled
 def _fill_in_any_way(t: Tables, sketch: Sketch, stages: int) -> bool:
-    """The same where nodes may differ in how they keep what they need. A stage in which some member computes layers again counts
-    as if all did."""
+    """Like `_fill_usually`, where nodes may differ in how they keep what they need. If some member of a stage computes layers
+    again, the stage counts as if all its members did."""
     layers, end = len(t.layer) - 1, 0
     sketch.stage[0].cut = 0
     for stage in range(stages):
@@ -231,12 +231,13 @@ def nearly_fitting_cuts(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> N
 
 @compiled
 def _fit(t: Tables, sketch: Sketch, stages: int, extra: float, cuts: Ints) -> bool:
-    """Sets cuts with which all members have room with ``extra`` bytes more. Returns False, and sets none, if there are none such.
+    """Sets cuts that leave every member ``extra`` bytes of memory. Returns False, and leaves ``cuts`` unchanged, if there are
+    none.
 
     Taking as many layers as fit from the front is not enough: the next stage must have room for one.
     """
     layers = len(t.layer) - 1
-    # By number of stages and the end of the last: where that one may begin.
+    # By number of stages and the end of the last stage: where the last stage may begin.
     begins = np.full((stages + 1, layers + 1), -1)
     begins[0, 0] = 0
     for stage in range(stages):

@@ -103,20 +103,19 @@ def lacking_bytes(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A draft with its price.
-
-    ``shortfall_bytes`` is the memory that some device lacks, ``missing_links`` the number of links that the draft
-    needs and that do not exist, ``not_proven`` that of stages which need a proven node and have none. ``seconds`` is finite only
-    where all are 0.
-    """
+    """A draft with its price."""
 
     draft: Draft
     shortfall_bytes: float
+    """The memory that some device lacks."""
     missing_links: int
+    """The number of links that the draft needs and that do not exist."""
     seconds: float
+    """Seconds per step. Finite only if ``shortfall_bytes``, ``missing_links`` and ``not_proven`` are 0."""
     surcharge: float = 0.0
     """Cost of state transfer, in seconds per step until the next change of plan."""
     not_proven: int = 0
+    """The number of stages that need a proven node and have none."""
 
     @property
     def price(self) -> tuple[float, int, int, float]:
@@ -154,7 +153,7 @@ class Evaluator:
         self._sketch = empty_sketch(self.tables)
 
     def met(self, steps: int, seconds: float) -> None:
-        """Tells ``improved`` of something better; ``steps`` are those of walks that are not counted yet."""
+        """Tells ``improved`` about a better plan. ``steps`` are the steps of walks that are not counted yet."""
         if seconds < min(self.told, NO_LINK):
             self.told = seconds
             self.improved(self.spent + steps, seconds)

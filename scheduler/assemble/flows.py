@@ -12,23 +12,24 @@ from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
 
 MORE = 1.002
-"""Factor by which devices and links may be busy longer, at least, when not everything fits."""
+"""Least factor by which devices and links may be busy longer when not everything fits."""
 MANY = 2_048
-"""Number of pairs of nodes above which the cheapest are dealt with first, SHARE times as many as there are nodes."""
+"""With more pairs of nodes than this, the cheapest pairs come first: SHARE times as many pairs as there are nodes."""
 SHARE = 8
 SAMPLE = 1_024
-"""Number of pairs from which the price of these is guessed."""
+"""Number of pairs to sample in order to guess the price of these cheapest pairs."""
 
 
 @compiled
 def connect(t: Tables, sketch: Sketch, stages: int, cuts: Ints, longest: float) -> bool:
-    """Fills in the flows, and changes loads where links demand it. Returns False when there are not links enough.
+    """Fills in the flows, and changes loads where links demand it. Returns False if there are too few links.
 
-    This is a maximum flow through all stages. In ``longest`` seconds a node carries as many micro-batches as it computes, a link
-    as many as it transfers. One boundary comes after the other. Loads as they are and links with short exchanges come first. What
-    is then left finds its way by moving other micro-batches, here and in the stages before (augmenting paths: Ford and Fulkerson
-    1956). When none can be moved any more, the nodes and links that are full tell how many seconds are needed at least (Newton's
-    method for parametric flows: Radzik 1993), and the search for paths goes on with that time.
+    This is a maximum flow through all stages. In ``longest`` seconds a node carries as many micro-batches as it computes, and a
+    link as many as it transfers. Boundaries are dealt with one after the other. First, micro-batches flow under the given
+    loads, and links with short exchanges come first. The micro-batches that are left find their way by moving others, here and
+    in the stages before (augmenting paths: Ford and Fulkerson 1956). When no micro-batch can be moved, the full nodes and links
+    tell how many seconds are needed at least (Newton's method for parametric flows: Radzik 1993). The search for paths goes on
+    with that time.
     """
     pairs, seconds = 0, longest * (1 + 1e-9)
     for stage in range(stages - 1):

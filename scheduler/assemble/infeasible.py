@@ -13,7 +13,7 @@ from dtfm.scheduler.model.problem import Draft, Problem
 
 
 def shortfall(problem: Problem, best: Candidate) -> str:
-    """A sentence on what makes ``best``, the least infeasible plan found, impossible, with what would help."""
+    """A sentence on why ``best``, the least infeasible plan found, is impossible, and what would help."""
     ids, draft = problem.cluster.ids, best.draft
     if best.shortfall_bytes:
         return _too_large(problem) or _short(problem, draft)
@@ -30,7 +30,7 @@ def shortfall(problem: Problem, best: Candidate) -> str:
 
 
 def _too_large(problem: Problem) -> str | None:
-    """A sentence on a layer that fits on no node even alone, with a single micro-batch in flight; None if there is none."""
+    """A sentence on a layer that fits on no node even alone, with a single micro-batch in flight. None if every layer fits."""
     for number, layer in enumerate(problem.workload.layers):
         short = [shortest(problem, (number, number + 1), 1, node) for node in range(len(problem.flops))]
         least = min(short, key=lambda each: each.bytes)

@@ -29,18 +29,20 @@ def is_small(problem: Problem) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plans:
-    """Plans as rows, in the form of sketch.Position, with lower bounds on their seconds, and on those of all plans.
-
-    ``places`` is int64 [plans, nodes], ``cuts`` int64 [plans, most stages + 1], ``stages`` int64 [plans]. ``whole``: no plan
-    that may be fast enough is missing.
-    """
+    """Plans as rows, in the form of sketch.Position, with lower bounds on their seconds."""
 
     places: Ints
+    """int64 [plans, nodes]."""
     cuts: Ints
+    """int64 [plans, most stages + 1]."""
     stages: Ints
+    """int64 [plans]."""
     bounds: Floats
+    """float64 [plans], lower bounds on the plans' seconds per step."""
     least: float
+    """Lower bound on the seconds per step of all plans."""
     whole: bool
+    """No plan that may be fast enough is missing."""
 
     def groups_and_cuts(self, row: int) -> tuple[Groups, tuple[int, ...]]:
         stages = int(self.stages[row])

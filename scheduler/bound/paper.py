@@ -56,7 +56,7 @@ def paper_bound(problem: Problem) -> float:
 
 
 def _levels(activations: Floats) -> list[float]:
-    """The costs at which neighbourhoods merge: single-linkage heights, the edges of a minimum spanning tree (Prim)."""
+    """The costs where neighbourhoods merge: single-linkage heights, the edges of a minimum spanning tree (Prim)."""
     nodes = len(activations)
     nearest = activations[0].copy()
     outside = np.ones(nodes, dtype=bool)

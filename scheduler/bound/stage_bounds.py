@@ -41,10 +41,11 @@ def reduced_after(t: Tables, members: Ints, node: int, layer: int, past_last: in
 
 @compiled
 def soonest(pace: Floats, after: Floats, total: int, least: int) -> float:
-    """The least time by which nodes can be done with ``total`` micro-batches, however these are divided.
+    """The earliest time when nodes can be done with ``total`` micro-batches, however the nodes divide them.
 
-    A node with n of them, ``least`` or more, is done after n * pace + after seconds; one with none of them is done at once.
-    Infinite when there are too few micro-batches. pace and after are float64 [nodes]. Within a part in 1e9 below the exact time.
+    A node with n micro-batches, ``least`` or more, is done after n * pace + after seconds. A node without any is done
+    immediately. Infinite when there are too few micro-batches. pace and after are float64 [nodes]. Within a part in 1e9 below
+    the exact time.
     """
     if len(pace) * least > total:
         return np.inf
@@ -71,7 +72,8 @@ def soonest(pace: Floats, after: Floats, total: int, least: int) -> float:
 
 @compiled
 def crowding(t: Tables, senders: Ints, receivers: Ints) -> float:
-    """The least seconds per byte by which all micro-batches of a step take longer over a boundary than the first, there and back.
+    """The least extra seconds, per byte, that all micro-batches of a step take over a boundary, there and back, beyond the
+    first one.
 
     Counts whole micro-batches: on each link, there and back, and on each connection, up and down. Infinite without links.
     """

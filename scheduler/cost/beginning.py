@@ -94,8 +94,8 @@ def _device_of(s: Draft, row: int) -> int:
 
 @compiled
 def idle_devices(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Records:
-    """All devices, idle: DEVICE [seats], and where lines are shared one more for each row of Tables.node: those without a seat.
-    ``passes`` and ``possible`` are those of in_flight.needs_of_seats."""
+    """All devices, idle: DEVICE [seats]. Where lines are shared, one more for each row of Tables.node: lines without a seat.
+    ``passes`` and ``possible`` come from in_flight.needs_of_seats."""
     count = len(s.node)
     devices = np.zeros(count + (len(t.node) if t.relayed > 0 or len(t.node) > len(t.link) else 0), DEVICE)
     limits = depths_of_seats(t, s, passes, possible)

@@ -18,13 +18,13 @@ from dtfm.scheduler.model.tables import Tables
 def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     """Seconds for one step, given members, loads and flows. All links that they need exist.
 
-    For every resource (a device, one direction of a link, everything that a line sends or receives)
-    the step takes at least the first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to
-    the first stage. A node that holds few micro-batches in flight completes at most that number per round trip. What makes a
-    node late makes those late whom it feeds. Then every stage reduces its gradients link by link, the last stages earlier than
-    the first, and the slowest update of state in a host's memory follows.
+    A resource is a device, one direction of a link, or one direction of a line with all its traffic. For each resource the step
+    takes at least the sum of three times: the first micro-batch's way to the resource, the resource's whole load, and the last
+    micro-batch's way from the resource back to the first stage. A node that holds few micro-batches in flight completes at most
+    that number per round trip. A delay of a node delays the nodes that it feeds. Then every stage reduces its gradients link by
+    link, the last stages earlier than the first. The slowest update of state in a host's memory follows.
 
-    Fills in the times of the sketch, and what decides.
+    Fills in the times of the sketch and its ``decides``.
     """
     _ways_forward(t, sketch, stages, cuts)
     busiest = _ways_back(t, sketch, stages, cuts)
@@ -84,7 +84,7 @@ def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
 
 @compiled
 def _carry(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
-    """The lines that what goes from a to b passes send and receive it."""
+    """Adds what goes from a to b to the traffic of the lines on its way."""
     sender, receiver = t.node[a].line, t.node[b].line
     if sender == receiver:
         return
@@ -98,14 +98,14 @@ def _carry(t: Tables, sketch: Sketch, a: int, b: int, carried: float) -> None:
 
 @compiled
 def _relay_busy(t: Tables, sketch: Sketch, a: int, b: int) -> float:
-    """Seconds of a step for which the relay between a and b keeps its line busy; 0 if the link is direct."""
+    """Seconds of a step during which the relay between a and b keeps its line busy; 0 if the link is direct."""
     via = t.link[a, b].via
     return _line_busy(t, sketch, via) if via >= 0 else 0.0
 
 
 @compiled
 def _line_busy(t: Tables, sketch: Sketch, row: int) -> float:
-    """Seconds of a step for which the line is busy."""
+    """Seconds of a step during which the line is busy."""
     return float(max(sketch.node[row].sent * t.node[row].per_up, sketch.node[row].received * t.node[row].per_down))
 
 
@@ -167,8 +167,11 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
 
 @compiled
 def _links(t: Tables, sketch: Sketch, stages: int, cuts: Ints, top: float, at: int) -> tuple[int, int]:
-    """Raises own to the time when the node's slowest link, or relay, is done. Returns the node that is latest, ``at`` unless a
-    link makes it later than ``top``, and the node at the other end of that link, or -1."""
+    """Raises own to the time when the node's slowest link, or relay, is done.
+
+    Returns the latest node and the node at the other end of the link that makes it late, or -1. The latest node is ``at``
+    unless a link makes another node later than ``top``.
+    """
     peer = -1
     for stage in range(stages - 1):
         size = t.layer[cuts[stage + 1] - 1].activation
@@ -188,8 +191,10 @@ def _links(t: Tables, sketch: Sketch, stages: int, cuts: Ints, top: float, at: i
 
 @compiled
 def _late_for_each_other(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
-    """Fills in end: a node ends its last backward pass after those from whom it gets gradients, and those to whom it sends
-    micro-batches end after it has sent the last. Its own micro-batches are spread evenly over those of its stage."""
+    """Fills in end: when each node ends its last backward pass.
+
+    A node ends after the nodes that send it gradients. A node that receives micro-batches ends after their sender has sent the
+    last one. A node's own micro-batches are spread evenly over the micro-batches of its stage."""
     for m in range(sketch.stage[stages].first):
         sketch.node[sketch.members[m]].end = sketch.node[sketch.members[m]].own
     for stage in range(stages - 1):

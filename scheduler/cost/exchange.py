@@ -9,22 +9,23 @@ from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
 
 MEASURED_PARAMETERS, TOKENS_PER_ISLAND = 10e6, 0.22
-"""By how much more tokens a run needs for the same loss with each island after the first, if the model has so many parameters
-and islands exchange every 30 steps. Measured in 1,200 steps: 0.16 with two islands, 0.25 with eight; 0.14 and 0.36 where these
-exchange every 10 and 100 steps (docs/measurements.md)."""
+"""The extra tokens that a run needs for the same loss with each island after the first, as a fraction. It holds for a model
+with MEASURED_PARAMETERS parameters and an exchange every 30 steps. Measured in 1,200 steps: 0.16 with two islands, 0.25 with
+eight; 0.14 and 0.36 with an exchange every 10 and 100 steps (docs/measurements.md)."""
 
 FALL_BY_PARAMETERS, RISE_BY_STEPS = 0.35, 0.4
-"""Exponents by which that changes. The larger the model, the less islands cost. Losses published for one to eight copies
-of 35 million to 2.4 billion parameters (arXiv 2503.09799) follow this, if a loss falls as the number of tokens to the power of
--0.05."""
+"""Exponents that scale this fraction by the number of parameters and by the steps between exchanges. The larger the model, the
+less islands cost. Losses published for one to eight copies of 35 million to 2.4 billion parameters (arXiv 2503.09799) follow
+this rule, with a loss that falls as tokens ** -0.05."""
 
 SPARSELY, RISE_SPARSELY = 1.16, 0.22
-"""How many times as many tokens it takes if islands exchange their largest changes alone, every 30 steps, and the exponent by
-which that changes with these: 0.91 times every 10 (docs/measurements.md)."""
+"""The factor on the tokens if islands exchange their largest changes alone, every 30 steps. The second number is the exponent
+that scales this factor by the steps between exchanges: it is 0.91 with an exchange every 10 (docs/measurements.md)."""
 
 
 def tokens_needed(islands: int, workload: Workload, length: float) -> float:
-    """For the same loss, in those that a run without rounds needs. An estimate. Smaller models count as those measured."""
+    """The tokens for the same loss, as a multiple of the tokens that a run without rounds needs. An estimate. Models smaller
+    than the measured ones count as the measured ones."""
     parameters = sum(layer.parameter_bytes for layer in workload.layers) / 4  # they are trained in float32
     size = max(1.0, parameters / MEASURED_PARAMETERS)
     by_island: float = TOKENS_PER_ISLAND * size**-FALL_BY_PARAMETERS * (length / 30) ** RISE_BY_STEPS
@@ -33,11 +34,12 @@ def tokens_needed(islands: int, workload: Workload, length: float) -> float:
 
 
 def exchange_seconds(cluster: Cluster, workload: Workload, plan: Plan) -> float:
-    """Seconds in which all holders of each layer, over all islands, send their changes and get the sums; 0 for one island.
+    """Seconds until all holders of each layer, over all islands, have sent their changes and got the sums; 0 for one island.
 
-    Each of n holders sends the others their shards of its changes, then all of them the sum of its own: 2 (n - 1) / n of its
-    stage's bytes. Under a sparse codec an island's holders divide its changes, and send theirs to all others. What a node sends
-    shares its line, as does what it gets; one that is not known is as fast as the fastest of its links. The slowest counts.
+    Each of n holders sends the others their shards of its changes. Then it sends all of them the sum of its own shard: together
+    2 (n - 1) / n of its stage's bytes. Under a sparse codec an island's holders divide its changes and send their parts to all
+    other holders. A node's line carries all its traffic. A line of unknown speed is as
+    fast as the fastest of its links. The slowest line or link counts.
     """
     if len(plan.islands) == 1:
         return 0.0

@@ -22,10 +22,10 @@ _least_in_flight = compiled(in_flight)
 def depths(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]:
     """The largest number of micro-batches in flight on each node: by stage, by replica.
 
-    While a micro-batch travels from a node to the last stage and back, over the longest way that flows allow (time on links
-    multiplied by SLACK), the node continues with as many others as it starts in that time, if it spreads its micro-batches
-    evenly over the busiest device's computing time. Each following stage adds one, because devices are not perfectly even. The
-    number is limited by the node's memory, but is at least memory.in_flight, for which every valid plan has room.
+    A micro-batch travels from a node to the last stage and back over the longest way that flows allow (time on links multiplied
+    by SLACK). In this time the node starts others. Their number assumes that the node spreads its micro-batches evenly over the
+    busiest device's computing time. Each following stage adds one, because devices are not perfectly even. The node's memory
+    limits the number. It is at least memory.in_flight: every valid plan has room for that.
     """
     t = tables(problem)
     passes, possible, _ = needs_of_seats(t, draft)
@@ -44,8 +44,8 @@ def exchange(t: Tables, a: int, b: int, size: float) -> float:
 def depth_of(stages: int, stage: int, started: float, possible: float, micro_batches: int) -> int:
     """The number of micro-batches in flight on a node of the stage.
 
-    ``possible`` is the number for which it has room. ``started`` is the number that it starts while one travels to the last stage
-    and back.
+    ``possible`` is the number that fits into its memory. ``started`` is the number that it starts while one travels to the last
+    stage and back.
     """
     least = _least_in_flight(stage, stages)
     if stage == stages - 1:
@@ -56,9 +56,9 @@ def depth_of(stages: int, stage: int, started: float, possible: float, micro_bat
 
 @compiled
 def needs_of_seats(t: Tables, s: Draft) -> tuple[Floats, Floats, float]:
-    """[seats]: what a micro-batch costs there, in forward passes, its backward pass included; and the micro-batches in flight for
-    which there is room. And the seconds for which the slowest seat's bus is busy once gradients are reduced
-    (keeping.update_seconds)."""
+    """By seat, then for all seats: what a micro-batch costs there, in forward passes, its backward pass included (float64
+    [seats]); how many micro-batches in flight have room there (float64 [seats]); and the seconds that the slowest seat's bus is
+    busy after gradients are reduced (keeping.update_seconds)."""
     passes, possible, slowest = np.empty(len(s.node)), np.empty(len(s.node)), 0.0
     stages = len(s.cut) - 1
     for stage in range(stages):
@@ -75,7 +75,7 @@ def needs_of_seats(t: Tables, s: Draft) -> tuple[Floats, Floats, float]:
 
 @compiled
 def depths_of_seats(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Ints:
-    """The same as `depths`, by seat: int64 [seats]. ``passes`` and ``possible`` are those of `needs_of_seats`."""
+    """The same as `depths`, by seat: int64 [seats]. ``passes`` and ``possible`` come from `needs_of_seats`."""
     ways, busiest = _ways(t, s, passes), 1e-12
     stages = len(s.cut) - 1
     for stage in range(stages):

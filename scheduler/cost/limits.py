@@ -1,4 +1,4 @@
-"""What a plan's seconds depend on: each resource once as if it were twice as good, with all else as it is."""
+"""What a plan's seconds depend on: makes each resource in turn twice as good and leaves the others unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Limit(enum.StrEnum):
 
 
 def limits(problem: Problem, draft: Draft) -> dict[Limit, float]:
-    """By resource, the seconds per step that the same plan would save if it were twice as good; the largest comes first."""
+    """By resource, the seconds per step that the plan would save if the resource were twice as good, the largest first."""
     t = tables(problem)
     now = float(simulated(t, draft))
     saved = {limit: max(0.0, now - float(simulated(_better(t, limit), draft))) for limit in Limit}

@@ -12,20 +12,21 @@ from dtfm.scheduler.model.sums import EXCHANGE, LATENCY, SLOWEST_LINK, SPEED, si
 from dtfm.scheduler.model.tables import Tables
 
 WAITING = 1.4
-"""Factor on the time of a round trip, where micro-batches in flight are so few that they decide: links and devices are busy with
+"""Factor on the time of a round trip, where few micro-batches in flight decide the pace: links and devices are busy with
 others. With it, estimates of good plans for 32, 64 and 128 unequal nodes are neither too low nor too high: the median is within
 3 % of the simulation."""
 
 FREE = 1.1
-"""Factor on the time for which links are planned to be busy: on one that is busy for the whole step, micro-batches wait long."""
+"""Factor on the planned busy time of links: on a link that is busy for the whole step, micro-batches wait long."""
 
 
 @compiled
 def with_waiting(busy: float, round_trips: float) -> float:
-    """Seconds for which a node is at work that is busy for ``busy`` of them, and whose micro-batches need ``round_trips`` when it
-    has as many in flight as it may.
+    """Seconds that a node needs if it is busy for ``busy`` seconds, and if its micro-batches need ``round_trips`` seconds with
+    as many in flight as it may have.
 
-    About the longer of both, and more when they are nearly as long: then it waits now for the one, now for the other.
+    About the longer of both, and more when they are nearly as long: then the node waits sometimes for the one, sometimes for
+    the other.
     """
     return float(np.sqrt(np.sqrt(busy**4 + (WAITING * round_trips) ** 4)))
 
@@ -34,15 +35,15 @@ def with_waiting(busy: float, round_trips: float) -> float:
 def rough_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints, limit: float, evenness: float) -> float:
     """Fills in forward, passes, alone and pace of the members, and returns roughly the seconds of a step.
 
-    They are those of the slowest stage when its nodes share the micro-batches out by pace, the slowest reduction, and one
-    micro-batch's way through all stages and back. First all links between two stages count together, as if flows could use all of
-    them; if the seconds are within the limit even so, they count one by one.
+    The result is the sum of three times: the slowest stage when its nodes share the micro-batches by pace, the slowest
+    reduction, and one micro-batch's way through all stages and back. At first all links between two stages count together, as
+    if flows could use all of them. If the seconds are then within the limit, links count one by one.
 
-    The time is infinite when a stage has no links to its neighbours or no way through, or lacks a link among its nodes. Gives up,
-    with a number above ``limit``, as soon as the seconds, plus ``evenness`` times the mean seconds of the stages and of their
-    reductions, exceed it.
+    The time is infinite when a stage has no links to its neighbours or no way through, or lacks a link among its nodes. The
+    function gives up as soon as the seconds, plus ``evenness`` times the mean seconds of the stages and of their reductions,
+    exceed ``limit``. Then it returns a number above ``limit``.
 
-    Fills in levels and what decides, unless it gives up or returns infinity.
+    Fills in levels and decides, unless it gives up or returns infinity.
     """
     trip, slowest_stage, slowest_reduction = 0.0, 0.0, 0.0
     stage_level, reduction_level = 0.0, 0.0
@@ -145,9 +146,10 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
 
 @compiled
 def _beside_each_other(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> tuple[float, float, int]:
-    """Returns the mean seconds of the stages, those of the slowest, and which it is; infinity when a stage has no way on.
+    """Returns the mean seconds of the stages, the seconds of the slowest stage, and its number. Infinity when a stage has no
+    way on.
 
-    Links count one by one here: each carries at most what the nodes at both its ends compute.
+    Links count one by one here: each carries at most as much as the nodes at both its ends compute.
     """
     members, toward, pace, there, back = sketch.members, t.toward, sketch.shards[0], sketch.shards[1], sketch.shards[2]
     first, count = sketch.stage, sketch.stage[stages].first

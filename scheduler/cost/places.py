@@ -60,7 +60,7 @@ def _send(at: Ints, senders: int, flow: Ints, load: Ints, first: int, past_last:
 
 @compiled
 def _first_choice(links: Records, filled: Floats, begin: int, end: int) -> int:
-    """Of the links [begin, end) with room, the first for which the two shares are least."""
+    """The link among [begin, end) with room whose two shares add up to the least; the first of equals."""
     best, least = begin, np.inf
     for index in range(begin, end):
         link = links[index]

@@ -15,7 +15,7 @@ EVENT = np.dtype([("time", "f8"), ("made", "i8"), ("kind", "i8"), ("seat", "i8")
 
 @compiled
 def put_event(heap: Records, made: Ints, time: float, kind: int, seat: int, number: int) -> None:
-    """Puts an event into the heap. ``made`` is int64 [2]: the events in the heap, and all that were ever made."""
+    """Puts an event into the heap. ``made`` is int64 [2]: the number of events in the heap, and of events ever made."""
     place = made[0]
     made[0] += 1
     made[1] += 1

@@ -35,11 +35,12 @@ def add_up_shards(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
 def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -> tuple[float, int, int]:
     """When the gradients of a stage with layers [layer, past_last) are reduced, in seconds from the start of the step.
 
-    Also the two nodes whose link decides that; -1 stands for nobody.
+    Also returns the two nodes whose link decides the time; -1 stands for nobody.
 
-    Each replica owns a shard: reduce-scatter, then all-gather. A node's last backward pass ends at ``end``; before it, most
-    gradients are final. Every link carries a shard to its owner and, once the last node's gradients are final, the same amount of
-    sums; the last layer's gradients go forward and back alone. Lines are shared with the reductions of all stages.
+    Each replica owns a shard: reduce-scatter, then all-gather. A node's last backward pass ends at ``end``; before then, most
+    gradients are final. Every link carries a shard to its owner. When the last node's gradients are final, the link carries the
+    same amount of sums. The last layer's gradients go forward and back alone. Lines are shared with the reductions of all
+    stages.
     """
     members = sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]
     count = len(members)
@@ -97,7 +98,8 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
 
 @compiled
 def _seconds_per_byte(t: Tables, sketch: Sketch, a: int, b: int, seconds: float, shard: float) -> float:
-    """Of a shard that goes from a to b, where lines are shared; ``seconds`` if it goes to another machine and over no relay."""
+    """Seconds per byte of a shard from a to b, where lines are shared: ``seconds`` if it goes to another machine without a
+    relay."""
     via = t.link[a, b].via
     if t.node[a].line == t.node[b].line:
         return float(t.link[a, b].slowness)
@@ -109,8 +111,8 @@ def _seconds_per_byte(t: Tables, sketch: Sketch, a: int, b: int, seconds: float,
 
 @compiled
 def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
-    """The seconds per byte of a shard over the slowest link or line among the members, the longest latency, and the two nodes of
-    the slowest link (the second is -1 where it is a line)."""
+    """Finds the slowest link or line among the members. Returns its seconds per byte of a shard, the longest latency, and the
+    two nodes of the slowest link. The second node is -1 if a line is the slowest."""
     slowest, latency, a, b = 0.0, 0.0, members[0], -1
     shards = np.zeros(len(t.node))  # that each line sends, and receives
     for node in members:

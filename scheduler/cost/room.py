@@ -1,11 +1,12 @@
-"""The memory that a change of plan takes on each node, and what it costs to free some first.
+"""The memory that a change of plan takes on each node, and the cost of freeing some first.
 
-While plans change, a node holds its old stage, which others may still fetch from it, and its new one; nothing is in flight then.
-Layers that are in both count once, on the device and in the host's memory, as far as their state is there both before and after.
+While plans change, a node holds two stages: its old one, which others may still fetch from it, and its new one. No micro-batch
+is in flight then. Layers in both stages count once in the device's memory, if their state is there before and after; the same
+holds for the host's memory.
 
-A node that lacks room for both frees first. Of the layers that only the old stage has, it drops the gradients and the copy of the
-weights. It moves the weights and moments, which others may need, to the host's memory, or to its disk if that has no room. Then
-it loads its new stage.
+A node that lacks room for both stages frees memory first. For the layers that only the old stage has, it drops the gradients
+and the copy of the weights. Others may need the weights and moments: the node moves these to the host's memory, or to its disk
+if the host has no room. Then it loads its new stage.
 """
 
 from __future__ import annotations
@@ -26,20 +27,19 @@ DEVICE, HOST = range(2)
 
 
 class Room(NamedTuple):
-    """The stages that nodes hold, and their memory, for compiled functions.
-
-    ``seat[i]`` has the first and past-last layer of node i's stage, and where its state is; two equal layers where it has none:
-    int64 [nodes, 3]. ``before[where, memory, k]`` are the bytes that the state of layers [0, k) takes of the device's and of the
-    host's memory: float64 [2, 2, layers + 1]. ``moved_before[k]`` are those of its weights and moments. ``memory[i]`` are the
-    device's and the host's bytes: float64 [nodes, 2]. The latter are 0 where the device computes in the host's own. ``wheres``
-    says where the workload allows state to be: int64 [2].
-    """
+    """The stages that nodes hold, and their memory, for compiled functions."""
 
     seat: Ints
+    """int64 [nodes, 3]: the first and past-last layer of the node's stage, and where its state is. Two equal layers: no stage."""
     before: Floats
+    """float64 [2, 2, layers + 1], ``before[where, memory, k]``: the bytes that the state of layers [0, k) takes, if it is
+    ``where``, of the device's (0) or the host's (1) memory."""
     moved_before: Floats
+    """float64 [layers + 1]: the bytes of weights and moments of layers [0, k)."""
     memory: Floats
+    """float64 [nodes, 2]: the device's and the host's bytes. The host's are 0 where the device computes in the host's memory."""
     wheres: Ints
+    """int64 [2]: where the workload allows state to be."""
 
 
 class Freeing(NamedTuple):
@@ -80,7 +80,7 @@ def _both(
 
 @compiled
 def freeing_seconds(room: Room, node: int, first: int, past_last: int, where: int) -> float:
-    """Seconds in which the node moves out of the way what it needs no longer when it is to hold layers [first, past_last)."""
+    """Seconds that the node takes to move away the state that layers [first, past_last), its new stage, do not need."""
     old_first, old_past, was = room.seat[node, 0], room.seat[node, 1], room.seat[node, 2]
     begin, end = max(old_first, first), min(old_past, past_last)
     moved = room.moved_before[old_past] - room.moved_before[old_first]
@@ -98,7 +98,8 @@ def freeing_seconds(room: Room, node: int, first: int, past_last: int, where: in
 
 @compiled
 def roughly_freeing(room: Room, node: int, first: int, past_last: int) -> float:
-    """The same if it has to free first, or -1. Its state is taken to be on the device if that has room for it alone."""
+    """`freeing_seconds` if the node has to free memory first, else -1. Assumes that its state is on the device if the device
+    has room for that state alone."""
     if room.seat[node, 0] == room.seat[node, 1]:
         return -1.0
     where = 0 if room.wheres[0] == 1 else 1
@@ -125,7 +126,7 @@ def shortages(room: Room, seats: Ints) -> Floats:
 
 
 def freeing(room: Room, seats: Iterable[tuple[int, int, int, int]]) -> tuple[Freeing, ...]:
-    """Who has to free first to take these ``seats`` (see `shortages`), by number."""
+    """The nodes that have to free memory first to take these ``seats`` (see `shortages`), by number."""
     rows = np.array(sorted(seats), dtype=np.int64).reshape(-1, 4)
     found = shortages(room, rows)
     return tuple(
@@ -139,7 +140,7 @@ def place_of(keeping: Keeping) -> int:
 
 
 def room_of(problem: Problem, plan: Plan) -> Room:
-    """What the problem's nodes hold under ``plan``: nothing where that is for a model with another number of layers."""
+    """What the problem's nodes hold under ``plan``: nothing if the plan is for a model with another number of layers."""
     seat = np.zeros((len(problem.flops), 3), dtype=np.int64)
     numbers = {name: number for number, name in enumerate(problem.cluster.ids)}
     for stage in plan.stages if plan.stages[-1].layers[1] == len(problem.activation) else ():
@@ -159,7 +160,7 @@ def room_of(problem: Problem, plan: Plan) -> Room:
 
 
 def empty_room(nodes: int, layers: int) -> Room:
-    """Nobody holds anything."""
+    """A room in which no node holds anything."""
     return Room(
         np.zeros((nodes, 3), dtype=np.int64),
         np.zeros((2, 2, layers + 1)),

@@ -1,16 +1,20 @@
-"""One step, simulated event by event as the nodes run it: exact where the estimate is fast.
+"""Simulates one step event by event, as the nodes run it: exact where the estimate is fast.
 
-A device computes one micro-batch at a time, backward before forward and lower numbers first, and holds at most
-in_flight.depths in flight; the last stage turns around at once. During a node's last backward pass its layers' gradients
-become final from the last layer to the first, and each is reduced at once, in parallel with everything else: shards
-go to their owners, sums to all. A message passes three queues at the same time: its link, everything that the sender's line
-sends, and everything that the receiver's line receives, and where it is relayed, both of these of the relay's too. Within a
-machine it passes the link alone. It arrives one latency after the slowest of them is done. On lines, shards
-give way to activations and their gradients, as nodes send them. Of events at the same time, the one that was made first comes
-first.
+A device computes one micro-batch at a time, backward before forward and lower numbers first. It holds at most in_flight.depths
+in flight. The last stage starts each backward pass right after its forward pass.
 
-Groups of more than EXACT_GROUP replicas reduce by formula, all layers at the end, because their messages grow with
-the square of their number.
+During a node's last backward pass its layers' gradients become final from the last layer to the first. Each is reduced
+immediately, in parallel with other work: shards go to their owners, sums to all.
+
+A message passes three queues at the same time: its link, the sender's line with all that it sends, and the receiver's line with
+all that it receives. A relayed message also passes both queues of the relay's line. Within a machine a message passes the link
+alone. It arrives one latency after the slowest of these queues is done. On lines, shards give way to activations and their
+gradients, as nodes send them.
+
+Of events at the same time, the one that was made first comes first.
+
+Groups of more than EXACT_GROUP replicas reduce by formula, all layers at the end, because their messages grow with the square
+of their number.
 """
 
 from __future__ import annotations
@@ -34,21 +38,22 @@ _FORWARD, _BACKWARD = _KINDS[:2]
 
 
 def simulate(problem: Problem, draft: Draft) -> float:
-    """Seconds from the first forward pass to the last sum of gradients, and then for the slowest update of state in a host's
-    memory; infinite when a link that is needed does not exist."""
+    """Seconds from the first forward pass to the last sum of gradients, plus the slowest update of state in a host's memory.
+
+    Infinite when a link is missing that the draft needs."""
     return float(simulated(tables(problem), draft))
 
 
 # The functions below take arrays one by one: Numba counts the references to each array of a tuple, which takes longer than the
-# simulation itself. They are, for n seats:
-#   events, made         the heap of events, and its counts: see put_event
-#   devices, links       records [n], then lines without a seat, and [n, n]; only the links that the plan needs are set
-#   queues, waiting      by seat, the heaps of the micro-batches that wait for _FORWARD and _BACKWARD: records [n, 2], and int64
-#   passed               int64 [stages, micro-batches]: see seats_passed
-#   flops_before         float64 [layers + 1]: see Tables
-#   shards               float64 [layers]: the bytes of each owner's shard
-#   final                int64 [layers]: the nodes whose gradients of a layer are final
-#   complete             float64 [layers, n]: when a seat has got its shard of a layer from all
+# simulation itself. For n seats the arrays are:
+#   events, made         the heap of events, and its counts: see put_event.
+#   devices, links       records [n], then lines without a seat, and [n, n]. Only the links that the plan needs are set.
+#   queues, waiting      by seat, the heaps of the micro-batches that wait for _FORWARD and _BACKWARD: records [n, 2], and int64.
+#   passed               int64 [stages, micro-batches]: see seats_passed.
+#   flops_before         float64 [layers + 1]: see Tables.
+#   shards               float64 [layers]: the bytes of each owner's shard.
+#   final                int64 [layers]: the nodes whose gradients of a layer are final.
+#   complete             float64 [layers, n]: when a seat has got its shard of a layer from all.
 
 
 @compiled
@@ -256,7 +261,7 @@ def _scatter(
 
 @compiled
 def _gather(devices: Records, links: Records, shards: Floats, owner: int, layer: int, now: float) -> float:
-    """The owner sends its sum to all others of its group; returns the time at which the last of them has it."""
+    """Sends the owner's sum to all others of its group. Returns the time when the last of them has it."""
     last = now
     for other in range(devices[owner].first_seat, devices[owner].past_last_seat):
         if other != owner:

@@ -17,24 +17,25 @@ from dtfm.scheduler.model.sketch import Position
 
 
 class Fetching(NamedTuple):
-    """What the transfer of state costs, roughly and quickly, for compiled functions.
-
-    ``receive_before[i, k]`` is the seconds in which node i could receive what it lacks of layers [0, k) if nobody else wanted
-    anything: float64 [nodes, layers + 1]. ``send_before[k]`` is the seconds in which those who hold them could send layers
-    [0, k) once: float64 [layers + 1]. ``place[i]`` is the stage that node i holds, -1 for none, and stage s holds the layers
-    [cuts[s], cuts[s + 1]). ``crossing[i, s]`` is the share of what node i fetches of stage s that comes from other machines:
-    float64 [nodes, stages]. ``weight`` is the seconds per step that a second of fetching costs until the next change of plan.
-    ``room`` is what nodes hold and have room for; where one has to free first, that counts ``freeing`` seconds more.
-    """
+    """What the transfer of state costs, roughly and quickly, for compiled functions."""
 
     receive_before: Floats
+    """float64 [nodes, layers + 1]: the seconds that node i needs to receive what it lacks of layers [0, k), if no other node
+    fetches."""
     send_before: Floats
+    """float64 [layers + 1]: the seconds that the holders of layers [0, k) need to send them once."""
     place: Ints
+    """int64 [nodes]: the stage that the node holds, -1 for none."""
     cuts: Ints
+    """Stage s holds the layers [cuts[s], cuts[s + 1])."""
     crossing: Floats
+    """float64 [nodes, stages]: of what node i fetches of stage s, the share that comes from other machines."""
     weight: float
+    """The seconds per step that a second of fetching costs until the next change of plan."""
     room: Room
+    """What nodes hold, and how much memory they have."""
     freeing: float
+    """Extra seconds that a change counts if some node has to free memory first."""
 
 
 @compiled
@@ -86,7 +87,7 @@ NO_FETCH = Fetch(0, 0.0, 0.0)
 
 
 class _Wanted(NamedTuple):
-    """The layers that an island's nodes lack, those that each node can give, and the bytes of each layer."""
+    """The layers that an island's nodes lack, the layers that each node can give, and the bytes of each layer."""
 
     lacks: NDArray[np.bool_]
     held: NDArray[np.bool_]
@@ -95,13 +96,15 @@ class _Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holdings:
-    """Which node holds the state of which layer: bool [nodes, layers]. ``island``: by node, the number of the island whose state
-    it has, -1 where it has none. ``with_rounds``: islands have exchanged, so that a new one may begin with what all share."""
+    """Which node holds the state of which layer."""
 
     problem: Problem
     held: NDArray[np.bool_]
+    """[nodes, layers]."""
     island: Ints
+    """[nodes]: the number of the island whose state the node has, -1 if it has none."""
     with_rounds: bool = False
+    """The islands have exchanged: a new island may begin with the state that all share."""
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan) -> Holdings:

@@ -1,4 +1,4 @@
-"""A JSON document as values, or a ValueError that names the fields that are wrong."""
+"""Turns a JSON document into values, or raises a ValueError that names the wrong fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Document = TypeVar("Document")
 Whole = Annotated[int, Field(ge=0, lt=2**53)]
 """A count; 2**53 is the largest number that every reader of JSON keeps exactly."""
 MOST_NAMED = 3
-"""Wrong fields that an error names: what is wrong with one entry of a list is often wrong with all of them."""
+"""The most wrong fields that an error names: often all entries of a list are wrong in the same way."""
 
 
 def read_document(adapter: TypeAdapter[Document], text: str) -> Document:

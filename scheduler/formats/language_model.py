@@ -26,9 +26,9 @@ FAMILIES: dict[str, tuple[int | None, ...]] = {
     "qwen2": (4096, 32, 32, 32, 22016, None),
     "qwen3": (4096, 32, 32, 32, 22016, 128),
 }
-"""The families whose sums are known, with transformers' defaults for _SIZES. None follows from other sizes."""
+"""The families whose sums are known, with transformers' defaults for _SIZES. None: the default follows from other sizes."""
 _USUAL = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
-"""Settings that change a layer, with the value for which the sums are right."""
+"""Settings that change a layer, each with the value that the sums assume."""
 _NEUTRAL = ("attention_dropout", "initializer_range", "max_position_embeddings", "rms_norm_eps", "rope_parameters")
 KNOWN = {
     *_SIZES,
@@ -40,7 +40,7 @@ KNOWN = {
     "tie_word_embeddings",
     "vocab_size",
 }
-"""Settings that may be given; others may change a layer in ways that are not known."""
+"""Settings that may be given; others may change a layer in unknown ways."""
 
 
 def language_model_layers(
@@ -101,7 +101,8 @@ def language_model_layers(
 
 
 def _head_memory(tokens: int, hidden: int, vocabulary: int, byte: int, normed: int) -> tuple[int, int]:
-    """What the head keeps and works with; ``normed`` are the bytes that it keeps per token without logits.
+    """The bytes that the head keeps, and the bytes that it works with. ``normed`` are the bytes that it keeps per token without
+    logits.
 
     Logits are made for some tokens at a time, as node/model/loss.py says (chunk_tokens).
     """

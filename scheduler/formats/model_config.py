@@ -1,7 +1,7 @@
-"""What transformers refuses in the settings of a language model, for a machine without transformers.
+"""The settings of a language model that transformers refuses, for a machine without transformers.
 
-The checks and the sentences are transformers' own for these families; tests compare both. Where transformers fails only once the
-model computes, the sentence is ours.
+The checks and the sentences are transformers' own for these families; tests compare both. Some settings fail in transformers
+only when the model computes; then the sentence is ours.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MOST_UNCHECKED = 4
 
 
 class NoSuchModel(ValueError):
-    """transformers builds no model from these settings, or one that cannot compute."""
+    """transformers builds no model from these settings, or a model that cannot compute."""
 
 
 def check_model(family: str, config: Mapping[str, Any], hidden: int, heads: int, key_heads: int, head: int) -> None:
-    """Raises NoSuchModel. ``head``: the size of a head, as given or as it follows."""
+    """Raises NoSuchModel if transformers refuses the settings. ``head``: the size of a head, as given or derived."""
     if sentence := _refused(family, config, hidden, heads, head):
         raise NoSuchModel(f"model.config: {family!r} does not take it: {sentence}")
     if heads % key_heads:
@@ -42,7 +42,7 @@ def check_model(family: str, config: Mapping[str, Any], hidden: int, heads: int,
 
 
 def _refused(family: str, config: Mapping[str, Any], hidden: int, heads: int, head: int) -> str:
-    """transformers' sentence; empty: it builds the model."""
+    """transformers' sentence. Empty: transformers builds the model."""
     types = {**_TYPES, **({"attention_bias": bool} if family in _WITH_BIAS else {})}
     for key, wanted in types.items():
         if key in config and type(value := config[key]) is not wanted:

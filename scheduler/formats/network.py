@@ -44,12 +44,13 @@ _ADAPTER = TypeAdapter(_Network)
 def parse_network(text: str) -> Cluster:
     """A cluster from NETWORK.json: ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
 
-    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps`` and
-    ``host_memory_bytes`` are optional. ``host_memory_bytes`` are the host's, for optimizer state; without it the device
-    computes in the host's own memory. ``"proven": false`` marks a node whose work nobody has checked yet (default true):
-    where there are others, each stage has one of them. Nodes of a machine share its connection to others: they name it as their
-    ``line``, one of ``"lines": [{"id", "up_gbps", "down_gbps"}]``. Of a node without a line or limits, it is as fast as its
-    fastest link.
+    Matrices are one way: row = source, column = destination. Optional keys of a node are ``region``, ``up_gbps``, ``down_gbps``
+    and ``host_memory_bytes``. The latter is the host's memory, for optimizer state; without it the device computes in the
+    host's own memory. ``"proven": false`` marks a node whose work nobody has checked yet (default true): each stage has a
+    proven node, if there are any.
+
+    Nodes of a machine share its connection to others. They name it as their ``line``, one of ``"lines": [{"id", "up_gbps",
+    "down_gbps"}]``. A node without a line or limits is as fast as its fastest link.
     """
     read = read_document(_ADAPTER, text)
     size = len(read.nodes)

@@ -1,8 +1,9 @@
-"""The paper's cases, for whoever wants to reproduce its tables: five networks of 64 nodes, and the GPT-3 1.3B that it trains.
+"""The paper's cases, for readers who want to reproduce its tables: five networks of 64 nodes, and the GPT-3 1.3B that it
+trains.
 
 Source: DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/config.py (commit 69f05e5): one-way delays in ms and bandwidths in
-Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Nodes are in region order, which is a good
-plan already in four of the five networks: shuffle them before you judge a search.
+Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Nodes are in region order. In four of the
+five networks that order is already a good plan: shuffle the nodes before you judge a search.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
 PREFIX = "paper:"
-"""Of a case's name where a NETWORK.json could stand too."""
+"""Begins a case's name where the path of a NETWORK.json could stand too."""
 HIDDEN, SEQUENCE = 2048, 2048
 """GPT-3 1.3B: the hidden size, and the tokens of a sample."""
 LAYERS, BATCH = 24, 1024
-"""Of the job that the paper plans most: layers, and samples in a step."""
+"""The job that the paper plans most: its layers, and the samples in a step."""
 COSTS = PaperCosts(stages=8, replicas=8, gradient_gigabytes=0.65, activation_gigabytes=2024 * 2 * 1.25e5 / 2**30)
-"""What the published scheduler counts with (scheduler.py there, commit cda948f): the 1.3 billion gradients of 24 layers, 4 bytes
+"""The numbers of the published scheduler (scheduler.py there, commit cda948f): the 1.3 billion gradients of 24 layers, 4 bytes
 each; and an eighth of a million tokens' activations, 2 bytes each. Its hidden size is 2024 there, and a gigabyte 2**30 bytes."""
 
 
@@ -77,7 +78,7 @@ _REGIONAL = {
 
 
 def paper_case(name: str) -> Network:
-    """The case of this name, with or without PREFIX. Raises ValueError, which lists the five."""
+    """The case of this name, with or without PREFIX. Raises ValueError, which lists the five cases."""
     try:
         return Network(name.removeprefix(PREFIX))
     except ValueError:

@@ -1,4 +1,4 @@
-"""PLAN.json: a plan, and the decision that it came from."""
+"""PLAN.json: a plan, and the decision that led to it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dtfm.scheduler.model.plan import Plan
 _ADAPTER = TypeAdapter(Plan)
 
 MOST_BYTES = 8 << 20
-"""Of a plan's PLAN.json."""
+"""The largest PLAN.json of a plan."""
 
 
 def parse_plan(text: str) -> Plan:
     """A plan from PLAN.json: ``{"generation", "stages": [{"layers", "replicas", "loads", "in_flight", "keeping"}], "flows",
-    "idle", "takeovers", "rounds", "owed", "frees_first"}``. plan.check and plan.validate say whether it fits together, and suits
-    a cluster and a workload.
+    "idle", "takeovers", "rounds", "owed", "frees_first"}``. plan.check says whether it fits together, and plan.validate whether
+    it suits a cluster and a workload.
 
-    ``keeping``, optional, has by replica ``{"checkpointing": "none" | "layer", "optimizer_state": "device" |
-    "host"}``; without it all do as Keeping() says. ``flows`` has a list per boundary between two stages, of ``{"sender",
-    "receiver", "micro_batches"}``; ``takeovers`` are ``{"stage", "node", "place", "heirs": [[node, micro_batches], ...]}``.
+    ``keeping``, optional, has by replica ``{"checkpointing": "none" | "layer", "optimizer_state": "device" | "host"}``; without
+    it all replicas keep as Keeping() says. ``flows`` has a list per boundary between two stages, of ``{"sender", "receiver",
+    "micro_batches"}``; ``takeovers`` are ``{"stage", "node", "place", "heirs": [[node, micro_batches], ...]}``.
     """
     return read_document(_ADAPTER, text)
 
@@ -51,7 +51,7 @@ def unpack_plan(data: bytes) -> Plan:
 
 
 def gap(decision: Decision) -> float | None:
-    """How many times as long as its lower bound the decision's plan takes, by its objective; None where there is no bound."""
+    """The seconds of the decision's plan over its lower bound, by its objective; None without a bound."""
     predicted, bound = decision.predicted, decision.lower_bound_seconds
     seconds = predicted.iteration_seconds if predicted.paper is None else predicted.paper.total
     return seconds / bound if bound > 0 else None
@@ -60,9 +60,9 @@ def gap(decision: Decision) -> float | None:
 def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, Any]:
     """The object that ``dtfm-coordinator plan --json`` prints.
 
-    No plan can take less than ``lower_bound_seconds``; the plan takes ``gap`` times as long, or null where
-    there is no bound. ``reason`` is the sentence, and ``reason_code`` the value of Reason. With the paper's objective,
-    ``predicted`` has ``paper``, and the bound and the gap are of its total.
+    No plan can take less than ``lower_bound_seconds``. The plan takes ``gap`` times as long; null without a bound. ``reason``
+    is the sentence, and ``reason_code`` the value of Reason. With the paper's objective, ``predicted`` has ``paper``, and the
+    bound and the gap are of its total.
     """
     predicted, paper = asdict(decision.predicted), decision.predicted.paper
     del predicted["paper"]

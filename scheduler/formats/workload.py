@@ -27,15 +27,21 @@ _ADAPTER = TypeAdapter(_Workload)
 
 
 def parse_workload(text: str) -> tuple[Workload, int | None, str]:
-    """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}],
-    "micro_batches", ...}``. FLOPs and bytes are numbers, per micro-batch except ``parameter_bytes``: see Layer and Workload.
+    """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}], "micro_batches", ...}``.
+    FLOPs and bytes are numbers, per micro-batch except ``parameter_bytes``: see Layer and Workload.
 
-    Optional, of a layer: ``kept_bytes`` and ``working_bytes``. Of the workload: ``optimizer_bytes_per_parameter_byte`` (default
-    2) and ``copy_bytes_per_parameter_byte`` (default 0); ``checkpointing``, "auto", "none" (the default) or "layer";
-    ``optimizer_state``, "auto", "device" (the default) or "host"; and what no plan depends on, which is returned beside the
-    workload: ``tokens_per_micro_batch`` (None where it does not say), and ``precision``, "fp32", "bf16" or "fp64" (without
-    it, bf16 if there are copies of weights to compute with, otherwise fp32). ``paper``, for the paper's objective alone:
-    ``{"stages", "replicas", "gradient_gigabytes", "activation_gigabytes"}``, see PaperCosts.
+    Optional keys of a layer are ``kept_bytes`` and ``working_bytes``.
+
+    Optional keys of the workload:
+    - ``optimizer_bytes_per_parameter_byte`` (default 2) and ``copy_bytes_per_parameter_byte`` (default 0).
+    - ``checkpointing``: "auto", "none" (the default) or "layer".
+    - ``optimizer_state``: "auto", "device" (the default) or "host".
+    - ``paper``, for the paper's objective alone: ``{"stages", "replicas", "gradient_gigabytes", "activation_gigabytes"}``, see
+      PaperCosts.
+
+    Two further keys do not change any plan, and are returned beside the workload:
+    - ``tokens_per_micro_batch``; None if it is missing.
+    - ``precision``: "fp32", "bf16" or "fp64". Without it, bf16 if there are copies of weights to compute with, otherwise fp32.
     """
     read = read_document(_ADAPTER, text)
     workload = Workload(

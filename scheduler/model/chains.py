@@ -24,11 +24,12 @@ REMEMBERED = 8
 
 
 def places(loads: Ints, flows: Sequence[Ints]) -> Ints:
-    """The place in its group at which each micro-batch is in each stage: int64 [micro-batches, stages].
+    """For each micro-batch and stage, the micro-batch's place in the stage's group: int64 [micro-batches, stages].
 
-    ``loads`` [senders] are the first stage's; ``flows`` has for each boundary the micro-batches on each link, int64 [senders,
-    receivers], with sums that fit. Micro-batches choose in order of number. From sender u, one goes to the receiver v with room
-    on the link for which ``(sent[u, v] + 0.5) / flow[u, v] + (received[v] + 0.5) / load[v]`` is least, the first of equals.
+    ``loads`` [senders] are the first stage's loads. ``flows`` has for each boundary the micro-batches on each link, int64
+    [senders, receivers], with sums that fit. Micro-batches choose in order of number. From sender u, each goes to a receiver v
+    with room on the link. It takes the v with the least ``(sent[u, v] + 0.5) / flow[u, v] + (received[v] + 0.5) / load[v]``,
+    the first of equals.
     """
     result = np.empty((int(loads.sum()), len(flows) + 1), dtype=np.int64)
     result[:, 0] = dealt(loads)
@@ -38,9 +39,9 @@ def places(loads: Ints, flows: Sequence[Ints]) -> Ints:
 
 
 def dealt(counts: Ints) -> Ints:
-    """The receivers, in turn, of what one sender sends: each ``v`` comes ``counts[v]`` times.
+    """The receivers that one sender sends to, in turn: each ``v`` comes ``counts[v]`` times.
 
-    The same as the rule of `places`, all at once: a receiver's keys grow, so their order is the order of the choices.
+    Follows the rule of `places`, computed in one pass: a receiver's keys grow, so their order is the order of the choices.
     """
     receivers = np.repeat(np.arange(len(counts)), counts)
     sent = np.arange(len(receivers)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -113,12 +114,14 @@ def micro_batches_of(plan: Plan) -> Mapping[str, tuple[int, ...]]:
 
 
 def held_out_chains(plan: Plan, micro_batches: int, *, twice: bool = False) -> tuple[tuple[str, ...], ...]:
-    """By held-out micro-batch, the nodes that compute it: those of the training micro-batches in turn.
+    """By held-out micro-batch, the nodes that compute it: the training micro-batches' chains in turn.
 
-    Neighbours in number are spread evenly over all nodes. Every second one, say, might all pass the same of two replicas.
-    ``twice``: where the last stage has several replicas, all come again after that, numbers ``micro_batches`` and up, each along
-    a chain that ends at another node, so that what the ends report can be compared: the next of those that share the fewest nodes
-    with the first one.
+    Neighbours in number are spread evenly over all nodes: every second micro-batch, for example, might otherwise always pass
+    the same one of two replicas.
+
+    ``twice``: if the last stage has several replicas, the list is repeated, as numbers ``micro_batches`` and up. The repeated
+    micro-batch travels a chain that ends at another node, so that the results of both ends can be compared. Its chain is the
+    next among the chains that share the fewest nodes with the first one.
     """
     training = chains(plan)
     once = tuple(training[number % len(training)] for number in range(micro_batches))
@@ -134,7 +137,7 @@ def _other_chain(training: Sequence[tuple[str, ...]], number: int) -> tuple[str,
 
 
 def settled(plan: Plan) -> Plan:
-    """The same loads and links without takeovers, for a look ahead: micro-batches get new numbers."""
+    """The plan with the same loads and links but without takeovers, for a look ahead. Micro-batches get new numbers."""
     if not plan.takeovers:
         return plan
     counted = Counter(chains(plan))

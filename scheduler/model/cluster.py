@@ -12,25 +12,25 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One device that can compute.
-
-    ``flops`` is its sustained FLOP/s. ``memory_bytes`` is the memory available to weights, gradients, optimizer state and
-    activations together. ``host_memory_bytes`` is that of the host, for optimizer state alone; None means that the device
-    computes in the host's own memory. ``up`` and ``down`` limit what it sends to and receives from all peers together, in bytes
-    per second; None means as much as its fastest link. A node that shares its machine's line with others names it instead:
-    ``line`` is one of Cluster.lines. Where some nodes are ``proven`` and others not, each stage has a proven one if that is
-    possible. Raises ValueError for a number that is not finite and above 0.
-    """
+    """One device that can compute. Raises ValueError for a number that is not finite and above 0."""
 
     id: str
     flops: float
+    """Sustained FLOP/s."""
     memory_bytes: float
+    """Memory available to weights, gradients, optimizer state and activations together."""
     region: str = ""
     up: float | None = None
+    """The most that the node sends to all peers together, in bytes per second. None: as much as its fastest link."""
     down: float | None = None
+    """The most that the node receives from all peers together, in bytes per second. None: as much as its fastest link."""
     host_memory_bytes: float | None = None
+    """The host's memory, for optimizer state alone. None: the device computes in the host's memory."""
     proven: bool = True
+    """If some nodes are proven and others are not, each stage has a proven one wherever possible."""
     line: str = ""
+    """The Cluster.lines entry that the node shares with others of its machine, instead of ``up`` and ``down``. Empty: a line of
+    its own."""
 
     def __post_init__(self) -> None:
         _check_positive(self, f"node {self.id!r}", "flops", "memory_bytes", "up", "down", "host_memory_bytes")
@@ -38,8 +38,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The connection of a relay, or of a machine with several nodes, to all others: the bytes per second out of it (``up``) and
-    into it (``down``). What goes from node to node within the machine does not pass it.
+    """The connection of a relay, or of a machine with several nodes, to all others: the bytes per second out (``up``) and in
+    (``down``). Traffic between nodes of the machine does not pass the line.
 
     Raises ValueError for a number that is not finite and above 0.
     """
@@ -61,23 +61,21 @@ def _check_positive(of: Node | Line, which: str, *fields: str) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cluster:
-    """Nodes and the directed links between them.
-
-    ``latency[i, j]`` is the one-way latency from ``nodes[i]`` to ``nodes[j]`` in seconds, ``bandwidth[i, j]`` the bandwidth in
-    bytes per second, 0 where j cannot be reached from i. Both are float64 of shape [len(nodes), len(nodes)], and their diagonals
-    are ignored.
-
-    ``via[i, j]``, int64 of that shape, is who relays what goes from i to j: the number of a node, or len(nodes) plus that of one
-    of ``lines``, or -1 where the link is direct. All that passes a relay shares its line. None means that all are direct.
+    """Nodes and the directed links between them. Matrices are [len(nodes), len(nodes)]: entry [i, j] is from ``nodes[i]`` to
+    ``nodes[j]``.
 
     Raises ValueError for a wrong shape, a duplicate id or an impossible number.
     """
 
     nodes: tuple[Node, ...]
     latency: NDArray[np.float64]
+    """One-way, in seconds. The diagonal is ignored."""
     bandwidth: NDArray[np.float64]
+    """Bytes per second, 0 if j cannot be reached from i. The diagonal is ignored."""
     lines: tuple[Line, ...] = ()
     via: NDArray[np.int64] | None = None
+    """The relay between i and j: the number of a node, or len(nodes) plus the number of a line; -1 where the link is direct.
+    All traffic over a relay shares the relay's line. None: all links are direct."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -113,8 +111,8 @@ class Cluster:
                 )
 
     def only(self, nodes: Sequence[int]) -> Cluster:
-        """The nodes of these numbers, in this order, and the links between them. What a node relays that is not among them counts
-        as direct."""
+        """The nodes of these numbers, in this order, and the links between them. A link that a missing node relays counts as
+        direct."""
         if list(nodes) == list(range(len(self.nodes))):
             return self
         grid = np.ix_(nodes, nodes)
@@ -144,17 +142,19 @@ class Cluster:
 
     @property
     def carries(self) -> NDArray[np.float64]:
-        """What each node's line carries up and down, NaN where that is not known: float64 [2, nodes]."""
+        """What each node's line carries up and down, NaN if unknown: float64 [2, nodes]."""
         rows = (*self.nodes, *self.lines)
         return np.array([(rows[row].up, rows[row].down) for row in self.line], dtype=np.float64).T  # None becomes NaN
 
     def on_lines(self, sent: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How much of what is ``sent``, float64 [nodes, nodes], each node's line sends and receives: float64 [2, nodes]."""
+        """The bytes that each node's line sends and receives: float64 [2, nodes]. ``sent``, float64 [nodes, nodes], is the
+        traffic."""
         line, crossing = self.line, self.crossing(sent)
         return np.array([np.bincount(line, crossing.sum(axis=axis))[line] for axis in (1, 0)], dtype=np.float64)
 
     def crossing(self, links: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The same of each link, float64 [nodes, nodes], with 0 for those between nodes on one line, which it does not pass."""
+        """What ``links``, float64 [nodes, nodes], carry over lines: 0 between nodes on one line, since their traffic does not
+        pass it."""
         line = self.line
         return np.where(line[:, None] == line, 0.0, links)
 

@@ -26,8 +26,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def compiled(function: _F) -> _F:
     """``function``, compiled when it is first called, once for all argument types that it is given.
 
-    Numba checks a cached function only against its own file. But the code of functions that it calls is part of it, so here
-    their files count as well: those of all compiled functions that the function's module has imported or defined so far.
+    Numba checks a cached function only against its own file. But the compiled code contains the code of the functions that it
+    calls. So here the cache also depends on the files of those functions: the files of all compiled functions that the
+    function's module has imported or defined so far.
     """
     made = _njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True)(function)
     called = made.get_call_template

@@ -42,8 +42,8 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PaperSeconds:
-    """What the paper's cost model says of a step, in seconds: ``data_parallel`` of the slowest group, ``pipeline`` the sum over
-    the boundaries between stages."""
+    """The paper's cost of a step, in seconds: ``data_parallel`` of the slowest group, ``pipeline`` summed over the boundaries
+    between stages."""
 
     data_parallel: float
     pipeline: float
@@ -55,8 +55,8 @@ class PaperSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Predicted costs in seconds. ``exchange_seconds``: of an exchange between islands. ``paper``: by the paper's cost model, of
-    a plan that was made by the paper's objective."""
+    """Predicted costs in seconds. ``exchange_seconds``: of an exchange between islands. ``paper``: by the paper's cost model,
+    for a plan with the paper's objective."""
 
     iteration_seconds: float
     migration_seconds: float
@@ -69,7 +69,7 @@ class Decision:
     """A plan and why it was chosen.
 
     ``lower_bound_seconds`` is a certified lower bound on the seconds per step, over all plans. ``sentence`` is the reason for
-    people. ``population`` is what the search ended with: the next search may start there.
+    people. ``population`` is the search's last one: the next search may start there.
     """
 
     plan: Plan

@@ -1,28 +1,28 @@
-"""What a node needs for its layers, and how it keeps that: the memory model.
+"""The memory model: what a node needs for its layers, and how it keeps that.
 
-For layers [a, b) with h micro-batches in flight, by what the device keeps of each (memory.Checkpointing):
+For layers [a, b) with h micro-batches in flight, a device keeps activations in one of two ways (memory.Checkpointing):
 
 - NONE: h times what all layers keep, and once the most that any of them works with.
-- LAYER: h times the inputs of all layers, and once the most that any of them keeps and works with: the backward pass computes
-  one layer at a time again. All layers of a stage are alike in this, the model's last one (the head) too. The input of layer 0
-  is token ids, which count as nothing. A micro-batch costs one forward pass more: 4 instead of 3, of which the backward pass is
-  3 instead of 2.
+- LAYER: h times the inputs of all layers, and once the most that any layer keeps and works with: the backward pass computes one
+  layer at a time again. All layers of a stage are alike in this, also the model's last layer (the head). The input of layer 0
+  is token ids, which count as nothing. A micro-batch costs one forward pass more: 4 instead of 3. The backward pass counts 3 of
+  these instead of 2.
 
-And the state, per byte of parameters, by where it is (memory.OptimizerState):
+A node keeps the state, in bytes per byte of parameters, in one of two ways (memory.OptimizerState):
 
-- DEVICE: weights, a copy of them to compute with if there is one, gradients, optimizer state, and the node's own.
-- HOST: on the device weights to compute with, gradients and its own; in the host's memory weights and optimizer state. Where
-  the device computes in the host's own memory, both are there. Otherwise gradients pass the bus at the end of each step, and
-  weights to compute with come back: `update_seconds`.
+- DEVICE: weights, gradients, optimizer state, and a copy of the weights to compute with if there is one.
+- HOST: on the device weights to compute with, and gradients. In the host's memory weights and optimizer state. Where the device
+  computes in the host's own memory, both are there. Otherwise gradients pass the bus at the end of each step, and weights to
+  compute with come back: `update_seconds`.
 
-In a run with rounds, what exchanges need is in the host's memory both times.
+In a run with rounds, the host's memory also has what exchanges need, in both cases.
 
-Nothing is reserved for snapshots: a node writes and reads them a few MiB at a time, and copies what training is about to change
-to memory only where the host has some to spare, else to its disk (node/state/images.py).
+The model reserves nothing for snapshots. A node writes and reads them a few MiB at a time. It copies state that training is
+about to change to memory only if the host has some to spare, otherwise to its disk (node/state/images.py).
 
-Each node takes the first way of memory.LADDER, among those that the workload allows, with which the fewest micro-batches in
-flight fit (memory.in_flight, and never more than a step has), unless the draft says how it keeps what it needs (Draft.way).
-Everything that makes or judges plans asks here.
+Each node takes the first way of memory.LADDER that the workload allows and that has room for the fewest micro-batches in flight
+(memory.in_flight, and never more than a step has). A draft may say otherwise (Draft.way). All code that makes or judges plans
+asks here.
 """
 
 from __future__ import annotations
@@ -44,15 +44,18 @@ ENOUGH = 1.0
 
 
 class Need(NamedTuple):
-    """What layers need in one way: ``fixed`` bytes on the device, and ``each`` per micro-batch in flight; ``host`` bytes in the
-    host's memory. ``passes`` are the forward passes that a micro-batch costs, its backward pass included. ``way`` is its place in
-    memory.LADDER."""
+    """What layers need in one way."""
 
     fixed: float
+    """Bytes on the device, however many micro-batches are in flight."""
     each: float
+    """Bytes on the device per micro-batch in flight."""
     host: float
+    """Bytes in the host's memory."""
     passes: float
+    """The forward passes that a micro-batch costs, its backward pass included."""
     way: int
+    """The way's place in memory.LADDER."""
 
 
 @compiled
@@ -76,8 +79,8 @@ def need(t: Tables, way: int, first: int, past_last: int) -> Need:
 
 @compiled
 def lacking(wanted: Need, held: float, memory: float, host_memory: float) -> float:
-    """The bytes that a node with these memories lacks for ``held`` micro-batches in flight, in the one that is shortest; 0 or
-    less where it has room. ``host_memory`` is 0 where the device computes in the host's own."""
+    """The bytes that a node lacks for ``held`` micro-batches in flight, in the memory that is shortest; 0 or less if the node
+    has room. ``host_memory`` is 0 where the device computes in the host's own memory."""
     device = wanted.fixed + held * wanted.each
     if host_memory == 0.0:
         return float(device + wanted.host - memory)
@@ -86,27 +89,27 @@ def lacking(wanted: Need, held: float, memory: float, host_memory: float) -> flo
 
 @compiled
 def room(wanted: Need, memory: float, host_memory: float) -> float:
-    """The bytes that such a node has for micro-batches in flight; below 0 where it lacks some without any."""
+    """The bytes that such a node has for micro-batches in flight; below 0 if it lacks memory even without any."""
     return float(memory - wanted.fixed - (wanted.host if host_memory == 0.0 else 0.0))
 
 
 @compiled
 def update_seconds(t: Tables, wanted: Need, host_memory: float) -> float:
-    """Seconds of each step for which the bus of such a node is busy with gradients and weights; 0 where the device keeps all, or
+    """Seconds of each step that the bus of such a node is busy with gradients and weights. 0 if the device keeps all, or
     computes in the host's own memory."""
     return 0.0 if host_memory == 0.0 or not wanted.way & 2 else wanted.host * t.update_seconds_per_byte
 
 
 @compiled
 def first_need(t: Tables, first: int, past_last: int) -> Need:
-    """What layers [first, past_last) need in the first way that the workload allows: all nodes of a stage have it in common."""
+    """What layers [first, past_last) need in the first way that the workload allows. It is the same for all nodes of a stage."""
     return need(t, t.first_way, first, past_last)
 
 
 @compiled
 def every_need(t: Tables, first: int, past_last: int) -> tuple[Need, Need, Need, Need]:
-    """What layers [first, past_last) need in each way of memory.LADDER, with the one before, or the first one, in place of a way
-    that the workload does not allow: for loops over nodes that ask for all of them."""
+    """What layers [first, past_last) need in each way of memory.LADDER. If the workload does not allow a way, the need of the
+    way before stands in its place, or of the first way. For loops over nodes that ask for all of them."""
     one = need(t, t.first_way, first, past_last)
     two = need(t, 1, first, past_last) if (t.ways >> 1) & 1 else one
     three = need(t, 2, first, past_last) if (t.ways >> 2) & 1 else two
@@ -125,10 +128,8 @@ def is_first(ways: int, cheapest: Need, held: float, memory: float, host_memory:
 
 @compiled
 def chosen(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
-    """What layers [first, past_last) need as the node keeps them: in the last way of all when it has room in none.
-
-    ``cheapest`` is their first_need, and ``held`` the fewest in flight.
-    """
+    """What layers [first, past_last) need as the node keeps them: in the last way if none has room. ``cheapest`` is their
+    first_need, and ``held`` the fewest micro-batches in flight."""
     memory, host_memory = t.node[node].memory, t.node[node].host_memory
     wanted = cheapest
     if is_first(t.ways, cheapest, held, memory, host_memory):
@@ -143,14 +144,13 @@ def chosen(t: Tables, cheapest: Need, first: int, past_last: int, held: float, n
 
 @compiled
 def as_kept(t: Tables, way: int, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
-    """What layers [first, past_last) need in this way, or, where it is -1, as the node chooses: see `chosen`."""
+    """What layers [first, past_last) need in this way. With ``way`` -1 the node chooses: see `chosen`."""
     return chosen(t, cheapest, first, past_last, held, node) if way < 0 else need(t, way, first, past_last)
 
 
 @compiled
 def least_lacking(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> float:
-    """The bytes that the node lacks in the way in which it lacks least; below ENOUGH where it has room. Arguments as for
-    `chosen`."""
+    """The bytes that the node lacks in the way that lacks least; below ENOUGH if it has room. Arguments as for `chosen`."""
     memory, host_memory = t.node[node].memory, t.node[node].host_memory
     least = lacking(cheapest, held, memory, host_memory)
     if least < ENOUGH:
@@ -173,7 +173,7 @@ def held_by(
     problem: Problem, layers: tuple[int, int], in_flight: int, held: int, node: int, keeping: Keeping | None = None
 ) -> Held:
     """What the node keeps for ``layers`` with ``held`` micro-batches in flight, when ``in_flight`` are the fewest that it may
-    have; in the way ``keeping``, or in that which it chooses."""
+    have. ``keeping`` is the way; None: the way that the node chooses."""
     t = tables(problem)
     way = -1 if keeping is None else LADDER.index(keeping)
     wanted = as_kept(t, way, first_need(t, *layers), *layers, float(in_flight), node)
@@ -182,8 +182,8 @@ def held_by(
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """The memory of which a node lacks most for some layers, in the way in which it lacks least: ``bytes`` of the ``needed``
-    ones, 0 where it has room for all."""
+    """A node's shortest memory for some layers, in the way that lacks least: ``bytes`` of the ``needed`` ones are missing, 0 if
+    it has room for all."""
 
     node: int
     layers: tuple[int, int]
@@ -216,7 +216,7 @@ def keepings(problem: Problem, draft: Draft) -> tuple[tuple[Keeping, ...], ...]:
 
 
 def has_room(problem: Problem, draft: Draft) -> bool:
-    """Whether every node has memory for what the draft gives it, in the way in which it keeps that."""
+    """Whether every node has memory for its layers and micro-batches in the draft, kept in the node's way."""
     return all(
         lacking(wanted, held, float(problem.memory[node]), float(problem.host_memory[node])) < ENOUGH
         for stage in _needs(problem, draft)
@@ -225,7 +225,7 @@ def has_room(problem: Problem, draft: Draft) -> bool:
 
 
 def _needs(problem: Problem, draft: Draft) -> Iterator[list[tuple[int, Need, float]]]:
-    """By stage: each of its nodes with what it needs, as it keeps that, and the fewest micro-batches in flight."""
+    """By stage: each node, its need in its way, and the fewest micro-batches in flight."""
     t, stages = tables(problem), len(draft.cut) - 1
     split = zip(draft.groups, pairwise(draft.cuts), np.split(draft.way, draft.first[1:-1]), strict=True)
     for stage, (group, layers, ways) in enumerate(split):

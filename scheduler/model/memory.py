@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 
 class Checkpointing(enum.StrEnum):
-    """What is kept of a micro-batch between its forward and its backward pass: all that the backward pass needs, or each layer's
-    input, from which the backward pass computes the layer again (Chen et al. 2016, arXiv 1604.06174)."""
+    """What a node keeps of a micro-batch between its forward and its backward pass.
+
+    Either everything for the backward pass, or each layer's input. From the input the backward pass computes the layer again
+    (Chen et al. 2016, arXiv 1604.06174).
+    """
 
     NONE = "none"
     LAYER = "layer"
@@ -31,19 +34,20 @@ class Keeping:
 
 
 LADDER = tuple(Keeping(checkpointing, where) for where in OptimizerState for checkpointing in Checkpointing)
-"""The ways to keep what a node needs, in the order in which they are tried; a node takes the first for which it has room.
+"""The ways to keep what a node needs, in the order of trying. A node takes the first way that fits its memory.
 
-The cheapest come first. To compute each layer again is a third more work. To keep state in the host's memory moves gradients and
-weights over its bus, and has its processor compute AdamW, once per step. The scheduler's times leave out AdamW on the processor,
-whose speed is not known; and the host's memory may serve several devices. So checkpointing is tried before keeping state there.
+The cheapest come first. Computing each layer again is a third more work. Keeping state in the host's memory moves gradients and
+weights over its bus, and has its processor compute AdamW, once per step. The scheduler's times leave out AdamW on the
+processor, whose speed is not known; and the host's memory may serve several devices. So checkpointing is tried before keeping
+state there.
 """
 
 BUS_BYTES_PER_SECOND = 12e9
-"""What copies between a device and pinned memory of its host are assumed to carry: three quarters of what 16 lanes of PCI
-Express 3.0 do (8 GT/s each, 128b/130b), the least that a rented GPU usually has."""
+"""The assumed speed of copies between a device and pinned memory of its host. It is three quarters of 16 lanes of PCI Express
+3.0 (8 GT/s each, 128b/130b), the least that a rented GPU usually has."""
 
 DISK_BYTES_PER_SECOND = 5e8
-"""What a node's disk is assumed to take: a disk on SATA takes as much, one on PCI Express several times that."""
+"""The assumed writing speed of a node's disk: a disk on SATA is as fast, a disk on PCI Express several times faster."""
 
 KEPT_PER_OUTPUT_BYTE = 16.0
 """Bytes that a layer's forward pass keeps for its backward pass, per byte of its output.

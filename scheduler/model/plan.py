@@ -16,19 +16,18 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers [first, past_last) and the replicas, nodes that each hold all of these layers.
-
-    ``loads`` are the micro-batches of a step that each replica computes. ``in_flight`` is the largest number of micro-batches
-    that each replica holds between forward and backward; when it is empty, memory.in_flight. ``keeping`` says how each replica
-    keeps what it needs; when it is empty, as Keeping() says. ``island``: the number of the island that it belongs to.
-    """
+    """Layers [first, past_last) and the replicas: nodes that each hold all of these layers."""
 
     layers: tuple[int, int]
     replicas: tuple[str, ...]
     loads: tuple[int, ...]
+    """By replica, the micro-batches of a step that it computes."""
     in_flight: tuple[int, ...] = ()
+    """By replica, the most micro-batches that it holds between forward and backward. Empty: memory.in_flight."""
     keeping: tuple[Keeping, ...] = ()
+    """By replica, how it keeps what it needs. Empty: as Keeping() says."""
     island: int = 0
+    """The number of the stage's island."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,10 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """``node`` was lost. ``heirs`` are replicas of its stage with the number of its micro-batches that each takes over.
+    """``node`` was lost. ``heirs`` are replicas of its stage with the number of its micro-batches that each takes over. Without
+    heirs the node had no micro-batches.
 
-    ``place`` is the index that it had among the stage's replicas. It had nothing to do if there are no heirs.
+    ``place`` is the index that the node had among the stage's replicas.
     """
 
     stage: int
@@ -57,13 +57,8 @@ class Takeover:
 class Plan:
     """Stages in pipeline order, island by island. A node is in exactly one stage, or idle.
 
-    ``flows`` has an entry for each boundary between two stages, in order of the sender's place, then of the receiver's; between
-    two islands it is empty. Which
-    micro-batch goes where follows from them (chains.py). A plan is made without takeovers. When a node is lost, others take its
-    micro-batches over, and nobody else's may change: so the flows go on naming its seat, and ``takeovers``, in the order in which
-    nodes were lost, say who computes instead. ``rounds``: when its islands exchange what they have learnt. ``owed``: which
-    micro-batches come again. ``frees_first``: the nodes that have no memory for their stage beside the one that they held before.
-    These move what they need no longer out of the way before they load anything (cost/room.py).
+    Flows decide which micro-batch goes where (chains.py). A new plan has no takeovers. When a node is lost, others take its
+    micro-batches over, and no other node's micro-batches may change. So the flows go on naming the lost node's seat.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}  # for PLAN.json: a misspelt key is an error
@@ -71,11 +66,18 @@ class Plan:
     generation: int
     stages: tuple[Stage, ...]
     flows: tuple[tuple[Flow, ...], ...]
+    """An entry for each boundary between two stages, in order of the sender's place, then of the receiver's. Empty between two
+    islands."""
     idle: tuple[str, ...] = ()
     takeovers: tuple[Takeover, ...] = ()
+    """Who computes instead of lost nodes, in the order of their loss."""
     rounds: Rounds = NO_ROUNDS
+    """When the plan's islands exchange what they have learnt."""
     owed: Owed = NOTHING_OWED
+    """Which micro-batches come again."""
     frees_first: tuple[str, ...] = ()
+    """The nodes that have no memory for their new stage beside their old one. They move state that they do not need any longer
+    out of the way before they load anything (cost/room.py)."""
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class Plan:
 
     @cached_property
     def places(self) -> Mapping[int, range]:
-        """By number of an island, which of a step's micro-batches it computes."""
+        """By an island's number, the micro-batches of a step that it computes."""
         found, end = dict[int, range](), 0
         for island in self.islands:
             start, end = end, end + sum(island.stages[0].loads)
@@ -107,7 +109,7 @@ class Plan:
 
     @property
     def micro_batches(self) -> int:
-        """Of a step."""
+        """The micro-batches of a step."""
         return sum(map(len, self.places.values()))
 
     def place_in_island(self, stage: int) -> int:
@@ -115,12 +117,12 @@ class Plan:
         return stage - [each.island for each in self.stages].index(self.stages[stage].island)
 
     def name_of(self, stage: int) -> str:
-        """Of the stage with this index: "stage 1", or where there are several islands "island 2, stage 0"."""
+        """The name of the stage with this index: "stage 1", or with several islands "island 2, stage 0"."""
         several = len({each.island for each in self.stages}) > 1
         return f"island {self.stages[stage].island}, " * several + f"stage {self.place_in_island(stage)}"
 
     def island_of(self, node: str) -> int | None:
-        """The number of the island in which the node trains, or None."""
+        """The number of the node's island, or None."""
         stage = self.stage_of(node)
         return None if stage is None else self.stages[stage].island
 
@@ -135,7 +137,7 @@ class Plan:
 
     @property
     def last_stages(self) -> tuple[Stage, ...]:
-        """Those that compute the loss: one of each island."""
+        """The stages that compute the loss: the last of each island."""
         return tuple(stage for index, stage in enumerate(self.stages) if self.beside(index)[1] is None)
 
     def _island(self, number: int) -> Plan:
@@ -180,7 +182,7 @@ def _undo(takeover: Takeover, order: list[str], had: dict[str, int]) -> None:
 def from_routes(
     generation: int, stages: Sequence[Stage], routes: Sequence[tuple[Sequence[str], int]], idle: tuple[str, ...] = ()
 ) -> Plan:
-    """A plan whose loads and flows are those of ``routes``: one node per stage, and a number of micro-batches. The stages' loads
+    """A plan with the loads and flows of ``routes``: one node per stage, and a number of micro-batches. The stages' own loads
     are ignored."""
     loads: list[Counter[str]] = [Counter() for _ in stages]
     flows: list[Counter[tuple[str, str]]] = [Counter() for _ in stages[1:]]
@@ -204,7 +206,7 @@ def from_routes(
 
 
 def joined(islands: Sequence[Plan], generation: int, idle: tuple[str, ...] = ()) -> Plan:
-    """The plan of which these are the islands. The inverse of `Plan.islands`."""
+    """The plan with these islands. The inverse of `Plan.islands`."""
     stages, flows, takeovers = list[Stage](), list[tuple[Flow, ...]](), list[Takeover]()
     for island in islands:
         takeovers += (replace(takeover, stage=takeover.stage + len(stages)) for takeover in island.takeovers)
@@ -215,15 +217,15 @@ def joined(islands: Sequence[Plan], generation: int, idle: tuple[str, ...] = ())
 
 
 def numbered(island: Plan, number: int) -> Plan:
-    """The island with this number."""
+    """The island, with this number."""
     return replace(island, stages=tuple(replace(stage, island=number) for stage in island.stages))
 
 
 def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> None:
     """Raises ValueError unless the plan is valid for these nodes and this workload.
 
-    A plan is valid when `check` has nothing against it, each node of the cluster is in exactly one stage or idle, and no other
-    node is named. Whether the links exist and the memory suffices is not checked here.
+    A plan is valid when `check` passes, each node of the cluster is in exactly one stage or idle, and no other node is named.
+    Whether the links exist and the memory suffices is not checked here.
     """
     check(plan, len(workload.layers), workload.micro_batches)
     places = {*plan.nodes, *plan.idle}
@@ -234,14 +236,17 @@ def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> No
 
 
 def unless_usual(keeping: tuple[Keeping, ...]) -> tuple[Keeping, ...]:
-    """``Stage.keeping`` for these replicas: empty when all do as Keeping() says."""
+    """``Stage.keeping`` for these replicas: empty when all of them keep as Keeping() says."""
     return keeping if any(each != Keeping() for each in keeping) else ()
 
 
 def check(plan: Plan, layers: int, micro_batches: int) -> None:
-    """Raises ValueError unless the plan's parts fit together: the stages of each island cover every layer once and in order, no
-    node has two places, and the loads of every stage of an island, its takeovers and the flows into and out of it add up to the
-    island's micro-batches, and those of all islands to a step's."""
+    """Raises ValueError unless the plan's parts fit together.
+
+    - The stages of each island cover every layer once and in order. No node has two places.
+    - The loads of every stage, its takeovers, and the flows into and out of it add up to the island's micro-batches.
+    - The micro-batches of all islands add up to a step's.
+    """
     for node, count in Counter([*plan.nodes, *plan.idle]).items():
         if count > 1:
             raise ValueError(f"node {node!r} appears {count} times; it may appear once")

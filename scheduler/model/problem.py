@@ -26,18 +26,10 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """The arrays, in seconds, bytes and FLOP/s.
+    """A cluster and a workload as arrays, in seconds, bytes and FLOP/s.
 
-    ``slowness[i, j]`` is the seconds per byte of a tensor over the link, and infinite where j cannot be reached from i.
-    ``bandwidth[i, j]`` is the link's bytes per second (0 on the diagonal). ``line`` is Cluster.line, and ``up`` and ``down`` are
-    those of each node's line. ``via[i, j]`` is the line of the relay between i and j, or -1 if there is none, or if it is on
-    the machine of one of them. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]`` is
-    Node.proven.
-
-    ``activation[k]`` are the bytes of layer k's output that are sent, and ``reduced_before`` those of gradients that are reduced,
-    as the workload's codecs leave them: what `slowness` is for.
-
-    ``*_before[k]`` is the sum over layers [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
+    Vectors are [nodes] or [layers], matrices [nodes, nodes], for the link from i to j. ``*_before[k]`` is the sum over layers
+    [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
     """
 
     cluster: Cluster
@@ -45,20 +37,30 @@ class Problem:
     flops: Floats = field(init=False)
     memory: Floats = field(init=False)
     host_memory: Floats = field(init=False)
+    """0 where the device computes in the host's own memory."""
     proven: NDArray[np.bool_] = field(init=False)
+    """Node.proven."""
     up: Floats = field(init=False)
+    """Bytes per second out of the node's line."""
     down: Floats = field(init=False)
+    """Bytes per second into the node's line."""
     latency: Floats = field(init=False)
     bandwidth: Floats = field(init=False)
+    """The link's bytes per second; 0 on the diagonal."""
     slowness: Floats = field(init=False)
+    """Seconds per byte of a tensor over the link; infinite if j cannot be reached from i."""
     via: Ints = field(init=False)
+    """The line of the relay between i and j. -1 if there is no relay, or if the relay is on the machine of i or j."""
     line: Ints = field(init=False)
+    """Cluster.line."""
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
     reduced_before: Floats = field(init=False)
+    """Bytes of gradients that replicas reduce, as the workload's codec leaves them: the bytes to multiply with `slowness`."""
     kept_before: Floats = field(init=False)
     inputs_before: Floats = field(init=False)
     activation: Floats = field(init=False)
+    """Bytes that are sent of a layer's output, as the workload's codec leaves them: the bytes to multiply with `slowness`."""
 
     def __post_init__(self) -> None:
         nodes, layers = self.cluster.nodes, self.workload.layers
@@ -118,9 +120,9 @@ class Problem:
         return np.where(np.isinf(slowness), np.inf, latency) if size == 0 else latency + size * slowness
 
     def paper_exchanges(self) -> Floats:
-        """The same for both sizes of PaperCosts.exchanged, float64 [2, nodes, nodes]: two nodes of a group exchange shards of
-        their gradients, and two of neighbouring stages a pipeline's activations. Zero on the diagonal, infinite without a
-        link."""
+        """`exchange` for both sizes of PaperCosts.exchanged, float64 [2, nodes, nodes]. Two nodes of a group exchange shards of
+        their gradients. Two nodes of neighbouring stages exchange a pipeline's activations. Zero on the diagonal, infinite
+        without a link."""
         assert self.workload.paper is not None
         made = np.stack([self.exchange(size) for size in self.workload.paper.exchanged])
         diagonal = np.arange(made.shape[1])
@@ -141,11 +143,11 @@ class Draft(NamedTuple):
     cut: Ints
     """[stages + 1]: stage s has the layers [cut[s], cut[s + 1])."""
     flow: Ints
-    """All the micro-batches on links: a matrix [senders, receivers] per boundary, one after another, row by row."""
+    """The micro-batches on links: a matrix [senders, receivers] per boundary, one after another, row by row."""
     flow_at: Ints
-    """[stages]: where each boundary's matrix begins in ``flow``, and at last the end of all."""
+    """[stages]: where each boundary's matrix begins in ``flow``, and last the end of the last matrix."""
     way: Ints
-    """[seats]: the place in memory.LADDER of how it keeps what it needs; -1 where that is for model/keeping.py to say."""
+    """[seats]: the node's way of memory.LADDER, by place; -1: model/keeping.py chooses."""
 
     @classmethod
     def of(
@@ -227,7 +229,7 @@ class Draft(NamedTuple):
 
 
 def draft_of(plan: Plan, cluster: Cluster) -> Draft:
-    """The plan by numbers, with what its takeovers changed. Raises KeyError when it names a node that the cluster lacks."""
+    """The plan by numbers, with the changes of its takeovers. Raises KeyError if the plan names a node that the cluster lacks."""
     number = {name: index for index, name in enumerate(cluster.ids)}
     now = settled(plan)
     return Draft.of(

@@ -1,7 +1,8 @@
-"""Rounds: several steps of every island, and an exchange. A pure function of a step's number, which coordinator and nodes share.
+"""Rounds: several steps of every island, and an exchange. A pure function of a step's number, which coordinator and nodes
+share.
 
-An exchange is a step like others: voted on, committed everywhere or nowhere, and done again if a node is lost meanwhile. But it
-trains nothing, and islands agree on one state (DiLoCo, arXiv 2311.08105).
+An exchange is a step like others: voted on, committed everywhere or nowhere, and repeated if a node is lost before the commit.
+But it trains nothing, and islands agree on one state (DiLoCo, arXiv 2311.08105).
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """From step ``since`` on, ``count`` of each ``steps`` are exchanges, spread evenly, the last of them one. 0: there are no
-    rounds, every step trains and the run is at rest after it. ``before``: the exchanges up to ``since``. ``restarts``: AdamW's
-    moments are zero when a round begins, so that all know with what it began, and others can do it again."""
+    """Which steps are exchanges: ``count`` of each ``steps`` after step ``since``, spread evenly, the last step included."""
 
     since: int = 0
     steps: int = 0
     count: int = 0
+    """0: there are no rounds. Then every step trains, and all islands have the same weights after it."""
     before: int = 0
+    """The number of exchanges up to ``since``."""
     restarts: bool = False
+    """AdamW's moments are zero when a round begins. So every node knows the state at its beginning, and others can repeat the
+    round."""
 
     def __post_init__(self) -> None:
         if self.count < 0 or 2 * self.count > self.steps or min(self.since, self.before) < 0:
@@ -39,23 +42,24 @@ class Rounds:
         return step - self.before - self._number(step)
 
     def at_rest(self, step: int) -> bool:
-        """Whether all islands have the same weights after this step: the plan may change, and the state is that of the run."""
+        """Whether all islands have the same weights after this step: then the plan may change, and this state is the run's."""
         return not self.count or step == self.since or self.exchanges(step)
 
     def rested(self, step: int) -> int:
-        """The last step up to this one after which the run was at rest."""
+        """The last step, up to this one, whose end leaves all islands with the same weights."""
         return self._end(self._number(step)) if self.count else step
 
     def next_rest(self, step: int) -> int:
-        """The first step after this one after which the run is at rest."""
+        """The first step after this one whose end leaves all islands with the same weights."""
         return self._end(self._number(step) + 1) if self.count else step + 1
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether something that comes once in ``every`` steps (0: never) comes after this one, at which the run is at rest."""
+        """Whether something that happens once in ``every`` steps (0: never) is due after this step. All islands have the same
+        weights after it."""
         return every > 0 and step // every > self.rested(max(step - 1, self.since)) // every
 
     def _number(self, step: int) -> int:
-        """Of exchanges after ``since`` and up to ``step``."""
+        """The number of exchanges after ``since`` and up to ``step``."""
         return (step - self.since) * self.count // self.steps if self.count else 0
 
     def _end(self, number: int) -> int:
@@ -64,9 +68,12 @@ class Rounds:
 
 
 def spread(length: int, steps: int, since: int = 0, before: int = 0, *, restarts: bool = False) -> Rounds:
-    """Rounds of about ``length`` steps that train (0: no rounds), for the ``steps`` after ``since``, or two; the last
-    one is an exchange. Those that others may do again have at most MEASURED[-1]: in longer ones honest devices differ by too
-    much."""
+    """Rounds of about ``length`` steps that train (0: no rounds), for the ``steps`` after ``since``, or two; the last step is
+    an exchange.
+
+    ``restarts``: others may repeat these rounds. Such rounds have at most MEASURED[-1] steps: in longer ones honest devices
+    differ by too much.
+    """
     steps = max(2, steps) if length else 0
     least = -(-steps // (MEASURED[-1] + 1)) if restarts else 1
     return Rounds(
@@ -75,17 +82,17 @@ def spread(length: int, steps: int, since: int = 0, before: int = 0, *, restarts
 
 
 def mean_seconds(length: int, step: float, exchange: float) -> float:
-    """Of all steps, exchanges among them, where a step that trains takes ``step`` seconds. ``length``: of a round."""
+    """The mean seconds of all steps, exchanges among them. A step that trains takes ``step`` seconds. ``length``: of a round."""
     return (length * step + exchange) / (length + 1) if length else step
 
 
 MEASURED = 10, 30, 100
-"""Lengths for which it was measured how many more tokens islands need (docs/measurements.md)."""
+"""The lengths for which docs/measurements.md says how many more tokens islands need."""
 
 
 def lengths_within(steps: int, *, audited: bool) -> tuple[int, ...]:
-    """Those of MEASURED that are shorter than ``steps``. Where work is ``audited`` the longest alone: each round then begins with
-    moments of zero, and in short ones an island learns less by that."""
+    """The lengths of MEASURED that are shorter than ``steps``. Where work is ``audited``, the longest alone: each round then
+    begins with moments of zero, and this costs an island more in short rounds."""
     return tuple(length for length in (MEASURED[-1:] if audited else MEASURED) if length < steps)
 
 

@@ -13,63 +13,62 @@ from dtfm.scheduler.model.sums import Sums, empty_sums, leave
 from dtfm.scheduler.model.tables import Tables
 
 NO_LINK = 1e12
-"""Price of a plan that lacks links, plus the number of those that its replica groups lack, or 1 when micro-batches have no way
-through. Plans that work cost less than this."""
+"""Price of a plan that lacks links. Added to it: the number of links that its replica groups lack, or 1 when micro-batches have
+no way through. Plans that work cost less than this."""
 NOT_PROVEN = 1e13
-"""Price of a plan some stages of which have no proven node, plus their number."""
+"""Price of a plan with stages that have no proven node, plus the number of such stages."""
 NO_ROOM = 1e15
 """Price of a plan that lacks memory, plus the bytes that the worst node lacks."""
 
 
 class Position(NamedTuple):
-    """Which node is in which stage, and where the model is cut: all that a search decides.
-
-    ``place`` is int64 [nodes], the stage of each node, -1 for idle. ``cuts`` is int64 [MOST_STAGES + 2]; stage s has layers
-    [cuts[s], cuts[s + 1]). ``stages`` is int64 [1], the number of stages.
-    """
+    """Which node is in which stage, and where the model is cut. A search decides nothing else."""
 
     place: Ints
+    """int64 [nodes]: the stage of each node, -1 for idle."""
     cuts: Ints
+    """int64 [MOST_STAGES + 2]: stage s has layers [cuts[s], cuts[s + 1])."""
     stages: Ints
+    """int64 [1]: the number of stages."""
 
 
 class Sketch(NamedTuple):
-    """What follows from a position, step by step.
-
-    The members of stage s are ``members[stage[s].first : stage[s + 1].first]``, ascending. ``node``, ``stage`` and ``edge`` are
-    records: NODE, STAGE and EDGE; ``node`` has the rows of Tables.node. The flows of the boundary after stage s are ``edge[e]``
-    for e in [stage[s].begin, stage[s + 1].begin). ``sums`` are over the members. ``each`` and ``taken``, float64 and int64
-    [pairs], are the seconds that a link needs for a micro-batch and the micro-batches that it carries; those of the boundary
-    after stage s begin at stage[s].pairs. ``shards``, float64 [4, nodes], is working space of a reduction.
-
-    ``decides`` is int64 [6]: the node that decides how long the pipeline takes, the neighbour if it is their link, and its stage;
-    then the same for the reduction that ends last: two nodes whose link decides, and their stage. -1 stands for nobody.
-    ``levels`` is float64 [2]: the mean over stages of when their slowest node could be done, and of how long they reduce after
-    that.
-
-    ``known`` are records, PAPER, [2, nodes]: what the paper's cost model says of the last two positions that it priced, by node
-    (``place``) and by stage; [2, 0] where the workload has no costs for it.
-    """
+    """What follows from a position, step by step."""
 
     members: Ints
+    """int64: ``members[stage[s].first : stage[s + 1].first]`` are the members of stage s, ascending."""
     node: Records
+    """Records NODE, with the rows of Tables.node."""
     stage: Records
+    """Records STAGE."""
     edge: Records
+    """Records EDGE: ``edge[e]``, with e in [stage[s].begin, stage[s + 1].begin), are the flows of the boundary after stage s."""
     sums: Sums
+    """Over the members."""
     each: Floats
+    """float64 [pairs]: the seconds that a link needs for a micro-batch. The pairs of the boundary after stage s begin at
+    stage[s].pairs."""
     taken: Ints
+    """int64 [pairs]: the micro-batches that a link carries."""
     shards: Floats
+    """float64 [4, nodes]: working space of a reduction."""
     decides: Ints
+    """int64 [6]: who decides how long a step takes; -1 stands for nobody. The first three are of the pipeline: the slowest
+    node, its neighbour if their link decides, and its stage. The other three are of the reduction that ends last: two nodes
+    whose link decides, and their stage."""
     levels: Floats
+    """float64 [2], means over stages: when the slowest node of a stage could be done, and how long the stage then reduces."""
     known: Records
+    """Records PAPER [2, nodes]: what the paper's cost model says of the last two positions that it priced, by node (``place``)
+    and by stage. [2, 0] if the workload has no costs for it."""
 
 
 NODE = np.dtype(
     [
         ("load", np.int64),  # micro-batches per step
-        ("left", np.int64),  # of them, those without a link yet
-        ("alone", np.float64),  # seconds per micro-batch of device, connection or round trips, whichever is slowest,
-        ("pace", np.float64),  # and if links are slower, theirs, all to and from a stage counted together
+        ("left", np.int64),  # micro-batches without a link yet
+        ("alone", np.float64),  # seconds per micro-batch of device, connection or round trips, whichever is slowest
+        ("pace", np.float64),  # the same, or of its links if they are slower: all to and from a stage counted together
         ("forward", np.float64),  # seconds of one forward pass
         ("passes", np.float64),  # what a micro-batch costs there, in forward passes, its backward pass included
         ("arrival", np.float64),  # seconds until the first micro-batch arrives
@@ -91,7 +90,7 @@ STAGE = np.dtype(
         ("cut", np.int64),  # its first layer in the cuts that are tried
         ("memory", np.float64),  # bytes of the smallest member
         ("slowness", np.float64),  # seconds to reduce a byte of gradients
-        ("work", np.float64),  # the most FLOPs, and
+        ("work", np.float64),  # the most FLOPs that it may have
         ("gradients", np.float64),  # the most bytes of gradients that it may have
     ]
 )
@@ -99,12 +98,12 @@ EDGE = np.dtype([("sender", np.int64), ("receiver", np.int64), ("count", np.int6
 PAPER = np.dtype(
     [
         ("place", np.int64),  # the node's stage, -1: idle, -2: nothing is known yet
-        ("group", np.float64),  # seconds of the stage's slowest member,
-        ("slowest", np.int64),  # and that member
-        ("boundary", np.float64),  # seconds of the slowest pair between the stage and the next one,
-        ("sender", np.int64),  # that pair,
+        ("group", np.float64),  # seconds of the stage's slowest member
+        ("slowest", np.int64),  # this member
+        ("boundary", np.float64),  # seconds of the slowest pair between the stage and the next one
+        ("sender", np.int64),  # this pair
         ("receiver", np.int64),
-        ("mean", np.float64),  # and the mean of all pairs, in the matching where that is least
+        ("mean", np.float64),  # mean seconds of all pairs, in the matching with the least mean
     ]
 )
 
@@ -207,8 +206,8 @@ def not_proven(t: Tables, sketch: Sketch, stages: int) -> int:
 
 @compiled
 def _witness(t: Tables, sketch: Sketch, begin: int, end: int) -> int:
-    """Of the members [begin, end) of a stage, the proven one that stays though it has no micro-batches, as no proven one has any;
-    -1 if there is none."""
+    """Of the members [begin, end) of a stage, a proven node to keep though it has no micro-batches, because no proven member
+    has any. -1 if there is none."""
     stays = -1
     for at in range(begin, end):
         node = sketch.members[at]
@@ -222,7 +221,7 @@ def _witness(t: Tables, sketch: Sketch, begin: int, end: int) -> int:
 
 @compiled
 def drop_idle(t: Tables, sketch: Sketch, stages: int) -> bool:
-    """Takes the nodes without micro-batches out of their stages and of the sums, but for the one proven node that a stage needs.
+    """Takes the nodes without micro-batches out of their stages and of the sums, except one proven node that a stage needs.
     Returns whether there was any."""
     kept, before = 0, int(sketch.stage[stages].first)
     for stage in range(stages):

@@ -1,4 +1,4 @@
-"""Sums over the members of each stage, which change little when a node moves to another."""
+"""Sums over the members of each stage, which change little when a node moves to another stage."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.tables import Tables
 
 AT_ONCE = 8
-"""When more nodes than this have moved, each stage first gets the row of the stage with which it shares most members."""
+"""When more nodes than this have moved, each stage first gets the row of the stage that shares the most members with it."""
 SLOWEST_LINK = 1e-6
-"""Bytes per second that count as no link: what rounding may leave of a sum that was taken apart again."""
+"""A sum below this, in bytes per second, counts as no link: rounding may leave as much when a sum is taken apart again."""
 
 
 class Sums(NamedTuple):
-    """The sums for one position after another.
-
-    ``place`` is int64 [nodes], the stage that counts each node, -1 for none; ``stages`` is int64 [1], the number of
-    stages. The sums of stage s are in row ``row[s]``, int64 [MOST_STAGES], so that a stage keeps its row when its number changes.
-    ``toward`` is float64 [MOST_STAGES, 3, nodes]: in row r, the sum of ``Tables.toward`` over the stage's members.
-    ``slowest`` are records SLOWEST [MOST_STAGES].
-    """
+    """The sums for one position after another."""
 
     place: Ints
+    """int64 [nodes]: the stage that counts the node, -1 for none."""
     stages: Ints
+    """int64 [1]: the number of stages."""
     row: Ints
+    """int64 [MOST_STAGES]: the sums of stage s are in row ``row[s]``. So a stage keeps its row when its number changes."""
     toward: Floats
+    """float64 [MOST_STAGES, 3, nodes]: in row r, the sum of ``Tables.toward`` over the stage's members."""
     slowest: Records
+    """Records SLOWEST [MOST_STAGES]."""
 
 
 SPEED, EXCHANGE, LATENCY = range(3)
-"""What `Tables.toward` has, of a node and a member: the bytes per second of tensors that their links carry in both directions at
-once, the seconds per byte of both directions one after the other, times SPEED, and the latency of both directions."""
+"""What `Tables.toward` has for a node and a member. SPEED: the bytes per second of tensors that their links carry in both
+directions at the same time. EXCHANGE: the seconds per byte of both directions one after the other, times SPEED. LATENCY: of
+both directions together."""
 SLOWEST = np.dtype(
     [
-        ("slowness", np.float64),  # seconds per byte of the slowest link among a stage's members,
-        ("one", np.int64),  # which is between these two, -1 if there is none
+        ("slowness", np.float64),  # seconds per byte of the slowest link among a stage's members
+        ("one", np.int64),  # its ends, -1 without a link
         ("other", np.int64),
     ]
 )
 
 
 def empty_sums(nodes: int) -> Sums:
-    """Sums for a cluster of this size, of no position."""
+    """Sums for a cluster of this size, without any position."""
     return Sums(
         place=np.full(nodes, -1, np.int64),
         stages=np.zeros(1, np.int64),
@@ -145,7 +145,8 @@ def _find_slowest(t: Tables, sums: Sums, stage: int) -> None:
 
 @compiled
 def _renumber(sums: Sums, place: Ints, stages: int) -> None:
-    """Gives each stage the row of that which has most of its members now, if it is not given yet; the others begin empty."""
+    """Gives each stage the row of the old stage that has most of its members now, if no other stage has the row yet. The others
+    begin empty."""
     before = sums.stages[0]
     common = np.zeros((stages, before), np.int64)
     for node in range(len(place)):

@@ -16,48 +16,54 @@ from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.workload import Workload
 
 FASTEST = 1e13
-"""The most bytes per second that a link counts with: sums with infinite ones could not be taken apart again."""
+"""The most bytes per second that a link counts with: infinite speeds could not be taken out of a sum again."""
 MISSING = 1e6
-"""The most seconds of an exchange in the paper's cost model: those of a missing link, so that a plan without one costs less."""
+"""The most seconds of an exchange in the paper's cost model. A missing link counts as many, so that a plan without one costs
+less."""
 REMEMBERED = 4
 """Number of problems whose tables are remembered."""
 
 
 class Tables(NamedTuple):
-    """A Problem by number of node and layer, in FLOP/s, bytes and seconds.
-
-    ``node[i]`` has flops, memory, host_memory, proven (0 or 1), and per_up and per_down: the seconds per byte of its line.
-    ``line`` is the row of that line: i, or one behind the nodes, where Cluster.lines come, of which only these seconds count.
-    ``sibling`` is the next of those that share the line, in a ring: i itself if it has one of its own. With ``mixed``, each stage
-    needs a proven node.
-    ``link[i, j]`` has latency, slowness and via: the row of its relay's line, or -1 where no other line than those of i and j is
-    passed. ``relayed`` is the number of links with one. ``toward[j, kind, i]`` has, of the link from i to j and back, what
-    sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links. In
-    both, a relayed link has at most an even share of its relay's line, as if all whom that serves used it at once.
-    ``layer[k]`` has the sums over layers [0, k) of flops, gradients, kept and input bytes per micro-batch in flight, and of what
-    state needs: all of it on the device but what exchanges need (outer), or beside the host and in the host's memory; and the
-    activation and working bytes of layer k. There is a row more than layers.
-    ``working[level, k, checkpointed]`` is the most working bytes among layers [k, k + 2 ** level): keeping.need.
-    ``ways`` are those that the workload allows, a bit for each of memory.LADDER, and ``first_way`` is the first of them.
-    ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s. ``update_seconds_per_byte`` are those of
-    keeping.update_seconds per byte that is kept in the host's memory. ``paper``, float64 [2, nodes, nodes], are the seconds of
-    the paper's cost model for gradients and activations: Problem.paper_exchanges, at most MISSING; [2, 0, 0] without costs.
-    """
+    """A Problem by number of node and layer, in FLOP/s, bytes and seconds."""
 
     node: Records
+    """[nodes + lines]: flops, memory, host_memory, proven (0 or 1), per_up and per_down (the seconds per byte of the node's
+    line), line, sibling. ``line`` is the row of that line: the node's own row, or a row behind the nodes for each of
+    Cluster.lines. Only per_up and per_down count in these rows. ``sibling`` is the next node on the same line, in a ring: the
+    node itself if it has a line of its own."""
     link: Records
+    """[nodes, nodes]: latency, slowness and via. ``via`` is the row of the relay's line, or -1 if the link passes no line
+    except those at its ends."""
     toward: Floats
+    """[nodes, 3, nodes]: ``toward[j, kind, i]`` is about the link from i to j and back, summed up by sums.Sums over j; 0 from a
+    node to itself. A relayed link has at most an even share of its relay's line, as if all nodes that the relay serves used it
+    at the same time."""
     slower: Floats
+    """[nodes, nodes]: the slowness of the slower of the links from i to j and back. Relayed links count as in ``toward``."""
     layer: Records
+    """[layers + 1]: the ``*_before`` fields are sums over layers [0, k). They sum flops, gradients, and kept and input bytes
+    per micro-batch in flight. They also sum the bytes of state: all of it on the device (state) except what exchanges need
+    (outer), or the part beside the host's (beside_host) and the part in the host's memory (host). ``activation`` and
+    ``working`` are the bytes of layer k itself."""
     least_held: Ints
+    """[s, k]: the least number of micro-batches in flight at stage k of s."""
     working: Floats
+    """[level, k, checkpointed]: the most working bytes among layers [k, k + 2 ** level). See keeping.need."""
     ways: int
+    """The ways that the workload allows: a bit for each of memory.LADDER."""
     first_way: int
+    """The first of these ways, by its place in memory.LADDER."""
     micro_batches: int
     relayed: int
+    """The number of links with a relay's line."""
     mixed: bool
+    """Each stage needs a proven node."""
     update_seconds_per_byte: float
+    """keeping.update_seconds per byte that is kept in the host's memory."""
     paper: Floats
+    """float64 [2, nodes, nodes]: the paper's seconds for gradients and activations (Problem.paper_exchanges), at most MISSING.
+    [2, 0, 0] without costs."""
 
 
 @lru_cache(REMEMBERED)
@@ -122,7 +128,7 @@ def tables(problem: Problem) -> Tables:
 
 
 def _siblings(rows: Ints) -> Ints:
-    """See Tables: of each row the next one on the same line."""
+    """By row, the next row on the same line: see Tables.node."""
     siblings = np.arange(len(rows))
     for line in np.flatnonzero(np.bincount(rows) > 2):  # itself, and several nodes
         nodes = np.flatnonzero(rows == line)[:-1]
@@ -131,10 +137,8 @@ def _siblings(rows: Ints) -> Ints:
 
 
 def _shared(problem: Problem, per_byte: Floats) -> Floats:
-    """Seconds per byte of a tensor on each link when its relay serves all whom it may serve at once; 0 where it is direct.
-
-    ``per_byte`` is by row of Tables.node.
-    """
+    """Seconds per byte of a tensor on each link when its relay serves all its nodes at the same time; 0 where the link is
+    direct. ``per_byte`` is by row of Tables.node."""
     slowness = np.zeros_like(problem.slowness)
     for relay in np.unique(problem.via[problem.via >= 0]):
         served = problem.via == relay

@@ -10,19 +10,18 @@ from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, LADDER, Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. All but ``parameter_bytes`` are per micro-batch; backward costs twice the forward.
-
-    ``activation_bytes`` are those of its output. ``kept_bytes`` are what its forward pass keeps for its backward pass, its input
-    included; None means KEPT_PER_OUTPUT_BYTE times its output. ``working_bytes`` is the most that either pass allocates for a
-    while on top of that.
-    """
+    """One layer. All numbers but ``parameter_bytes`` are per micro-batch; backward costs twice the forward."""
 
     name: str
     forward_flops: float
     parameter_bytes: float
     activation_bytes: float
+    """Of the layer's output."""
     kept_bytes: float | None = None
+    """What the forward pass keeps for the backward pass, the layer's input included. None: KEPT_PER_OUTPUT_BYTE times the
+    output."""
     working_bytes: float = 0.0
+    """The most that either pass allocates for a while in addition."""
 
     @property
     def kept(self) -> float:
@@ -60,7 +59,7 @@ class PaperCosts:
 
     @property
     def exchanged(self) -> tuple[float, float]:
-        """The bytes of an exchange: of a shard of the gradients in a group, and of a pipeline's activations at a boundary."""
+        """The bytes of two exchanges: a shard of the gradients in a group, and a pipeline's activations at a boundary."""
         return self.gradient_gigabytes * 1e9 / self.replicas, self.activation_gigabytes * 1e9
 
 
@@ -68,33 +67,33 @@ class PaperCosts:
 class Workload:
     """Layers in model order. A stage's output is the activation of its last layer.
 
-    A node that holds a layer keeps its weights, gradients and optimizer state. ``copy_bytes_per_parameter_byte`` is the size of a
-    second copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters. What
-    exchanges of islands alone need is always in the host's memory: ``momentum_bytes_per_parameter_byte``, which belongs to the
-    state, and with rounds ``outer_bytes_per_parameter_byte``, which does not move: see `with_rounds`.
-
-    ``sent_per_activation_byte`` and ``sent_per_reduced_byte`` are the bytes on a link per byte of an activation, or of its
-    gradient, and per byte of the gradients that replicas reduce, under their codecs; ``sent_per_exchanged_byte`` per byte of what
-    islands exchange. ``exchanged_with_all``: an island sends its part to all holders, not pieces to those who sum them up.
-
-    ``checkpointing`` and ``optimizer_state`` are what every node does; None leaves it to the scheduler, node by node.
-
-    ``paper`` is what the paper's objective counts with, and nothing else reads; None where nobody has said it.
+    A node that holds a layer keeps its weights, gradients and optimizer state.
     """
 
     layers: tuple[Layer, ...]
     micro_batches: int
     optimizer_bytes_per_parameter_byte: float = 2.0
     copy_bytes_per_parameter_byte: float = 0.0
+    """The size of a second copy of the weights, in the precision of computing; 0 if the parameters have that precision."""
     momentum_bytes_per_parameter_byte: float = 0.0
+    """The momentum of exchanges between islands, always in the host's memory. It belongs to the state."""
     outer_bytes_per_parameter_byte: float = 0.0
+    """With rounds, what else exchanges between islands need, always in the host's memory. It is not moved with the state: see
+    `with_rounds`."""
     sent_per_activation_byte: float = 1.0
+    """Bytes on a link per byte of an activation, or of its gradient, under the codec."""
     sent_per_reduced_byte: float = 1.0
+    """Bytes on a link per byte of the gradients that replicas reduce, under the codec."""
     sent_per_exchanged_byte: float = 1.0
+    """Bytes on a link per byte that islands exchange, under the codec."""
     exchanged_with_all: bool = False
+    """An island sends its part to all holders, rather than pieces to the nodes that sum them up."""
     checkpointing: Checkpointing | None = Checkpointing.NONE
+    """What every node does. None: the scheduler decides, node by node."""
     optimizer_state: OptimizerState | None = OptimizerState.DEVICE
+    """Where every node keeps weights and moments. None: the scheduler decides, node by node."""
     paper: PaperCosts | None = None
+    """The costs for the paper's objective, read by nothing else. None: not given."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -108,13 +107,13 @@ class Workload:
         assert min(self.sent_per_activation_byte, self.sent_per_reduced_byte, self.sent_per_exchanged_byte) > 0
 
     def with_rounds(self) -> Workload:
-        """The same with rounds: nodes keep the parameters of the last exchange, and what a sparse codec leaves out, of that
-        exchange and of the next."""
+        """The workload with rounds. Nodes then also keep the parameters of the last exchange. They keep what a sparse codec
+        leaves out of that exchange and of the next."""
         return replace(self, outer_bytes_per_parameter_byte=3.0 if self.exchanged_with_all else 1.0)
 
     @property
     def ways(self) -> tuple[Keeping, ...]:
-        """What a node may do to keep what it needs, in the order in which it is tried."""
+        """The ways to keep what a node needs that the workload allows, in the order of trying."""
         return tuple(
             keeping
             for keeping in LADDER
@@ -124,13 +123,14 @@ class Workload:
 
     @property
     def bytes_kept_per_parameter_byte(self) -> float:
-        """Memory that a replica needs when the state is on its device: weights, gradients, optimizer state, and the weights to
-        compute with where these are others."""
+        """Memory that a replica needs if the state is on its device: weights, gradients, optimizer state, and the second copy
+        of the weights to compute with, if any."""
         return 2.0 + self.optimizer_bytes_per_parameter_byte + self.copy_bytes_per_parameter_byte
 
     @property
     def bytes_beside_host_per_parameter_byte(self) -> float:
-        """The device's memory that a replica needs when the state is in the host's: weights to compute with, and gradients."""
+        """The device's memory that a replica needs if the state is in the host's memory: weights to compute with, and
+        gradients."""
         return (self.copy_bytes_per_parameter_byte or 1.0) + 1.0
 
     @property
@@ -144,12 +144,12 @@ class Workload:
 
     @property
     def host_bytes_per_parameter_byte(self) -> float:
-        """The host's memory that the state then needs: weights in full precision, optimizer state, and what exchanges need."""
+        """The host's memory that the state needs there: weights in full precision, optimizer state, and what exchanges need."""
         return 1.0 + self.optimizer_bytes_per_parameter_byte + self.for_exchanges_per_parameter_byte
 
     @property
     def bytes_over_bus_per_parameter_byte(self) -> float:
-        """What then passes the host's bus each step: gradients, and weights to compute with."""
+        """What passes the host's bus each step if the state is in the host's memory: gradients, and weights to compute with."""
         return 1.0 + (self.copy_bytes_per_parameter_byte or 1.0)
 
     @property
@@ -159,7 +159,7 @@ class Workload:
 
     @property
     def bytes_shared_per_parameter_byte(self) -> float:
-        """Of these, what all islands share after an exchange: all but AdamW's moments."""
+        """The part of the moved bytes that all islands share after an exchange: all but AdamW's moments."""
         return 1.0 + self.momentum_bytes_per_parameter_byte
 
     @property

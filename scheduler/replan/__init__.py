@@ -1,1 +1,1 @@
-"""Replanning: a new plan compared with the incumbent."""
+"""Replanning: compares a new plan with the incumbent."""

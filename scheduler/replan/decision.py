@@ -1,4 +1,4 @@
-"""The one decision between the layout in force and one that was found: what the change costs, and whether it is worth it."""
+"""Decides between the layout in force and a layout that the search found: what the change costs, and whether it is worth it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Standing:
 
     @classmethod
     def of(cls, problem: Problem, layout: Plan, shape: Shape | None = None, held: Plan | None = None) -> Standing:
-        """``shape`` is what each of its islands must have; None: any. ``held``: see Before."""
+        """``shape`` is the shape that each of the layout's islands must have; None: any. ``held``: see Before."""
         return cls(Before.of(problem, layout, held), _obstacle(problem, layout, shape))
 
     def seconds_per_step(self, problem: Problem) -> float:
-        """Seconds per step of a plan without islands, or of about what is left of it."""
+        """Seconds per step of a plan without islands. If the plan cannot stay, roughly the seconds of its surviving nodes."""
         if self.obstacle in (None, Reason.NOT_PROVEN):
             return simulate(problem, draft_of(self.layout, problem.cluster))
         left = tuple(group for group in survivors(self.layout, problem) if group)
@@ -89,12 +89,14 @@ def decide(
     bound: float = 0.0,
     spent: int = 0,
 ) -> Decision:
-    """Keeps the layout in force if it can stay, unless the one that was ``found`` gains enough: more than MARGIN, and more than
-    measurements differ by (``uncertainty``, a fraction of a step); twice as much where nodes have to free memory first. What it
-    gains in the ``horizon`` counts, less the seconds of the change. A layout that cannot stay is replaced in any case.
+    """Keeps the layout in force if it can stay, unless the ``found`` layout gains enough. A layout that cannot stay is always
+    replaced.
 
-    Who has no memory for its old stage beside its new one is told to free first (Plan.frees_first). ``bound`` is the decision's
-    lower bound, ``spent`` the number of evaluations.
+    The gain is the time saved in the ``horizon``, less the seconds of the change. It must exceed MARGIN and the spread of
+    measurements (``uncertainty``, a fraction of a step). It must be twice as much if nodes have to free memory first.
+
+    Nodes without memory for their old stage beside their new one are told to free the old one first (Plan.frees_first).
+    ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """
     validate(found, problem.cluster.ids, problem.workload)
     price = price_of_layout(problem, found, terms)

@@ -1,7 +1,7 @@
-"""A plan that continues at once when nodes are gone: other nodes take over only what the missing ones did.
+"""A plan that continues right away when nodes are gone: other nodes take over only the work of the missing ones.
 
-All other nodes keep their layers and micro-batch numbers, so that their work on the current step still counts. The
-plan's speed matters little, because a better one can be searched for while it trains.
+All other nodes keep their layers and micro-batch numbers, so that their work on the current step still counts. The plan's speed
+matters little, because a better plan can be searched for while it trains.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 
 
 def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -> Plan | None:
-    """``plan`` on those of its nodes that the cluster still has, or None where that is impossible.
+    """``plan`` on its nodes that the cluster still has, or None if that is impossible.
 
-    An idle node that holds the stage's state and has room to train it replaces a missing node, a proven one first where the
-    stage needs one, then the fastest. ``holders`` are the nodes that hold each layer. Without such a node, the missing node's
-    micro-batches go to the other replicas of its stage, each to the one that finishes its own earliest. Returns None when a
-    stage has no replica left, when a link or memory would be missing, or when a stage that lost a node has no proven one while
-    there are as many of these as stages.
-    Whoever stays keeps what it needs as before; a newcomer does as a new plan would have it do.
+    An idle node that holds the stage's state and has room to train it replaces a missing node. If the stage needs a proven
+    node, a proven one comes first, then the fastest. ``holders`` are the nodes that hold each layer. Without such an idle node,
+    the missing node's micro-batches go to the other replicas of its stage. Each micro-batch goes to the replica that finishes
+    its own earliest.
+
+    Returns None in three cases:
+    - A stage has no replica left.
+    - A link or memory would be missing.
+    - A stage that lost a node has no proven one, although there are as many proven nodes as stages.
+
+    Nodes that stay keep what they need as before. A newcomer keeps it as in a new plan.
     """
     speed = {node.id: node.flops for node in problem.cluster.nodes}
     proven = {node.id for node in problem.cluster.nodes if node.proven}
@@ -61,7 +66,8 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
 
 
 def _has_room(problem: Problem, plan: Plan, index: int, node: str) -> bool:
-    """Whether the node has memory for stage ``index``. A copy of its state may lie where it could not be trained."""
+    """Whether the node has memory for stage ``index``. A node may hold a copy of the state although it could not train the
+    stage."""
     fewest = min(in_flight(index, len(plan.stages)), problem.workload.micro_batches)
     return shortest(problem, plan.stages[index].layers, fewest, problem.cluster.ids.index(node)).bytes == 0
 
@@ -98,7 +104,7 @@ def _replaced(plan: Plan, index: int, gone: str, new: str, problem: Problem) -> 
 
 
 def _taken_over(plan: Plan, index: int, gone: str, speed: Mapping[str, float]) -> Plan:
-    """The plan without ``gone``, a replica of stage ``index``. The heirs are among those that have a ``speed`` (FLOP/s)."""
+    """The plan without ``gone``, a replica of stage ``index``. Only nodes with a ``speed`` (FLOP/s) may be heirs."""
     stage = plan.stages[index]
     loads = dict(zip(stage.replicas, stage.loads, strict=True))
     given = dict.fromkeys((node for node in stage.replicas if node in speed), 0)

@@ -1,4 +1,4 @@
-"""What a layout costs: one function for all of them. A plan without rounds is a layout of one island."""
+"""The price of a layout: one function for all layouts. A plan without rounds is a layout of one island."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dtfm.scheduler.model.problem import Problem, draft_of, problem_of
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What layouts are priced by beside cluster and workload. ``length`` is that of a round, 0 without rounds. ``overhead`` is
-    the seconds of each step that the simulation leaves out."""
+    """The terms of pricing layouts, beside cluster and workload. ``length`` is a round's length, 0 without rounds. ``overhead``
+    is the seconds of each step that the simulation leaves out."""
 
     length: int = 0
     overhead: float = 0.0
@@ -21,8 +21,11 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds of a step that trains and of an exchange, and what is compared: the seconds per step, with the exchange's share of
-    a round, times the tokens that so many islands need for the same loss. More tokens make more steps."""
+    """Seconds of a step that trains, seconds of an exchange, and the number to compare.
+
+    ``compared`` is the seconds per step, with the exchange's share of a round, times the tokens that the layout's islands need
+    for the same loss. More tokens make more steps.
+    """
 
     step: float
     exchange: float
@@ -30,7 +33,7 @@ class Price:
 
 
 def price_of_layout(problem: Problem, layout: Plan, terms: Terms) -> Price:
-    """The price of a layout all of whose nodes the cluster has."""
+    """The price of a layout. The cluster has all its nodes."""
     islands = layout.islands
     step = max(island_seconds(problem, island) for island in islands) + terms.overhead
     if not terms.length:
@@ -47,6 +50,7 @@ def island_seconds(problem: Problem, island: Plan) -> float:
 
 
 def problem_of_island(problem: Problem, island: Plan) -> Problem:
-    """The problem itself where the island computes all of a step, else its part of it, on its own nodes."""
+    """The problem of one island, on its own nodes: the problem itself if the island computes the whole step, otherwise its
+    part."""
     whole = island.micro_batches == problem.workload.micro_batches
     return problem if whole else problem_of(island, problem.cluster, problem.workload)

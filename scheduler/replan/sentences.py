@@ -12,7 +12,7 @@ from dtfm.scheduler.replan.price import Price, Terms
 from dtfm.scheduler.replan.switch import Switch
 
 NAMED = 5
-"""Idle nodes that are named."""
+"""The most idle nodes that a sentence names."""
 
 FIRST = "No plan was in force."
 
@@ -29,7 +29,7 @@ def faster(new: Price, old: Price) -> str:
 
 
 def kept(gain: float, least: float, horizon: float, switch: Switch, cluster: Cluster) -> str:
-    """``least`` is what it would have to gain."""
+    """Says why the layout stays. ``least`` is the gain that a change would need."""
     sentence = f"The plan stays: another would gain {max(0.0, gain):.1%} in the {horizon:,.0f} s that it should stand, "
     if switch.freeing:
         worst = max(switch.freeing, key=lambda each: each.lacks)
@@ -46,7 +46,7 @@ def unproven(stages: int, bare: int) -> str:
 
 
 def changing(switch: Switch, cluster: Cluster) -> str:
-    """What nodes do before they train; empty where that is nothing."""
+    """Says what nodes do before they train; empty if they do nothing."""
     sentences = []
     if switch.fetch.nodes:
         fetch = switch.fetch
@@ -55,8 +55,8 @@ def changing(switch: Switch, cluster: Cluster) -> str:
         worst = max(switch.freeing, key=lambda each: each.lacks)
         lacks, seconds = size_in_words(worst.lacks), max(each.seconds for each in switch.freeing)
         sentences.append(
-            f"Nodes without memory for their old stage and their new one free the old one first, in {seconds:.3g} s: "
-            f"{len(switch.freeing)}, of which {cluster.ids[worst.node]} lacks the most, {lacks}."
+            f"{len(switch.freeing)} nodes have no memory for their old stage beside their new one. "
+            f"They free the old one first, in {seconds:.3g} s; {cluster.ids[worst.node]} lacks the most, {lacks}."
         )
     return " ".join(sentences)
 
@@ -67,7 +67,7 @@ def idle(plan: Plan) -> str:
 
 
 def exchanges(problem: Problem, islands: int, price: Price, terms: Terms) -> str:
-    """What rounds take; empty where there is one island."""
+    """Says what rounds take; empty with one island."""
     if islands == 1 or not terms.length:
         return ""
     share = price.exchange / (terms.length * price.step + price.exchange)

@@ -1,4 +1,4 @@
-"""What it takes to change from what nodes hold to another layout: state to fetch, and memory for both meanwhile."""
+"""The cost of a change of layout: state to fetch, and memory for the old stages and the new ones at the same time."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Draft, Groups, Problem
 
 MARGIN = 0.03
-"""Fraction of its seconds per step by which a layout must beat the one in force: measurements vary by about this much. If nodes
-have to free memory first, it must beat it by as much again: such a change is less sure than one beside what nodes hold.
-"""
+"""The gain that a new layout needs over the one in force, as a fraction of the seconds per step: measurements vary by about
+this much. If nodes have to free memory first, it needs twice as much: such a change is less sure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A change of layout. ``freeing``: who has to free memory first, having no room for its old stage beside its new one. Such a
-    node fetches nothing while the old layout trains, so that all wait for it."""
+    """A change of layout. ``freeing``: nodes without room for their old stage beside their new one. These have to free memory
+    first and fetch nothing while the old layout trains, so that all wait for them."""
 
     fetch: Fetch
     freeing: tuple[Freeing, ...]
 
     @property
     def seconds(self) -> float:
-        """Until the last node has its state; those who free first do so side by side."""
+        """Seconds until the last node has its state. Nodes that free memory first free it at the same time."""
         return self.fetch.seconds + max((each.seconds for each in self.freeing), default=0.0)
 
     def counted(self, horizon: float) -> float:
-        """The seconds of ``horizon`` as which it counts."""
+        """The seconds of ``horizon`` that the change counts as."""
         return self.seconds + (MARGIN * horizon if self.freeing else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What nodes hold before a change, under ``layout``; their memory may be full of more, of islands that are not in it."""
+    """What nodes hold before a change, under ``layout``. Islands that are not in ``layout`` may fill their memory further."""
 
     problem: Problem
     layout: Plan
@@ -50,15 +49,15 @@ class Before:
 
     @classmethod
     def of(cls, problem: Problem, layout: Plan, held: Plan | None = None) -> Before:
-        """``held``: the layout whose stages nodes have in memory, if that is another."""
+        """``held``: the layout whose stages nodes have in memory, if it differs from ``layout``."""
         return cls(problem, layout, Holdings.of(problem, layout), room_of(problem, held or layout))
 
     def switch(self, layout: Plan) -> Switch:
-        """To ``layout``, whose nodes the cluster has."""
+        """The change to ``layout``. The cluster has all its nodes."""
         return Switch(self.holdings.fetch_layout(layout), self.freeing(layout))
 
     def freeing(self, layout: Plan) -> tuple[Freeing, ...]:
-        """Who has to free memory first for ``layout``."""
+        """The nodes that have to free memory first for ``layout``."""
         numbers = {name: number for number, name in enumerate(self.problem.cluster.ids)}
         return freeing(
             self.room,
@@ -72,8 +71,8 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a search for a plan of one island is told of a change: ``weight`` are the seconds per step that a second of it costs
-    within ``horizon``. ``fetches``: whether state is fetched, or only memory counts."""
+    """The price of a change, for a search for a plan of one island. ``weight``: the seconds per step that a second of the
+    change costs within ``horizon``. ``fetches``: whether state is fetched; otherwise only memory counts."""
 
     before: Before
     weight: float
@@ -81,7 +80,7 @@ class Change:
     fetches: bool = True
 
     def fetching(self) -> Fetching:
-        """Roughly, for compiled functions."""
+        """The rough price, for compiled functions."""
         before, counts = self.before, MARGIN * self.horizon
         if self.fetches:
             return before.holdings.fetching(before.layout, self.weight, before.room, counts)
@@ -89,7 +88,7 @@ class Change:
         return nothing._replace(weight=self.weight, room=before.room, freeing=counts)
 
     def surcharge(self, groups: Groups, cuts: tuple[int, ...]) -> float:
-        """Seconds per step, exactly."""
+        """The exact price, in seconds per step."""
         before = self.before
         fetch = before.holdings.fetch(groups, cuts) if self.fetches else Fetch(0, 0.0, 0.0)
         return self.weight * Switch(fetch, self._freeing(groups, cuts)).counted(self.horizon)

@@ -22,10 +22,11 @@ def survivors(plan: Plan, problem: Problem) -> Groups:
 
 
 def repaired(plan: Plan, problem: Problem) -> Iterator[Start]:
-    """The survivors with the layers that they hold, the same with one idle node more, then the survivors with new cuts.
+    """Three groupings: the survivors with the layers that they hold; the same with one idle node more; the survivors with new
+    cuts.
 
-    A stage without any replica left is given to an idle node, or to a node of a larger group; or its layers are divided among
-    the other stages.
+    A stage without any replica left gets an idle node, or a node of a larger group. Or its layers are divided among the other
+    stages.
     """
     left = survivors(plan, problem)
     cuts = (0, *(stage.layers[1] for stage in plan.stages))
@@ -52,9 +53,9 @@ def repaired(plan: Plan, problem: Problem) -> Iterator[Start]:
 
 
 def adapted(population: Population, evaluator: Evaluator, shape: Shape, late: Callable[[], bool]) -> Iterator[Start]:
-    """The members of a population as nodes have left and joined since, the best first; at least one, then until it is ``late``.
+    """The members of a population after nodes have left and joined, the best first; at least one, then until it is ``late``.
 
-    Members of several islands, and those without any node left, are passed over.
+    Members of several islands, and members without any node left, are left out.
     """
     plain = [member.islands[0] for member in population if len(member.islands) == 1]
     known = {node for island in plain for stage in island.stages for node in stage}
@@ -75,8 +76,9 @@ def _adapted(
 ) -> Start | None:
     """Takes the nodes that have left out of the island, repairs it and puts newcomers in. The least estimate decides each time.
 
-    A stage that lacks a node gets an idle one or one of a larger group, or its layers go to its neighbours. Each newcomer joins a
-    stage, takes the place of a stage's slowest node, or stays idle. In the end the model is cut again, if that pays.
+    A stage that lacks a node gets an idle one or one of a larger group, or its layers go to its neighbours. Each newcomer joins
+    a stage, takes the place of a stage's slowest node, or stays idle. In the end the model is cut again, if the new cuts are
+    better.
     """
     problem = evaluator.problem
     number = {name: index for index, name in enumerate(problem.cluster.ids)}

@@ -1,1 +1,1 @@
-"""The search over which nodes hold which stage."""
+"""The search for the nodes of each stage."""

@@ -1,4 +1,4 @@
-"""Annealing: walks from many starts that cool down together (Kirkpatrick et al. 1983), the best of them in place of the worst."""
+"""Annealing: walks from many starts that cool down together (Kirkpatrick et al. 1983). The best sometimes replace the worst."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dtfm.scheduler.search.walk import ESTIMATE, SIMULATION, walk
 HOT, COLD = 0.02, 0.0007
 """First and last heat of the walks, as a fraction of the price."""
 EVENNESS = 0.6
-"""Weight of the stages' mean seconds beside those of the slowest, at first; it falls to 0."""
+"""Weight of the stages' mean seconds, beside the slowest stage's seconds, at first; it falls to 0."""
 SWEEPS = 60
-"""Number of times that the walks get colder."""
+"""The number of times that the walks get colder."""
 SELECTION = 10
-"""Number of sweeps after which the worst walks, a fraction REPLACED of all, go on from where the best ones are; then again."""
+"""After every SELECTION sweeps the worst walks, a fraction REPLACED of all, go on from the positions of the best ones."""
 REPLACED = 0.25
 LEAST_STEPS = 20
 """Least number of steps of a walk before it gets colder."""
@@ -30,7 +30,7 @@ LEAST_STEPS = 20
 
 @dataclass(slots=True)
 class Walker:
-    """One walk: where it is, the best position that it met, and their prices (with evenness, and without)."""
+    """One walk: its position, the best position that it met, and their prices (with evenness, and without)."""
 
     here: Position
     best: Position
@@ -58,11 +58,12 @@ def anneal(
     heat: float = HOT,
     threads: int = 1,
 ) -> tuple[list[Found], int]:
-    """Walks from every start until the budget is used up. Returns the best position of each walk, the best first, and the steps.
+    """Walks from every start until the budget is used up. Returns the best position of each walk, the best first, and the
+    steps.
 
-    ``used`` tells, after a number of steps, which fraction of the budget is used up; the heat follows from it. ``met`` is called
-    again and again with the steps so far and the least price. ``exactness`` is that of walk.walk. ``threads`` is the number of
-    walks at the same time; it does not change where they lead.
+    ``used`` tells, after a number of steps, which fraction of the budget is used up; the heat follows from it. ``met`` is
+    called again and again with the steps so far and the least price. ``exactness``: see walk.walk. ``threads`` is the number of
+    walks at the same time; it does not change their results.
     """
     walkers = [
         Walker(Position(*map(np.copy, start)), Position(*map(np.copy, start)), empty_sketch(t)) for start in starts
@@ -97,7 +98,7 @@ def anneal(
 
 
 def _select(walkers: list[Walker]) -> None:
-    """Lets the best walk on in place of the worst. What these have found is kept."""
+    """Lets the best walks go on in place of the worst. The best positions of the worst walks are kept."""
     order = sorted(walkers, key=lambda walker: float(walker.prices[0]))
     number = int(REPLACED * len(walkers))
     for good, bad in zip(order[:number], reversed(order[len(order) - number :]), strict=True):

@@ -1,4 +1,4 @@
-"""How long to search, and which part of that walks may use up."""
+"""How long to search, and the part of the time that walks may use up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TimeUsed = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to search: until ``time_used`` gives 1, or for ``steps``; with neither, until another round is not worth it."""
+    """How long to search: until ``time_used`` gives 1, or for ``steps``. With neither, until another round is not worth it."""
 
     time_used: TimeUsed | None = None
     steps: int | None = None
@@ -39,7 +39,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Purse:
-    """What walks may use up of a budget: the fraction ``walking`` of it, and at most ``steps`` from ``paid`` on."""
+    """The part of a budget for walks: the fraction ``walking`` of it, and at most ``steps`` from ``paid`` on."""
 
     budget: Budget
     walking: float
@@ -47,7 +47,7 @@ class Purse:
     paid: int
 
     def used(self, spent: int) -> float:
-        """The fraction that is used up when ``spent`` steps were made in all."""
+        """The fraction that is used up after ``spent`` steps in all."""
         if self.budget.stopped():
             return 1.0
         most = self.steps if self.budget.steps is None else min(self.steps, self.walking * self.budget.steps)

@@ -14,9 +14,9 @@ from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.model.problem import Groups, Ints
 
 FROM_FATHER = 0.5
-"""The chance of a stage to come from the father."""
+"""The chance that a stage comes from the father."""
 IN_DOUBT = 1e-3
-"""Weight of the layers in common beside the nodes in common, if both parents have as many stages. Otherwise both weigh 1."""
+"""Weight of common layers beside common nodes if both parents have the same number of stages. Otherwise both weigh 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,10 @@ class Parent:
 def crossed(evaluator: Evaluator, mother: Parent, father: Parent, keep_sizes: bool, rng: Random) -> Candidate:
     """A child with the mother's number of stages, at its estimated price. Equal parents give themselves.
 
-    Of each pair of aligned stages, chance takes the father's or the mother's. While the child does not work (a stage is empty, or
-    memory, links or a proven node are missing), one more of the father's stages gives way to the mother's. With ``keep_sizes``
-    each stage has as many nodes as the mother's. The cuts are the best of the mother's, the father's and new ones.
+    Of each pair of aligned stages, chance takes the father's or the mother's. While the child does not work (a stage is empty,
+    or memory, links or a proven node are missing), one more of the father's stages gives way to the mother's. With
+    ``keep_sizes`` each stage has the mother's number of nodes. The cuts are the best of the mother's, the father's and new
+    ones.
     """
     stages, nodes = len(mother.groups), len(mother.place)
     partner = aligned(mother, father)
@@ -67,10 +68,10 @@ def crossed(evaluator: Evaluator, mother: Parent, father: Parent, keep_sizes: bo
 
 
 def aligned(mother: Parent, father: Parent) -> Ints:
-    """Returns, for each of the father's stages, the mother's that has most in common with it (linear assignment).
+    """Returns, for each of the father's stages, the mother's stage that has most in common with it (linear assignment).
 
-    That is the share of all nodes that two stages have in common, and of all layers. A stage of the father's that is left over
-    goes with the stage that has most of its layers.
+    Two stages have in common the share of all nodes that are in both, plus the share of all layers. If the father has more
+    stages, a stage that is left over goes with the mother's stage that has most of its layers.
     """
     nodes, layers = len(mother.place), mother.cuts[-1]
     together = np.zeros((len(mother.groups), len(father.groups)))
@@ -89,16 +90,16 @@ def aligned(mother: Parent, father: Parent) -> Ints:
 def mixed(mother: Ints, father: Ints, chosen: Sequence[int], coins: NDArray[np.bool_]) -> Ints:
     """Each node's stage in the child: int64 [nodes]. The parents' stages have the mother's numbers.
 
-    A node that the father has in a ``chosen`` stage goes there. One that the mother has in another stage stays there. The others
-    are where chance (``coins``, by node) has them: as with the father, if True, or with the mother.
+    A node that the father has in a ``chosen`` stage goes there. A node that the mother has in another stage stays there. For
+    each of the other nodes chance (``coins``) decides: True gives it the father's place, False the mother's.
     """
     from_father, from_mother = np.isin(father, chosen), ~np.isin(mother, [*chosen, -1])
     return np.where(from_father | (~from_mother & coins), father, mother)
 
 
 def sized(place: Ints, parents: tuple[Ints, Ints], sizes: tuple[int, ...], rng: Random) -> Ints:
-    """The places with ``sizes`` nodes in each stage. Where they are too many, chance makes some idle. Idle nodes fill the gaps,
-    first nodes that a parent has there."""
+    """The places with ``sizes`` nodes in each stage. In a stage with too many nodes, chance makes some idle. Idle nodes fill
+    the gaps, first nodes that a parent has there."""
     made = place.copy()
     for stage, size in enumerate(sizes):
         members = np.flatnonzero(made == stage).tolist()

@@ -1,4 +1,4 @@
-"""Finds the best plan of a small cluster: simulates those that neither a bound nor, by far, the estimate rules out."""
+"""Finds the best plan of a small cluster: simulates the plans that neither a bound nor, by far, the estimate rules out."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.search.budget import Budget
 
 OPEN_PER_EVALUATION = 4
-"""Number of partial plans of one length that are continued, per evaluation left in the budget,"""
+"""The number of partial plans of one length that are continued, per evaluation left in the budget."""
 UNLIMITED = 4_000
-"""and the evaluations that count as left where only time is limited."""
+"""The evaluations that count as left if only time is limited."""
 
 DOUBT = 1.6
-"""A plan is not simulated whose estimate is more than this many times the best plan's seconds. Of 18,896 plans of small clusters
-none was estimated at more than 1.52 times its simulated seconds, and one in a thousand at more than 1.36 times."""
+"""A plan is not simulated if its estimate is more than this many times the best plan's seconds. Of 18,896 plans of small
+clusters none was estimated at more than 1.52 times its simulated seconds, and one in a thousand at more than 1.36 times."""
 
 
 def improve(evaluator: Evaluator, shape: Shape, best: Candidate, budget: Budget) -> tuple[Candidate, float, bool]:
-    """The best plan over all groups and cuts, as far as the budget suffices; the seconds per step than which no plan of the shape
-    takes less (0: not known); and whether the budget sufficed for all.
+    """The best plan over all groups and cuts, as far as the budget suffices.
 
-    The problem must be small. ``best`` is a plan found before. Loads and flows are those that evaluate.price_of makes.
+    Also returns a lower bound on the seconds per step of any plan of the shape (0: not known), and whether the budget sufficed
+    for all. The problem must be small. ``best`` is a plan found before. Loads and flows come from evaluate.price_of.
     """
     problem = evaluator.problem
     if budget.over(evaluator.spent):
@@ -48,12 +48,12 @@ def improve(evaluator: Evaluator, shape: Shape, best: Candidate, budget: Budget)
         if plans.bounds[row] < best.price[-1]:
             candidate = evaluator.simulated(*plans.groups_and_cuts(row))
             best = min(best, candidate, key=lambda candidate: candidate.price)
-    # An incumbent may stay that has no proven node in some stage, and was not listed.
+    # An incumbent without a proven node in some stage may stay. It was not listed.
     return best, 0.0 if problem.is_mixed else plans.least, finished
 
 
 def priced(t: Tables, plans: Plans, keep_idle_hands: bool) -> Floats:
-    """What evaluate.price_of gives for each plan: float64 [plans]."""
+    """The result of evaluate.price_of for each plan: float64 [plans]."""
     prices = np.full(len(plans.stages), np.inf)
     _price(t, empty_sketch(t), plans.places, plans.cuts, plans.stages, keep_idle_hands, prices)
     return prices

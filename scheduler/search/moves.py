@@ -1,6 +1,7 @@
-"""Moves: small random changes to a position, aimed at what decides how long a step takes.
+"""Moves: small random changes to a position, mostly where a step's time is decided.
 
-Every move returns whether it changed the position, which may then be half changed when it returns False: the walk throws it away.
+Every move returns whether it changed the position. When it returns False the position may be half changed: the walk throws it
+away.
 """
 
 from __future__ import annotations
@@ -15,25 +16,26 @@ from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Position
 
 NEAR = 8
-"""Number of a node's nearest nodes from which moves choose."""
+"""Moves choose among this many nearest nodes of a node."""
 
 
 class Rules(NamedTuple):
-    """What moves may do.
-
-    ``nearest`` is int64 [nodes, nodes - 1], each node's others by the time of an exchange. ``most_stages`` is the largest number
-    of stages; with ``free_stages`` False their number stays, with ``free_sizes`` False the number of replicas of each stage too.
-    ``fetching`` prices the transfer of state. With ``equal_sizes`` all stages have the same number of replicas, so
-    they may change places although their sizes stay. With ``free_cuts`` False the cuts stay.
-    """
+    """The limits of moves."""
 
     nearest: Ints
+    """int64 [nodes, nodes - 1]: each node's others by the time of an exchange."""
     most_stages: int
+    """The largest number of stages."""
     free_stages: bool
+    """False: the number of stages stays."""
     free_sizes: bool
+    """False: the number of replicas of each stage stays."""
     fetching: Fetching
+    """The price of state transfer."""
     equal_sizes: bool = False
+    """All stages have the same number of replicas. So stages may change places although their sizes stay."""
     free_cuts: bool = True
+    """False: the cuts stay."""
 
 
 @compiled
@@ -86,7 +88,7 @@ def _member(place: Ints, stage: int) -> int:
 
 @compiled
 def _aim(place: Ints, decides: Ints) -> int:
-    """A node that decides, or one of a stage that does, or any."""
+    """A node that decides, a node of a stage that decides, or any node."""
     kind = np.random.random()
     node = -1
     if kind < 0.15:
@@ -119,7 +121,7 @@ def _near(rules: Rules, node: int) -> int:
 
 @compiled
 def _shift(cuts: Ints, boundary: int, by: int) -> bool:
-    """Shifts one cut by that many layers unless a stage would be left without any."""
+    """Shifts one cut by this many layers, unless a stage would be left without any."""
     shifted = cuts[boundary] + by
     if not cuts[boundary - 1] < shifted < cuts[boundary + 1]:
         return False
@@ -129,7 +131,7 @@ def _shift(cuts: Ints, boundary: int, by: int) -> bool:
 
 @compiled
 def _shift_cut(position: Position, decides: Ints) -> bool:
-    """Shifts a cut, half of the time so that a deciding stage gets smaller, and sometimes the cut beside it too."""
+    """Shifts a cut. Half of the time a deciding stage gets smaller. Sometimes the neighbouring cut shifts too."""
     stages = position.stages[0]
     if stages < 2:
         return False
@@ -153,7 +155,8 @@ def _shift_cut(position: Position, decides: Ints) -> bool:
 
 @compiled
 def _relocate(rules: Rules, position: Position, decides: Ints) -> bool:
-    """Moves a node to another stage: to that of a near node or beside it, to a deciding one, to any, or to none."""
+    """Moves a node to another stage, or makes it idle. The stage is a near node's, a neighbour of a near node's, a deciding
+    one, or any."""
     place, stages = position.place, position.stages[0]
     node = _aim(place, decides)
     old = place[node]
@@ -230,7 +233,7 @@ def _reorder(rules: Rules, position: Position) -> bool:
 
 @compiled
 def _open_stage(position: Position, stage: int, cut: int) -> None:
-    """Makes room for a stage at this number; the stage that was there is cut at ``cut``."""
+    """Makes room for a stage at this number. The stage with the number so far is cut at ``cut``."""
     stages = position.stages[0]
     for node in range(len(position.place)):
         if position.place[node] >= stage:
@@ -243,7 +246,7 @@ def _open_stage(position: Position, stage: int, cut: int) -> None:
 
 @compiled
 def _close_stage(position: Position, stage: int) -> bool:
-    """Takes a stage without nodes out; its layers go to a stage beside it."""
+    """Takes a stage without nodes out. Its layers go to a neighbouring stage."""
     stages = position.stages[0]
     for node in range(len(position.place)):
         if position.place[node] > stage:

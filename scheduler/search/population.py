@@ -42,7 +42,7 @@ def survivors(found: Iterable[Found], nodes: int, most: int = MOST) -> list[Foun
 
 
 def held(groups: Groups, cuts: tuple[int, ...], nodes: int) -> Ints:
-    """The layers of each node, [first, past last): int64 [2, nodes]; both are 0 for an idle one."""
+    """The layers of each node, [first, past last): int64 [2, nodes]; both are 0 for an idle node."""
     layers = np.zeros((2, nodes), dtype=np.int64)
     for stage, group in enumerate(groups):
         layers[0, list(group)], layers[1, list(group)] = cuts[stage], cuts[stage + 1]
@@ -50,7 +50,7 @@ def held(groups: Groups, cuts: tuple[int, ...], nodes: int) -> Ints:
 
 
 def in_common(one: Ints, other: Ints) -> float:
-    """Of all pairs of a node and a layer that it has in either, the share that it has in both."""
+    """Of all pairs of a node and a layer that it has in either layout, the share that it has in both."""
     both = np.maximum(np.minimum(one[1], other[1]) - np.maximum(one[0], other[0]), 0).sum()
     return float(both / ((one[1] - one[0]).sum() + (other[1] - other[0]).sum() - both))
 
@@ -58,7 +58,7 @@ def in_common(one: Ints, other: Ints) -> float:
 def children(
     evaluator: Evaluator, members: Sequence[Found], number: int, keep_sizes: bool, rng: Random
 ) -> list[Candidate]:
-    """Children of pairs of members, at their estimated prices. Of two that chance draws, the better one becomes a parent."""
+    """Children of pairs of members, at their estimated prices. Chance draws two members, and the better one becomes a parent."""
     nodes = len(evaluator.problem.flops)
     parents = [Parent.of(one.groups, one.cuts, nodes) for one in members]
 

@@ -1,8 +1,9 @@
-"""The search over which nodes hold which stage: evolutionary, as in arXiv 2206.01288, section 3.4, with other means.
+"""The search for the nodes of each stage: evolutionary, as in arXiv 2206.01288, section 3.4, by different means.
 
-It keeps a population of layouts that differ from each other. The first generation starts from seeds and random positions, those
-after it from children of two parents. When children bring nothing better, a generation starts as the first one did. All walk by
-rough prices, then by estimates, and of old and new the best survive that differ. In the end the best walk by simulation.
+It keeps a population of layouts that differ from each other. The first generation starts from seeds and random positions, later
+ones from children of two parents. When children bring nothing better, a generation starts as the first one did. All walk by
+rough prices, then by estimates. Of the population and the new layouts, the best that differ survive. In the end the best walk
+by simulation.
 """
 
 from __future__ import annotations
@@ -31,37 +32,38 @@ WALKS_TIMES_NODES = 320
 """Walks of a generation, times nodes: chance decides more on small clusters, patience on large ones."""
 FEWEST_WALKS, MOST_WALKS = 12, 20
 FIRST_ROUND = 25_000
-"""Steps of all walks in a search without a limit, and STEPS_PER_NODE more per node. While more is worth it, it goes on with twice
-as many."""
+"""Steps of all walks in a search without a limit, and STEPS_PER_NODE more per node. While a longer search is worth it, it goes
+on with twice as many steps."""
 STEPS_PER_NODE = 500
 WORTH = 0.005
-"""Least fraction of the step that such a part of a search must save for another to follow."""
+"""The least fraction of the step that one part of such a search must save for another part to follow."""
 WARM, LUKEWARM = 0.004, 0.01
 """First heat of walks that start from good plans, and from children."""
 BETTER = 0.0005
-"""Least gain, as a fraction of the step, with which a generation of children is followed by another of children."""
+"""Least gain, as a fraction of the step, after which a generation of children is followed by another one of children."""
 FEW, TEPID, COOL = 24, 0.01, 0.002
-"""First heat of walks by simulation, with so FEW nodes, and with more."""
+"""First heat of walks by simulation: COOL for clusters of more nodes than FEW, TEPID for others."""
 FOUNDING, GENERATION = 1_500, 300
-"""Steps of a walk by rough prices, times nodes, in the first generation, and in those of children."""
+"""Steps of a walk by rough prices, times nodes: FOUNDING in the first generation, GENERATION in generations of children."""
 ROUGH_STEPS = 6
-"""Of these, the number for each by estimate: together they take about a third of the time."""
+"""The number of these steps for each step by estimate: both kinds together take about a third of the time."""
 WINNERS_TIMES_NODES = 160
-"""Number of members from which walks go on by simulation, times nodes; at least FEWEST_WINNERS."""
+"""The number of members that go on to walks by simulation, times nodes; at least FEWEST_WINNERS members."""
 FEWEST_WINNERS = 2
 WALKING_SMALL = 0.25
 """Largest fraction of the budget for the first walks on a small cluster, where the exact search is next."""
 SOON_LISTED = 6
-"""Number of nodes whose plans are soon listed. For each node more the first walks are twice as long: more often the exact search
-does not end in time."""
+"""Number of nodes whose plans are soon listed. For each node above this number the first walks are twice as long: the exact
+search is more likely not to end in time."""
 EXACT_BUDGET = 4_000
 """Simulations of the exact search without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How a search divides its budget: the fraction ``exploring`` goes to generations; of each, the fraction ``roughly`` to walks
-    by rough prices, the rest to walks by estimates. What is left goes to walks by simulation, with this first ``heat``."""
+    """How a search divides its budget. The fraction ``exploring`` goes to generations. Of each generation, the fraction
+    ``roughly`` goes to walks by rough prices, the rest to walks by estimates. The rest of the budget goes to walks by
+    simulation, with this first ``heat``."""
 
     exploring: float
     roughly: float
@@ -69,7 +71,8 @@ class Shares:
 
 
 MANY_NODES, FEW_NODES = Shares(0.8, 0.75, COOL), Shares(0.5, 0.6, TEPID)
-"""For more than FEW nodes, and for at most FEW: these are simulated quickly, so walks by simulation may go far."""
+"""MANY_NODES is for more than FEW nodes, FEW_NODES for at most FEW: few nodes are simulated quickly, so walks by simulation may
+go far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Outcome:
 
     best: Candidate
     bound: float
-    """Seconds per step than which no plan takes less, as far as the search has shown that; 0: not at all."""
+    """A lower bound on the seconds per step of every plan, as far as the search has shown one; 0: none."""
     population: tuple[tuple[Groups, tuple[int, ...]], ...]
     """The groups and cuts of the best plans that differ from each other, the best first."""
 
@@ -95,8 +98,8 @@ def search(
     """The best candidate found within the budget, or at least a seed when time is already up.
 
     ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. On a small cluster, an
-    exact search begins when the first walks end, which also gives the bound. If it ends without having listed all plans, walks
-    go on for the rest of the budget. Prices are the evaluator's: those of the paper's cost model, if it is one for that.
+    exact search begins when the first walks end, and also gives the bound. If the exact search ends without having listed all
+    plans, walks go on for the rest of the budget. Prices come from the evaluator: a PaperEvaluator gives the paper's.
     """
     rules = _rules(evaluator.problem, shape, fetching)._replace(free_cuts=not evaluator.by_paper)
     evolution = _Evolution(evaluator, shape, starts, rules, rng, budget, threads)
@@ -146,7 +149,7 @@ class _Evolution:
         self._seeds = seeds(evaluator, shape, starts, budget)
         self.population: list[Found] = []
         self._stale = False
-        """Whether the last generation was of children, and none was better than all before."""
+        """The last generation was of children, and none was better than all before."""
         seed = min(self._seeds, key=lambda candidate: candidate.price).draft
         self.best = evaluator.simulated(seed.groups, seed.cuts)
 
@@ -158,7 +161,7 @@ class _Evolution:
         while began < until:
             positions, steps, heat = self._begin((until - began) / pace)
             most = steps * self._nodes * len(positions)
-            # Generations share evenly what is left.
+            # Generations share the rest of the time evenly.
             lasts = (until - began) / max(1, round((until - began) / (pace * steps)))
             part = purse.part(began + shares.roughly * lasts, evaluator.spent, most)
             met = self._walk(positions, part, ROUGH, heat)
@@ -191,8 +194,8 @@ class _Evolution:
     def _begin(self, left: float) -> tuple[list[Position], int, float]:
         """Where the next generation starts, the steps of its walks by rough prices, times nodes, and their first heat.
 
-        Children follow until a generation of them has brought nothing better. Then new founders come, if ``left``, the number of
-        such steps for which there is time, suffices for them.
+        Children follow until a generation of them has brought nothing better. Then new founders come, if the steps that are
+        ``left`` suffice for them.
         """
         problem, keep_sizes = self._evaluator.problem, self._shape.sizes is not None
         steps = GENERATION if self._warm else FOUNDING
@@ -224,7 +227,7 @@ class _Evolution:
         return found
 
     def _simulated(self, found: Sequence[Found]) -> list[Candidate]:
-        """Those of ``found`` that work, by simulation, the best first: as many as there is time for, but at least one."""
+        """The positions of ``found`` that work, by simulation, the best first: as many as there is time for, but at least one."""
         made: list[Candidate] = []
         for one in found:
             candidate = self._evaluator.simulated(one.groups, one.cuts)

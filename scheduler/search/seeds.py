@@ -14,7 +14,7 @@ from dtfm.scheduler.model.problem import Groups, Ints, Problem
 from dtfm.scheduler.model.request import Shape
 
 SPARSE = 16
-"""Number of different numbers of stages for which seeds are made first; those for all others follow."""
+"""The number of different stage counts that get seeds first. Seeds for all other counts follow."""
 
 Start = tuple[Groups, tuple[int, ...] | None]
 """Groups and the cuts to begin with; None lets best_cuts find them."""
@@ -41,8 +41,8 @@ def nearest_nodes(problem: Problem) -> Ints:
 def seed_groups(problem: Problem, shape: Shape, near: int = 0) -> Iterator[Groups]:
     """Groups with well connected nodes as replicas of one stage, or along one route, or in the given order.
 
-    There are some for every number of stages: what suits a cluster may hang on one number, as 8 where every region has 8 nodes. A
-    few numbers, far apart, come first, then the others; of both, those close to ``near`` first.
+    There are some for every number of stages: a cluster may suit one number only, for example 8 where every region has 8 nodes.
+    A few numbers, far apart, come first, then the others. In both parts, numbers close to ``near`` come first.
     """
     count = len(problem.flops)
     orders = [similarity_order(problem), tuple(range(count))]
@@ -82,7 +82,7 @@ def _able(problem: Problem) -> set[int]:
 
 
 def random_groups(count: int, shape: Shape, rng: Random) -> Groups:
-    """Random groups within the shape; at least half of the nodes take part where their number is free."""
+    """Random groups within the shape. If the number of nodes is free, at least half of them take part."""
     order = list(range(count))
     rng.shuffle(order)
     if shape.sizes is not None:

@@ -1,4 +1,4 @@
-"""A walk of moves from position to position, which also accepts worse ones, less often the colder it is."""
+"""A walk of moves from position to position. It also accepts worse positions, less often the colder it is."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.search.moves import Rules, change
 
 ROUGH, ESTIMATE, SIMULATION, PAPER = range(4)
-"""What tells the seconds of a position: pace.rough_seconds, estimate.estimated_seconds, or simulate.simulated. Each is more exact
-than the one before and takes much longer. PAPER is another matter, the paper's cost model: equal_groups.paper_price."""
+"""The sources of a position's seconds: pace.rough_seconds, estimate.estimated_seconds, or simulate.simulated. Each is more
+exact than the one before and takes much longer. PAPER is different, the paper's cost model: equal_groups.paper_price."""
 ROUGH_DOUBT, ESTIMATE_DOUBT = 1.08, 1.01
 """A more exact price is looked at only if the less exact one is at most this many times the limit."""
 NEW_CUTS = 0.02
@@ -38,7 +38,7 @@ NEW_CUTS = 0.02
 PAPER_HEAT = 0.25
 """The heat of walks by PAPER, as a fraction of others': the levels are most of their price."""
 SUMS_LAST = 10_000
-"""The number of steps after which sums are added up again from the beginning."""
+"""The number of steps after which sums are added up from the beginning."""
 
 
 @compiled
@@ -58,10 +58,12 @@ def walk(
     """Takes ``steps`` steps from ``here`` on, in place. The same ``seed`` gives the same steps.
 
     A step that costs a fraction ``heat`` more is accepted in one case of e. The price of a position is the sum of its seconds,
-    the cost of state transfer, and ``evenness`` times the mean seconds of its stages and reductions: of plans whose slowest
-    resource is the same, those whose others are faster lead on. ``exactness`` says what tells the seconds. It is ROUGH,
-    ESTIMATE or SIMULATION, or PAPER, which knows neither memory nor cuts. ``prices`` is float64 [2]: the price of ``here``
-    (evenness included), and the price of ``best`` (without). Both are updated, and ``best`` too when a better position is met.
+    the cost of state transfer, and ``evenness`` times the mean seconds of its stages and reductions. Evenness serves plans with
+    equally slow slowest resources: walks go on from plans whose other resources are faster.
+
+    ``exactness`` names the source of the seconds: ROUGH, ESTIMATE or SIMULATION, or PAPER, which knows neither memory nor cuts.
+    ``prices`` is float64 [2]: the price of ``here`` (evenness included), and the price of ``best`` (without). Both are updated,
+    and ``best`` too when the walk meets a better position.
     """
     np.random.seed(seed)
     current, known, seen = NO_ROOM * 2, np.zeros(3), np.zeros(3)
@@ -126,11 +128,11 @@ def _price(
     limit: float,
     evenness: float,
 ) -> float:
-    """The price of a position, with state transfer and evenness; more than ``limit`` where it would exceed that.
+    """The price of a position, with state transfer and evenness; more than ``limit`` if it exceeds that.
 
-    The quickest price is looked at first. It errs here about as it erred for the position that the walk comes from, so the next
-    one is looked at only where the limit is within reach. ``known`` and ``seen`` are float64 [3]: the seconds of the position
-    before, 0 when they are not known, and of this one, by exactness.
+    The quickest price is looked at first. It errs here about as it erred for the position that the walk comes from. So the next
+    price is looked at only if the limit is within reach. ``known`` and ``seen`` are float64 [3], the seconds by exactness: of
+    the position before (0: not known), and of this one.
     """
     stages, cuts = position.stages[0], position.cuts
     if exactness == PAPER:

@@ -283,4 +283,4 @@ def test_an_island_that_comes_out_of_an_exchange_with_another_state_is_found_and
     assert (mismatch["step"], set(mismatch["digests"])) == (5, set(names))
     assert [e["step"] for e in cluster.of("step_committed")][-1] == 8
     (found,) = cluster.check().findings
-    assert "held different state of what stage 0 trains at step 5" in found.sentence
+    assert "held different state of stage 0 at step 5" in found.sentence

@@ -1,1 +1,1 @@
-"""How the run fares: the verdict, and what it rests on."""
+"""How the run fares: the verdict, and the facts behind it."""

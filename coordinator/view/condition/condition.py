@@ -11,7 +11,7 @@ from dtfm.coordinator.view.so_far import SoFar, is_stalled
 from dtfm.protos.printable import counted
 
 LATE_STEPS = 3.0
-"""A step is late once it has taken this number of times what the last ones took, and a lease."""
+"""A step is late when it has taken this many times as long as the last ones, plus a lease."""
 STEP_SLOW = 1.3
 """Steps are slow if they take this number of times the planned seconds."""
 FEWEST_STEPS = 3
@@ -25,14 +25,14 @@ class Mood(enum.StrEnum):
     WAIT = "wait"
     """Nothing is wrong, and nothing trains."""
     CARE = "care"
-    """It trains, and somebody should look."""
+    """The run trains, and somebody should look."""
     BAD = "bad"
-    """It does not get on."""
+    """The run does not make progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``since``: when that began, in seconds since 1970; None: not known, or all the time."""
+    """One sentence on the run. ``since``: when the condition began, in seconds since 1970; None: not known, or all the time."""
 
     mood: Mood
     text: str
@@ -40,7 +40,7 @@ class Condition:
 
 
 def conditions(so_far: SoFar, now: float) -> list[Condition]:
-    """What there is to say of the run at that time, the most urgent first: at least one."""
+    """The conditions of the run at that time, the most urgent first: at least one."""
     ledger = so_far.ledger
     if ledger.outcome is not None:
         word, mood = ("finished", Mood.GOOD) if ledger.outcome.completed else ("failed", Mood.BAD)
@@ -68,8 +68,8 @@ def conditions(so_far: SoFar, now: float) -> list[Condition]:
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """What a supervisor asks. ``healthy``: the run gets on, or waits for nodes or people; false if it has failed, if its next
-    commit is long overdue, or if the log cannot be written."""
+    """The answer for a supervisor. ``healthy``: the run makes progress, or waits for nodes or people. False: the run has
+    failed, its next commit is long overdue, or the log cannot be written."""
 
     healthy: bool
     state: str
@@ -78,7 +78,7 @@ class Fitness:
 
 
 def fitness(so_far: SoFar, now: float, problem: str = "") -> Fitness:
-    """``problem``: why the coordinator itself is not well; empty: it is."""
+    """``problem``: why the coordinator itself is not well; empty: it is well."""
     first = conditions(so_far, now)[0]
     healthy = not problem and first.mood is not Mood.BAD
     return Fitness(healthy, so_far.state, so_far.ledger.training.step, problem or first.text)
@@ -112,7 +112,7 @@ def _slow(so_far: SoFar) -> Iterator[Condition]:
     if slow:
         worst, each = max(slow.items(), key=lambda item: (item[1].times, item[0]))
         others = f"; so {'does' if len(slow) == 2 else 'do'} {counted(len(slow) - 1, 'other')}" if len(slow) > 1 else ""
-        text = f"slow: {worst} takes {each.times:.1f} times what was planned{others}"
+        text = f"slow: {worst} takes {each.times:.1f} times the planned time{others}"
         yield Condition(Mood.CARE, text, min(one.since for one in slow.values()))
     elif step is not None and step[1] >= STEP_SLOW * step[0]:
         planned, took = step
@@ -133,7 +133,7 @@ def _as_planned(so_far: SoFar) -> Condition:
 
 
 def _against_the_plan(so_far: SoFar) -> tuple[float, float] | None:
-    """The seconds of a step as planned and as measured; None: one of them is not known."""
+    """The seconds of a step as planned and as measured. None: one of them is not known."""
     training, took = so_far.ledger.training, so_far.measured
     of_this = [step for step in so_far.steps if step.generation == training.generation]
     if training.predicted is None or took is None or len(of_this) < FEWEST_STEPS:
@@ -142,7 +142,7 @@ def _against_the_plan(so_far: SoFar) -> tuple[float, float] | None:
 
 
 def _waits(so_far: SoFar) -> Condition:
-    """Nothing is planned."""
+    """The condition while nothing is planned."""
 
     def does(node: str) -> str:
         usual = "measures its links" if node in so_far.timed else "reads the run and its data"

@@ -1,4 +1,4 @@
-"""What the nodes of a plan take for their share of a step, beside what the plan counts on."""
+"""How long the nodes of a plan take for their share of a step, beside the plan's own estimate."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def times_planned(planned: Mapping[str, float], step: StepCommitted) -> dict[str
 
 
 def slow_after(before: Mapping[str, Slow], times: Mapping[str, float], time: float) -> dict[str, Slow]:
-    """Who is slow after one more timed step, which was committed at that time. Of two nodes in the middle the faster counts."""
+    """The slow nodes after one more timed step, which was committed at that time. Of two nodes in the middle, the faster
+    counts."""
     if len(times) < 2:
         return {}
     usual = statistics.median_low(times.values())

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 WINDOW = 20
 """The number of steps over which the training loss is smoothed."""
 SPREADS, LEAST_RISE = 3.0, 0.005
-"""The training loss rises once it is this number of spreads, and this part of its lowest value, above that value."""
+"""The training loss rises when it exceeds its lowest value by this number of spreads, and by this part of that value."""
 MOST_SPREADS = 4.0
 """A single step moves the smoothed loss as if it were at most this number of spreads away."""
 STEPS_ABOVE = 5
-"""The number of steps after the lowest one before a rise is one."""
+"""The number of steps after the lowest value before a rise counts."""
 EVALUATIONS_ABOVE, LEAST_HELD_OUT_RISE = 2, 0.01
-"""The held-out loss rises once this number of evaluations in a row are above the lowest one, and the last by this part of it."""
+"""The held-out loss rises when this number of evaluations in a row are above the lowest one, and the last by this part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Trend:
 
     @property
     def word(self) -> str:
-        """ "falling", "level" or "rising"; empty: too few steps say nothing."""
+        """ "falling", "level" or "rising"; empty: too few steps to tell."""
         if self.count <= WINDOW:
             return ""
         return "rising" if self.rises_since is not None else "falling" if self.since_low < WINDOW else "level"
@@ -78,7 +78,7 @@ class HeldOut:
     """The number of evaluations since the lowest one."""
 
     def after(self, step: int, loss: float) -> HeldOut:
-        """With one more evaluation."""
+        """The evaluations with one more."""
         if not math.isfinite(loss):
             return self
         if self.low is None or loss <= self.low:

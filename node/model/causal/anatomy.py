@@ -27,8 +27,8 @@ class NotSeparable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """``decoder`` is the name of the list of decoder layers. With ``returns_tuple`` they return (hidden states, ...). With
-    ``separate_head``, what follows the decoder reads its output alone, token by token."""
+    """Where a model can be cut. ``decoder`` is the name of the list of decoder layers. ``returns_tuple``: they return (hidden
+    states, ...). ``separate_head``: the modules after the decoder read its output alone, token by token."""
 
     decoder: str
     layers: tuple[Layer, ...]
@@ -42,7 +42,7 @@ def dissect(module: PreTrainedModel, sample: Sample) -> Anatomy:
     Attention counts as its two matrix products, whatever kernel computes it.
 
     Raises:
-        NotSeparable, and what the model's own forward raises.
+        NotSeparable, and any exception of the model's own forward.
     """
     whole = copy.deepcopy(module)
     whole.config._attn_implementation = "eager"
@@ -57,15 +57,15 @@ def dissect(module: PreTrainedModel, sample: Sample) -> Anatomy:
 
 
 def hidden_of(output: Any) -> torch.Tensor:
-    """The hidden states in what a decoder layer returned."""
+    """The hidden states in a decoder layer's output."""
     return output[0] if isinstance(output, tuple) else output  # type: ignore[no-any-return]
 
 
 class _Walk:
     """Hooks that watch one forward pass.
 
-    ``users`` maps the name of each module outside the decoder layers with parameters of its own to the numbers of the layers
-    (0: embedding, count + 1: head) that call it.
+    ``users`` has each module outside the decoder layers with parameters of its own, by name. The value is the numbers of the
+    layers (0: embedding, count + 1: head) that call it.
     """
 
     def __init__(self, whole: PreTrainedModel, decoder: str, sample: Sample) -> None:

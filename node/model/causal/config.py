@@ -30,8 +30,8 @@ _TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 def configure(
     family: str, config_json: str, sample: Sample, pretrained: Mapping[str, Any] | None = None
 ) -> PretrainedConfig:
-    """The family's config with the given settings, a JSON object. ``pretrained`` is the content of a config.json, if weights are
-    to be loaded; the family and the settings then need not be given.
+    """The family's config with the given settings, a JSON object. ``pretrained`` is the content of a config.json, if the run
+    loads weights. Then the family and the settings may be left out.
 
     Dropout is set to 0: a step must not depend on which node computes it. ``vocab_size`` defaults to the tokenizer's.
 
@@ -92,7 +92,7 @@ def _check_no_conflict(config: PretrainedConfig, given: Mapping[str, Any]) -> No
 
 
 def build(config: PretrainedConfig) -> PreTrainedModel:
-    """The whole model. Raises what transformers raises for a config that it cannot build a model from."""
+    """The whole model. Raises transformers' own exception if transformers cannot build a model from the config."""
     make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
     with parameters_on_meta():  # of attention, transformers takes the fused one, where the family has it
         return make(config, attn_implementation=None, trust_remote_code=False)
@@ -116,11 +116,11 @@ def _settings(family: str, config_json: str) -> dict[str, Any]:
 
 
 def _check_routers(config: PretrainedConfig) -> None:
-    """The auxiliary loss of transformers is a product of means over all layers, so that no stage could compute its part alone;
-    transformers computes it only where output_router_logits asks for it."""
+    """Raises ValueError if the config asks for transformers' auxiliary loss (output_router_logits). That loss is a product of
+    means over all layers, so no stage could compute its part alone."""
     if getattr(config, _ROUTERS, False):
         raise ValueError(
-            f"model.config.{_ROUTERS}: the routers' auxiliary loss cannot be computed by a model that is cut into stages; set it "
+            f"model.config.{_ROUTERS}: the routers' auxiliary loss cannot be computed by a model that is cut into stages. Set it "
             "to false to train the routers by the model's own loss alone, or choose a family without experts"
         )
     if getattr(config, "router_aux_loss_coef", None):

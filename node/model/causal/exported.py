@@ -24,8 +24,8 @@ def save_config(
     special_ids: Mapping[str, int],
     generation: Mapping[str, Any] | None,
 ) -> None:
-    """Writes both files into a local folder. ``generation``: the content of the latter beside the weights that the run began
-    with. ``special_ids`` are those of the tokenizer, for what neither says."""
+    """Writes both files into a local folder. ``generation``: the content of the generation_config.json beside the weights that
+    the run began with. ``special_ids``: the tokenizer's ids, for keys that neither file has."""
     config = copy.deepcopy(module.config)
     config.architectures = [type(module).__name__]
     config.dtype = dtype
@@ -41,8 +41,8 @@ def save_config(
 
 
 def with_special_ids(config: Mapping[str, Any], special_ids: Mapping[str, int]) -> dict[str, Any]:
-    """``config`` with the ids that it does not have. A model learns nothing about the token that its config calls padding, so
-    one that also means something else is no padding there."""
+    """``config`` with the ids that it does not have. A model learns nothing about the token that its config calls padding. So a
+    token with another meaning does not become the padding token."""
     found = dict(config)
     for key in TOKEN_IDS:
         number = special_ids.get(key)
@@ -53,7 +53,7 @@ def with_special_ids(config: Mapping[str, Any], special_ids: Mapping[str, int]) 
 
 
 def _first(*told: Mapping[str, Any], key: str) -> Any:
-    """What the first of them says; None: none says anything."""
+    """The value of the first that has the key; None if none has it."""
     return next((each[key] for each in told if each.get(key) is not None), None)
 
 

@@ -83,8 +83,8 @@ def load_causal_lm(
 ) -> CausalLM:
     """The causal LM of that transformers model_type and config, for samples of token ids (shape [sequence_length]).
 
-    ``pretrained`` names the weights to begin with, which say the family and the config themselves (see WeightFiles), and must fit
-    ``tokenizer``.
+    ``pretrained`` names the weights to begin with. They bring the family and the config themselves (see WeightFiles), and must
+    fit ``tokenizer``.
 
     Raises:
         ValueError: unknown family, a config that it does not take, or layers that cannot be separated.

@@ -1,7 +1,7 @@
-"""What config.json has twice: transformers 5 renamed settings, and other programs look for the names of before.
+"""The settings that config.json has twice: transformers 5 renamed some, and other programs look for the old names.
 
-Without the older names transformers 4, vLLM and llama.cpp's converter take their own defaults, and say nothing: a model with a
-rotary base of 1,000,000 is computed with 10,000.
+Without the older names transformers 4, vLLM and llama.cpp's converter silently take their own defaults: they compute a model
+with a rotary base of 1,000,000 with 10,000.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""Kinds of layers. Where they differ in their rotary settings, ``rope_parameters`` has a table for each."""
+"""Kinds of layers. If their rotary settings differ, ``rope_parameters`` has a table for each kind."""
 
 _THETA = {"gpt_neox": "rotary_emb_base", "gpt_neox_japanese": "rotary_emb_base"}
 _PARTIAL = {"gpt_neox": "rotary_pct", "gpt_neox_japanese": "rotary_pct"}
@@ -28,11 +28,11 @@ _OF_SLIDING = {
 """By family, its names of the base in layers with full and with sliding attention."""
 
 _TYPE = frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe", "olmo", "olmo2", "phi3", "phi4_multimodal"})
-"""Families whose scaling says ``type`` for ``rope_type``, and has nothing beside the factors."""
+"""Families whose scaling has ``type`` instead of ``rope_type``, and nothing beside the factors."""
 
 
 def with_older_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config``, the content of a config.json of transformers 5, with what it says under the older names too."""
+    """``config``, the content of a config.json of transformers 5, with its settings repeated under the older names."""
     found = dict(config)
     if "dtype" in found:
         found["torch_dtype"] = found["dtype"]
@@ -65,7 +65,7 @@ def _older(family: str, rotary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_kind(family: str, rotary: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The rotary settings of layers that differ in them. Older readers have one scaling, which is that of full attention."""
+    """The rotary settings if layers differ in them. Older readers have one scaling: full attention's."""
     full, sliding = rotary.get(FULL), rotary.get(SLIDING)
     older = _older(family, full or sliding or {})
     theta = older.get("rope_theta")
@@ -75,7 +75,7 @@ def _by_kind(family: str, rotary: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         older |= {_OF_SLIDING[family]: local}
     elif local != theta:
         log.warning(
-            "config.json: layers of %s have rotary bases of %s and %s, of which transformers 4 knows the first alone",
+            "config.json: layers of %s have rotary bases of %s and %s; transformers 4 knows the first alone",
             family,
             theta,
             local,

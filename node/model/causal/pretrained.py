@@ -1,4 +1,5 @@
-"""A model's initial values out of a folder of weights: which stored tensors make which parameters, as transformers loads them."""
+"""Reads a model's initial values from a folder of weights: which stored tensors make which parameters, as transformers loads
+them."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from dtfm.node.model.model import canonical_names
 
 _SHOWN = 3
 _CONSTANTS = re.compile(r"\.(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
-"""What old files have among the weights, and every node computes."""
+"""Constants that old files have among the weights. Every node computes them."""
 
 
 @dataclass(slots=True)
 class _Made:
-    """Stored tensors that transformers makes one or several parameters of, the first of which is ``first``. ``stored`` are their
-    names, by the pattern of ``transform`` that they match, in transformers' order."""
+    """Stored tensors that transformers makes one or several parameters from. ``first`` is the first of these parameters.
+    ``stored`` are the tensors' names, by the pattern of ``transform`` that they match, in transformers' order."""
 
     first: str
     transform: WeightConverter | WeightRenaming
@@ -45,7 +46,7 @@ class Pretrained:
 
     def __init__(self, files: WeightFiles, module: PreTrainedModel) -> None:
         """Gives the module the constants that the files have (Model.constants), and reads no other tensor. Raises ValueError if
-        the files do not have what the module needs, shape by shape."""
+        the files lack a tensor that the module needs, or have it in another shape."""
         self._files, self._module = files, module
         self._of: dict[str, _Made] = {}
         parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -64,8 +65,7 @@ class Pretrained:
                     self._of[name] = made
         if unknown:
             raise self._wrong(
-                f"{_some(unknown)} {'is' if len(unknown) == 1 else 'are'} nothing that {type(module).__name__} trains, by its "
-                "config.json",
+                f"{type(module).__name__} does not train {_some(unknown)}, by its config.json",
                 "the files are of another model, or of a newer transformers; copy the folder again, or update transformers",
             )
         self._names: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ class Pretrained:
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """The values of parameters, float32 (or float64, as stored) on the CPU. ``names``: the first ones of tied parameters.
-        Reads what these are made of, and nothing else. Raises ValueError if it cannot be read."""
+        Reads only the tensors that make these parameters. Raises ValueError if a tensor cannot be read."""
         values: dict[str, torch.Tensor] = {}
         for first in names:
             if first in values:
@@ -104,7 +104,7 @@ class Pretrained:
         return tensor if tensor.dtype == torch.float64 else tensor.float()
 
     def _tried(self, made: _Made) -> dict[str, torch.Tensor]:
-        """What comes of the shapes alone."""
+        """The parameters that the shapes alone make, on meta."""
 
         def shape_of(name: str) -> torch.Tensor:
             return torch.empty(self._files.tensors[name].shape, device="meta")
@@ -122,8 +122,8 @@ class Pretrained:
 
 
 def _assigned(files: WeightFiles, module: PreTrainedModel, unknown: list[str]) -> list[_Made]:
-    """Which stored tensors become which parameters, as transformers' `convert_and_load_state_dict_in_model` finds it. Names that
-    it does not know, and would not ignore, are added to ``unknown``."""
+    """Which stored tensors become which parameters, as transformers' `convert_and_load_state_dict_in_model` assigns them. Adds
+    to ``unknown`` the names that it does not know and would not ignore."""
     mapping = get_model_conversion_mapping(module)
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]

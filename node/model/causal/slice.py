@@ -1,7 +1,7 @@
 """The computation of some layers of a causal language model, by the family's own forward.
 
-A stage has a copy of the whole model in which only its own layers are real. What comes before the decoder layers and has no
-parameters (masks, rotary embeddings) is computed by every stage; modules of other stages are bypassed.
+A stage has a copy of the whole model; only its own layers are real. Modules before the decoder layers without parameters
+(masks, rotary embeddings) are computed by every stage. Modules of other stages are bypassed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from dtfm.node.model.model import computed_again, fake_parameters, weakly
 
 
 class Slice:
-    """Layers [first, past_last) of ``module``, whose modules are changed. ``body`` and ``head`` are those of `Part`. Of
-    ``checkpointed`` ones the decoder layers alone are: an embedding keeps little, and after the head its backward pass follows
-    at once. The same layers are compiled if it ``compiles``."""
+    """Layers [first, past_last) of ``module``. Changes the module's modules.
+
+    ``body`` and ``head``: see `Part`. ``checkpointed``: the decoder layers keep their inputs alone. An embedding keeps little,
+    and the head's backward pass follows its forward pass directly. ``compiles``: the same layers are compiled.
+    """
 
     def __init__(
         self,
@@ -69,12 +71,13 @@ class Slice:
         return self._past_last < len(self._anatomy.layers)
 
     def move(self, first: int, past_last: int) -> None:
-        """Makes it the slice of these layers."""
+        """Makes this object the slice of these layers."""
         self._first, self._past_last = first, past_last
 
     def body(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """Token ids [b, s] or hidden states to the hidden states after the slice's last layer, which are the head's input if
-        that has a head of its own, else to logits. With ``positions`` [b, s], attention stops where they begin anew."""
+        """Token ids [b, s] or hidden states to the hidden states after the slice's last layer. If that layer has a head of its
+        own, these are the head's input; otherwise the result is logits. With ``positions`` [b, s], attention stops where
+        positions start over."""
         self._hidden = x
         # Not x itself: families may change it in place before the first decoder layer.
         given = {"inputs_embeds": torch.zeros_like(x)} if self._enters else {"input_ids": x}
@@ -90,7 +93,7 @@ class Slice:
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [tokens, hidden] to logits [tokens, vocabulary]: all that the model does after its decoder."""
+        """Hidden states [tokens, hidden] to logits [tokens, vocabulary]: the whole computation after the decoder."""
         self._chunk = hidden[None]
         try:
             ids = torch.zeros(self._chunk.shape[:2], dtype=torch.int64, device=hidden.device)
@@ -107,7 +110,7 @@ class Slice:
         return (hidden,) if self._anatomy.returns_tuple else hidden
 
     def _outside(self, name: str, forward: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-        """A module of the embedding or the head. In a slice without it, the value of what it returns is not used."""
+        """A module of the embedding or the head. In a slice without it, the value that it returns is not used."""
         layers = self._anatomy.layers
         if (not self._enters and name in layers[0].roots) or (not self._leaves and name in layers[-1].roots):
             return forward(*args, **keywords)
@@ -127,8 +130,9 @@ class Slice:
         return decoded
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """What the first decoder layer gets: the hidden states that came in; or the embedding's in the layers' own dtype, as they
-        are where the model is cut there. A family that adds a buffer to them, its table of positions, has made them float32."""
+        """The input of the first decoder layer: the hidden states that came in, or the embedding's output in the layers' own
+        dtype. That is the dtype at a cut there. A family that adds a buffer to the embedding, its table of positions, would
+        have made the output float32."""
         if self._enters:
             hidden = self._hidden
         elif self._past_last > 1:
@@ -171,15 +175,18 @@ ISOLATING = frozenset(
         *("olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
     )
 )
-"""The families in which attention stops where positions begin anew: transformers makes their masks so. In others it may not, and
-says nothing (opt, bloom, falcon, mpt and gpt_oss mix documents)."""
+"""The families whose attention stops where positions start over: transformers makes their masks that way. In others attention
+may not stop, and transformers does not say so (opt, bloom, falcon, mpt and gpt_oss mix documents)."""
 
 
 @contextmanager
 def documents_not_looked_for(isolated: bool = False) -> Iterator[None]:
-    """In the block, in this thread, transformers takes each sample for one sequence. Otherwise it reads the positions' values to
-    find out: a GPU would be waited for at each forward pass, and fake tensors have none, for which it would make a mask of tokens
-    by tokens that training never has; unless samples are ``isolated``."""
+    """Inside the block, in this thread, transformers takes each sample for one sequence.
+
+    Otherwise transformers reads the positions' values to find out. A GPU would be waited for at each forward pass. Fake tensors
+    have no values: for them transformers would make a mask of tokens by tokens. Training has such a mask only if samples are
+    ``isolated``.
+    """
     before = _answers.__dict__.get("borders")
     _answers.borders = before or (torch.zeros_like if isolated else lambda _ids: None)
     try:
@@ -199,7 +206,7 @@ masking_utils.find_packed_sequence_indices = _find_packed_sequence_indices
 
 
 def has_separate_head(module: PreTrainedModel, anatomy: Anatomy, sample: Sample) -> bool:
-    """Whether the model's logits can be made of its decoder's output alone, some tokens at a time."""
+    """Whether the model's logits can be made from its decoder's output alone, some tokens at a time."""
     count, whole = len(anatomy.layers), copy.deepcopy(module)
     hidden, vocabulary = anatomy.layers[0].output[-1], anatomy.layers[-1].output[-1]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

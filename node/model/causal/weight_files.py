@@ -1,8 +1,8 @@
-"""A folder of weights as transformers saves them: config.json, and safetensors files, of which only what is asked for is read.
+"""A folder of weights as transformers saves them: config.json and safetensors files. Only the requested bytes are read.
 
-The folder is a local one, any fsspec URL, or a repository on the Hugging Face hub. Layout of a safetensors file: 8 bytes with the
-length of the header (little-endian), the header (JSON: for each tensor its dtype, its shape and where it begins and ends in what
-follows), then the tensors.
+The folder is a local one, any fsspec URL, or a repository on the Hugging Face hub. Layout of a safetensors file: 8 bytes with
+the length of the header (little-endian), then the header, then the tensors. The header is JSON. It has for each tensor its
+dtype, its shape, and where it begins and ends, counted from the end of the header.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ MOST_HEADER_BYTES = 100 << 20
 MOST_JSON_BYTES = 64 << 20
 MOST_FILES = 4096
 PIECE_BYTES = 4096
-"""That a fingerprint takes of a tensor, at most."""
+"""The most bytes that a fingerprint takes from a tensor."""
 MOST_PIECES = 4096
-"""In a fingerprint. Models with a tensor for each expert may have more tensors, of which it takes some."""
+"""The most tensors in a fingerprint. Models with a tensor for each expert may have more tensors; the fingerprint takes some of
+them."""
 READERS = 16
-"""Pieces that are read at the same time: on the hub, each costs a round trip."""
+"""The number of pieces that are read at the same time: on the hub, each costs a round trip."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -53,15 +54,18 @@ class StoredTensor:
 
 
 class WeightFiles:
-    """``config`` is the content of config.json, and ``generation`` that of generation_config.json. The latter is None where there
-    is none, or none that can be read, which is no reason not to train. ``digest`` is of the config, and of all that the files say
-    about the tensors; not of the values: see `digest_of_values`."""
+    """The files' config and tensors.
+
+    ``config`` is the content of config.json, and ``generation`` the content of generation_config.json. ``generation`` is None
+    if that file is missing or cannot be read; the run can train without it. ``digest`` is of the config and of all descriptions
+    of tensors in the files; not of the values: see `digest_of_values`.
+    """
 
     def __init__(self, name: str) -> None:
         """Reads config.json and the files' headers.
 
         Raises:
-            ValueError: there are none, or they are not what they should be; the message names the key, the cause and the fix.
+            ValueError: the files are missing or wrong. The message names the key, the cause and the fix.
         """
         self.name = name
         self._path = ""  # until it is open
@@ -88,9 +92,11 @@ class WeightFiles:
         self._of_values: dict[int, bytes] = {}
 
     def digest_of_values(self, seed: int) -> bytes:
-        """A digest of some bytes of every tensor, or of MOST_PIECES of them, from where ``seed`` says: it tells other weights of
-        the same shapes, such as another revision or another fine-tuning, but not a single byte that is wrong. Read once. Raises
-        ValueError if a file cannot be read."""
+        """A digest of some bytes of every tensor, or of MOST_PIECES tensors; ``seed`` chooses the bytes.
+
+        It differs for other weights of the same shapes, such as another revision or another fine-tuning, but a single wrong
+        byte may escape it. Reads the files once. Raises ValueError if a file cannot be read.
+        """
         if seed not in self._of_values:
             chance = {name: int.from_bytes(blake3(f"{seed} {name}".encode()).digest()) for name in self.tensors}
             chosen = sorted(sorted(chance, key=chance.__getitem__)[:MOST_PIECES])
@@ -109,7 +115,7 @@ class WeightFiles:
         return self._bytes(name, begin, begin + size)
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU, as it is stored. Raises ValueError if the file is cut off or cannot be read."""
+        """The tensor on the CPU, in its stored dtype. Raises ValueError if the file is cut off or cannot be read."""
         stored = self.tensors[name]
         content = self._bytes(name, stored.begin, stored.end)
         self.bytes_read += len(content)
@@ -118,7 +124,7 @@ class WeightFiles:
         return torch.frombuffer(bytearray(content), dtype=stored.dtype).view(stored.shape)
 
     def _bytes(self, name: str, begin: int, end: int) -> bytes:
-        """Bytes [begin, end) of the tensor's file, which are of it."""
+        """Bytes [begin, end) of the tensor's file, which belong to the tensor."""
         if begin == end:
             return b""
         file = self.tensors[name].file
@@ -235,7 +241,7 @@ def repository_of(name: str) -> str:
 
 
 def _on_hub(name: str) -> tuple[Any, str]:
-    """The repository's present commit, so that what is read is of one commit. ``name`` may end with "@" and a revision."""
+    """The repository at its present commit, so that all reads are of one commit. ``name`` may end with "@" and a revision."""
     from huggingface_hub import HfApi, HfFileSystem
 
     repository, _, revision = name.partition("@")

@@ -135,7 +135,7 @@ def test_the_first_line_is_the_verdict_and_what_it_costs_is_told() -> None:
         view.add(record)
     lines = screen(view, 100, now=view.last + 1)
     since = time.strftime("%H:%M", time.localtime(view.slow["runpod-2"].since))
-    assert lines[0] == f"● slow: runpod-2 takes 2.9 times what was planned, since {since}"
+    assert lines[0] == f"● slow: runpod-2 takes 2.9 times the planned time, since {since}"
     so_far, whole = view.cost_until(view.last + 1), view.whole_cost(view.last + 1)
     cost = f"{so_far:.2f} EUR so far, 1.90 EUR an hour, about {whole:.2f} EUR in all"
     assert f"{cost} (1 without a price)" in "\n".join(lines)

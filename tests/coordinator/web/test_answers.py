@@ -137,7 +137,7 @@ async def test_a_supervisor_asks_whether_the_run_gets_on(tmp_path: Path) -> None
         for link in (served.link, served.metrics):
             status, headers, content = await asked(link, "/healthz")
             assert (status, headers["content-type"]) == (200, "application/json")
-            reason = "slow: runpod-2 takes 2.9 times what was planned"
+            reason = "slow: runpod-2 takes 2.9 times the planned time"
             assert json.loads(content) == {"healthy": True, "state": "training", "step": 192, "reason": reason}
         assert (await asked(served.link, "/healthz", "evil.example"))[0] == 400
         at = served.link.rstrip("/")

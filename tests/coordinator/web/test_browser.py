@@ -146,7 +146,7 @@ async def nothing_hinders(page: Page) -> None:
 
 
 ANSWERS: dict[str, tuple[Callable[[], list[Record]], str, str | re.Pattern[str]]] = {
-    "healthy, and who is slow": (slow_run, "verdict", "slow: runpod-2 takes 2.9 times what was planned, since "),
+    "healthy, and who is slow": (slow_run, "verdict", "slow: runpod-2 takes 2.9 times the planned time, since "),
     "when over": (slow_run, "figures", re.compile(r"Ends\w{3} \d+ \w{3}, \d\d:\d\d in 1\d min ")),
     "cost": (slow_run, "figures", re.compile(r"1\.\d\d EUR 1\.90 EUR an hour, about 1\.\d\d EUR in all")),
     "which plan changed, and why": (

@@ -137,7 +137,7 @@ def test_links_and_dots_lead_nowhere_else(folder: Path) -> None:
         with pytest.raises(ValueError, match="does not let a run use"):
             check_places(run(source=source), allowed)
     for source in ("data/*.txt", "data/*/secret.txt", "data/**/*.txt"):
-        with pytest.raises(ValueError, match="leads out of what"):
+        with pytest.raises(ValueError, match="leads to a file that"):
             check_places(run(source=source), allowed)
 
 
@@ -189,5 +189,7 @@ def test_what_leads_elsewhere_since_the_run_was_looked_at_is_not_read(folder: Pa
     check_places(run(source=data.source), allowed)
     (folder / "secret.jsonl").write_text('{"text": "the secret"}')
     (folder / "data" / "link.jsonl").symlink_to(folder / "secret.jsonl")
-    with pytest.raises(ValueError, match=r"link\.jsonl leads out of what this node's operator lets a run use"):
+    with pytest.raises(
+        ValueError, match=r"link\.jsonl leads to a file that this node's operator does not let a run use"
+    ):
         load_data(Run(data=data), allowed=allowed)

@@ -96,7 +96,7 @@ def replace_predicted(records: list[Record], seconds: float) -> list[Record]:
 def test_a_node_that_takes_much_longer_than_planned_is_named_with_how_much_and_since_when() -> None:
     records = slow_run()
     verdict = first(records)
-    assert (verdict.mood, verdict.text) == (Mood.CARE, "slow: runpod-2 takes 2.9 times what was planned")
+    assert (verdict.mood, verdict.text) == (Mood.CARE, "slow: runpod-2 takes 2.9 times the planned time")
     began = [each for each in records if isinstance(each.event, ev.StepCommitted) and each.event.step == 181]
     assert verdict.since == began[0].time
     assert first(records[:-10]).text == "training, as planned", "two slow steps may be noise"
@@ -179,7 +179,7 @@ def test_what_is_less_urgent_comes_after_it() -> None:
     view = folded(told(slow_run(), ev.CheckpointFailed(150, "the disk is full")))
     texts = [each.text for each in conditions(view, view.last)]
     assert texts == [
-        "slow: runpod-2 takes 2.9 times what was planned",
+        "slow: runpod-2 takes 2.9 times the planned time",
         "trains, but the last checkpoint failed: the disk is full",
     ]
 

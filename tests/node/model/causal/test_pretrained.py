@@ -215,7 +215,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "more layers": (
         lambda folder: change_config(folder, num_hidden_layers=2),
-        "model.layers.2.input_layernorm.weight, .* and 6 more are nothing that LlamaForCausalLM trains",
+        "LlamaForCausalLM does not train model.layers.2.input_layernorm.weight, .* and 6 more",
     ),
     "fewer layers": (
         lambda folder: change_config(folder, num_hidden_layers=4),
@@ -227,7 +227,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "an unknown tensor": (
         lambda folder: change_tensors(folder, "q_proj", torch.zeros(3), "model.layers.0.self_attn.secret"),
-        "model.layers.0.self_attn.secret is nothing that LlamaForCausalLM trains",
+        "LlamaForCausalLM does not train model.layers.0.self_attn.secret",
     ),
     "quantised": (
         lambda folder: change_tensors(folder, "q_proj", torch.zeros(32, 32, dtype=torch.int8)),
