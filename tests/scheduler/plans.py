@@ -1,4 +1,4 @@
-"""Plans for tests: any at all, sensible or not, and those that the scheduler would make of given groups."""
+"""Plans for tests: arbitrary plans, sensible or not, and the scheduler's plans for given groups."""
 
 from __future__ import annotations
 

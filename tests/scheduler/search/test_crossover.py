@@ -75,7 +75,7 @@ def test_with_other_numbers_of_stages_layers_count_as_much_and_nobody_is_left_ov
     assert aligned(mother, father).tolist() == [0, 1, 1]
 
 
-def test_a_chosen_stage_is_the_fathers_and_who_is_in_no_stage_of_the_child_is_where_chance_says() -> None:
+def test_a_chosen_stage_is_the_fathers_and_chance_places_nodes_without_a_stage() -> None:
     mother, father = np.array([0, 0, 1, 1, 2, -1, -1]), np.array([0, 1, 1, 2, -1, 0, 2])
     never, always = np.zeros(7, dtype=bool), np.ones(7, dtype=bool)
     # Node 3 has left stage 1, which is the father's now, and his stage 2 is not chosen.

@@ -77,7 +77,7 @@ def test_stages_have_nodes_and_layers_and_keep_the_shape_that_is_fixed(
             assert stages == len(drawn.groups)
         if fixed == "sizes":
             assert [len(group) for group in groups] == [len(group) for group in drawn.groups]
-        if stages != here.stages[0]:  # then the walk cuts the model anew
+        if stages != here.stages[0]:  # then the walk makes new cuts
             assert gather_members(tried, sketch)
             add_up(t, sketch.sums, tried.place, stages)
             assert cut_model(t, sketch, stages, tried.cuts)
@@ -88,7 +88,7 @@ def test_stages_have_nodes_and_layers_and_keep_the_shape_that_is_fixed(
 
 
 def test_every_position_of_a_small_cluster_can_be_reached() -> None:
-    """Three nodes and three layers: 25 choices of groups, those of one, two and three stages with 1, 2 and 1 cuts."""
+    """Three nodes and three layers: 25 choices of groups, namely one, two and three stages with 1, 2 and 1 cuts."""
     problem = Problem(uniform_cluster(3), even_workload(3))
     rules = rules_for(problem, 3, free_stages=True, free_sizes=True)
     t, rng = tables(problem), np.random.default_rng(0)
