@@ -24,7 +24,7 @@ from tests.protos.members import key_of
 
 
 class Member:
-    """One node. A heartbeat's count is the time at which it was handed to gRPC, in nanoseconds of the monotonic clock."""
+    """One node. A heartbeat's count is the time when it was handed to gRPC, in nanoseconds of the monotonic clock."""
 
     def __init__(
         self,

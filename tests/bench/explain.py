@@ -1,10 +1,11 @@
 """Where the time of a step went, according to its nodes' traces: the parts of a step add up to it.
 
-The time of the busiest node has these parts: the wait for its first micro-batch (filling), computing, waiting in between, and,
-after its last micro-batch, the rest of the others' backward (draining), the rest of the exchange of gradients (reducing), the
-coordinator's handling of the votes (committing), and the update of weights (applying). The time of a link has three: before its
-first message had arrived, from then to its last message, and after that. (If its bytes do not explain the second part, the link
-was idle, or slower than its rate.)
+The time of the busiest node has these parts: the wait for its first micro-batch (filling), computing, and waiting in between.
+After its last micro-batch come the rest of the others' backward (draining), the rest of the exchange of gradients (reducing),
+the coordinator's handling of the votes (committing), and the update of weights (applying).
+
+The time of a link has three parts: before its first message had arrived, from then to its last message, and after that. (If its
+bytes do not explain the second part, the link was idle, or slower than its rate.)
 """
 
 from __future__ import annotations

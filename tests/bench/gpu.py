@@ -1,11 +1,12 @@
-"""What a GPU makes of dtfm, in one file to send in: ``make gpu``, or ``python -m tests.bench.gpu [--device cuda:0]
-[--file FILE]``.
+"""What a GPU makes of dtfm, in one file to send in: ``make gpu``, or ``python -m tests.bench.gpu [--device cuda:0] [--file
+FILE]``.
 
-It runs the tests that need a GPU, measures the device, its codecs and its disk (machine.py), compares the codecs with a
-copy in the GPU's memory, and trains the same model in a plain loop, in one node, and in two nodes that share the GPU. It takes
-about a quarter of an hour. The file has one JSON object per line; the first one says what machine this is. It holds no names,
-addresses or paths of the machine but those that its driver reports. A part that fails is in it with what it printed last, and the
-others go on.
+It runs the tests that need a GPU, and measures the device, its codecs and its disk (machine.py). It compares the codecs with a
+copy in the GPU's memory. It trains the same model in a plain loop, in one node, and in two nodes that share the GPU. It takes
+about a quarter of an hour.
+
+The file has one JSON object per line; the first one describes the machine. It holds no names, addresses or paths of the machine
+except those in its driver's report. A failed part is in it with its last output, and the others go on.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Part:
 
 
 def parts(device: torch.device, run_file: Path | None) -> Iterator[Part]:
-    """All that is tried on the device. ``run_file`` None: what is trained is the demo's model."""
+    """All parts to try on the device. ``run_file`` None: they train the demo's model."""
     python = (sys.executable, "-m")
     on = ("--device", str(device))
     run = ("--run", str(run_file)) if run_file is not None else ("--steps", "4")

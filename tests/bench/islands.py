@@ -1,16 +1,15 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
-[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 topk:1:0]
-[--batch-each]``.
+[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 topk:1:0] [--batch-each]``.
 
-The model is trained once with an exchange after every step, which is what a run without rounds does, and once for each number of
-islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum). The rule is the product's, written again
-in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per token; "steps lost" is how
-many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says nothing about
-seconds. Multiply with the tokens per second that `plan` prints.
+The model is trained once with an exchange after every step, like a run without rounds. Then it is trained once for each number
+of islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum). The rule is the product's, written
+again in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per token; "steps
+lost" is how many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says
+nothing about seconds. Multiply with the tokens per second that `plan` prints.
 
-With ``--batch-each`` an island does not share the samples of a step, but has as many as the first run: as if each GPU that joins
-brought its own. A step of N islands then takes as long as one of the first run's, and trains N times as many tokens. What is
-printed is after how many steps it had the first run's last loss.
+With ``--batch-each`` an island does not share the samples of a step, but has as many as the first run: as if each GPU that
+joins brought its own. A step of N islands then takes as long as a step of the first run, and trains N times as many tokens. The
+benchmark prints after how many steps it had the first run's last loss.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The speed of the codecs on a GPU compared with its memory: ``python -m tests.bench.kernels --device cuda [--json]``.
 
 128 and 512 MiB of normally distributed elements. Speeds count bytes read and written, and are compared with a copy of the same
-tensor within the GPU's memory. "to the host" and "from the host" rows measure what nodes call, including pinned memory and the
-bus; they count the tensor's bytes, and are compared with an uncompressed copy. If bitsandbytes and torchao are installed, their
-nearest equivalents are measured, too: 8 bits in blocks of 256, 4 bits in blocks of 64.
+tensor within the GPU's memory. "to the host" and "from the host" rows measure the functions that nodes call, including pinned
+memory and the bus; they count the tensor's bytes, and are compared with an uncompressed copy. If bitsandbytes and torchao are
+installed, their nearest equivalents are measured, too: 8 bits in blocks of 256, 4 bits in blocks of 64.
 
 A measurement covers several runs in a row. Each uses the next of several sets of buffers, which together fit in no cache. They
-are queued behind other work, so that all are queued before the first begins. Values are medians of rounds in which everything
-takes its turn.
+are queued behind other work, so that all are queued before the first begins. Values are medians of rounds; in each round every
+measurement takes its turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The accuracy and duration of a new node's link measurements: ``python -m tests.bench.links [--json]``.
 
 One node joins seven others over emulated links (tests/wan), from near and slow to far and fast. Each row is the bandwidth that
-it reports for one link, the median of several turns, beside the link's rate, of which a TCP connection gets 96 %. The bandwidth
-that it reports for all links together, at least that of the fastest, is compared with the sum of the rates.
+it reports for one link, the median of several turns, beside the link's rate. A TCP connection gets 96 % of the rate. The
+bandwidth that it reports for all links together, at least the fastest link's, is compared with the sum of the rates.
 
 With --home all links of the one node share its line, which carries less up than down.
 """

@@ -1,10 +1,10 @@
 """The memory of a node beyond what it needs: ``python -m tests.bench.memory [--steps 3] [--json]``.
 
 A coordinator and two nodes on this machine train a Llama of 227 million parameters, first as two stages, then as two replicas.
-A node needs the weights, gradients and AdamW's moments of its layers, and what autograd keeps of the micro-batches in flight
-(counted here, with the same stage, storage by storage). This is compared with the peak of the node's process, minus the size that
-the process had before it had a stage (the interpreter, its libraries, the data). With free memory a node also keeps data for its
-own and others' safety, within bounds. So the same is measured with ``--memory`` 15 % above what is needed.
+A node needs the weights, gradients and AdamW's moments of its layers, and the tensors that autograd keeps of the micro-batches
+in flight (counted here, with the same stage, storage by storage). This is compared with the peak of the node's process, minus
+the size that the process had before it had a stage (the interpreter, its libraries, the data). With free memory a node also
+keeps data for its own and others' safety, within bounds. So the same is measured with ``--memory`` 15 % above the need.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tu
 
 
 def measure(stages: list[int], steps: int) -> list[Row]:
-    """Measures with all the machine's memory, then with LIMIT times what is needed."""
+    """Measures with all the machine's memory, then with LIMIT times the need."""
     rows: list[Row] = []
     memory = None
     for attempt in ("free", "limited"):

@@ -31,7 +31,7 @@ TOGETHER = 500
 
 
 def steps(nodes: int, number: int) -> Iterator[ev.Event]:
-    """A run of so many ``nodes`` and steps."""
+    """A run of this number of ``nodes`` and steps."""
     names = [f"node-{n:02d}" for n in range(nodes)]
     run = RunFile.model_validate({"train": {"steps": number, "global_batch": 512, "micro_batch": 8}})
     yield ev.RunStarted("run-id", run.model_dump(mode="json"))

@@ -1,4 +1,4 @@
-"""Environments in which PyTorch and its libraries compute as on older processors, so that sums are taken in another order."""
+"""Environments that make PyTorch and its libraries compute as on older processors, so that sums are taken in another order."""
 
 TORCH_AS_ON_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 """Where oneDNN has AMX, PyTorch's attention in bf16 takes it for granted, and fails."""

@@ -29,7 +29,7 @@ from tests.bench.rows import Row, show
 DEADLINE, STEP_DEADLINE = 3.0, 10.0
 """CPU seconds of each search, by the paper's objective and for steps."""
 RANDOM = 101
-"""Random placements, of which the median counts."""
+"""Random placements; their median counts."""
 MEASURED = {
     (24, 1024): 43.8,
     (24, 2048): 62.3,

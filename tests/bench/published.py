@@ -1,9 +1,9 @@
-"""The scheduler that the paper's authors have published, written again from how it works, and compiled.
+"""The scheduler that the paper's authors have published, written again from its method, and compiled.
 
 DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/scheduler.py (commit cda948f): 100 random placements, then 4,900 times a
-child of two of them (arXiv 2206.01288, section 3.4). A child takes the groups of five nodes from one parent, those of all
-others from the other one, under the numbers that groups happen to have. Then cycles of nodes change groups, to those that are
-far away. What seems to be a slip there is kept: a child is compared with its first parent alone.
+child of two of them (arXiv 2206.01288, section 3.4). A child takes the groups of five nodes from one parent, and the groups of
+all others from the other parent, under the numbers that groups happen to have. Then cycles of nodes change groups, to groups
+that are far away. A probable slip there is kept: a child is compared with its first parent alone.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ EARLIER, PLACE = ("a", "b"), "c"
 LATENCY_SECONDS, RATE = 0.04, 12.5e6
 """One-way latency, and bytes per second of each node's connection in either direction."""
 EARLIER_FLOPS = 8e9
-"""FLOP/s of the devices of those that train already, so that the newcomer has this machine's cores."""
+"""FLOP/s of the devices of nodes that train already, so that the newcomer has this machine's cores."""
 WARM_UP = 3
 PATIENCE_SECONDS = 240.0
 RUN = """
@@ -69,11 +69,11 @@ PARTS = (
     ("setting up the plan", "plan_started"),
     ("first step", "step_committed"),
 )
-"""What a part is called, and what is printed, or the event that comes, at its end."""
+"""The name of each part, and the line or event at its end."""
 
 
 class Newcomer:
-    """One join, with the times at which it prints each line (seconds of the wall clock)."""
+    """One join, with the times when it prints each line (seconds of the wall clock)."""
 
     def __init__(self, wan: Wan, folder: Path, name: str, invitation: str, caches: Path) -> None:
         self.name = name

@@ -1,10 +1,10 @@
-"""How long the loss of a node delays training: ``python -m tests.bench.recovery [--kills 20] [--silences 5]
-[--device cuda] [--json]``.
+"""How long the loss of a node delays training: ``python -m tests.bench.recovery [--kills 20] [--silences 5] [--device cuda]
+[--json]``.
 
 Four nodes, two stages of two replicas, on this machine. Nodes are killed one after the other, at any moment of a step; the seed
-decides which and when. (A kill resets the connections at once.) Each returns as a new process. Then some nodes fall silent
-(SIGSTOP) until they are given up, and continue. Micro-batches that are redone are those that had gone backward, at survivors or
-at the node that was killed, whose gradients are lost.
+decides which and when. (A kill resets the connections immediately.) Each returns as a new process. Then some nodes fall silent
+(SIGSTOP) until they are given up, and continue. Redone micro-batches are the ones that had gone backward, at survivors or at
+the killed node, and whose gradients are lost.
 """
 
 from __future__ import annotations

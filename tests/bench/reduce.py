@@ -45,7 +45,7 @@ BYTES = 4 * BUCKETS * BUCKET_ELEMENTS
 
 
 def four_replicas() -> tuple[Cluster, float]:
-    """The network, and the number by which the paper's bandwidths are divided."""
+    """The network, and the divisor of the paper's bandwidths."""
     eight = eight_nodes(Network.WORLDWIDE)
     index = np.ix_(REPLICAS, REPLICAS)
     nodes = tuple(eight.cluster.nodes[number] for number in REPLICAS)
@@ -84,7 +84,7 @@ class Replicas:
         return seconds, error
 
     def close(self) -> None:
-        """Lets the replicas end, so that traces are complete; then kills those that still run, and all their children."""
+        """Lets the replicas end, so that traces are complete; then kills the running ones, and all their children."""
         for end in self._ends:
             assert end.stdin is not None
             end.stdin.close()

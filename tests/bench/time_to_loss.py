@@ -1,21 +1,25 @@
 """How soon several nodes have a loss, each way: ``python -m tests.bench.time_to_loss [--nodes 4] [--lines 1/1 1/0.2 10/10
-worldwide] [--rounds 10 30 100] [--steps 200] [--seeds 2] [--hivemind PYTHON] [--deaths] [--picture FILE]
-[--keep FILE] [--json]``.
+worldwide] [--rounds 10 30 100] [--steps 200] [--seeds 2] [--hivemind PYTHON] [--deaths] [--picture FILE] [--keep FILE]
+[--json]``.
 
-A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds that a step's
-samples take, times the number of steps that it takes. The seconds are measured over an emulated network with slow devices
-(homes.py), the steps without a network (islands.py), in the mean over seeds, with a learning rate that falls like a cosine
-over twice --steps. With "auto" the run itself chooses rounds, or none. A line is that of a home, in Mbit/s down and up, or
-"worldwide": the paper's regions, with a hundredth of its bandwidths.
+A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds of a step's
+samples, times the number of steps. The seconds are measured over an emulated network with slow devices (homes.py). The steps
+are counted without a network (islands.py), in the mean over seeds, with a learning rate that falls like a cosine over twice
+--steps. With "auto" the run itself chooses rounds, or none. A line is a home's, in Mbit/s down and up, or "worldwide": the
+paper's regions, with a hundredth of its bandwidths.
 
-Beside ours are ways in which each node holds the whole model. Their seconds are the computing of one node alone, divided by the
-nodes, and a measured all-reduce: over Gloo in float32, after each step, as torch's DistributedDataParallel has it, but not
-overlapped; or once in a round, as in torchft's DiLoCo, with its outer rate of 0.7 and momentum of 0.9; or with hivemind's
-averager in 8 bits, once in a round (reduce.py says how to install it). Rounds longer than LONGEST steps are not measured over the
-network: their seconds follow from those of the next shorter ones, with as many islands.
+Ours is compared with ways that give each node the whole model. Their seconds are the computing of one node alone, divided by
+the nodes, and a measured all-reduce:
 
-With --deaths one run is real from its beginning to that loss, on the first line, with rounds of DEATHS_IN steps: one node is
-killed in the middle of each round, and started again at once.
+- over Gloo in float32, after each step, like torch's DistributedDataParallel, but not overlapped.
+- over Gloo once in a round, as in torchft's DiLoCo, with its outer rate of 0.7 and momentum of 0.9.
+- with hivemind's averager in 8 bits, once in a round (reduce.py says how to install it).
+
+Rounds longer than LONGEST steps are not measured over the network. Their seconds follow from the seconds of the next shorter
+ones, with as many islands.
+
+With --deaths one run is real from its beginning to that loss, on the first line, with rounds of DEATHS_IN steps. One node is
+killed in the middle of each round, and started again immediately.
 """
 
 from __future__ import annotations
@@ -168,13 +172,13 @@ def kept(file: Path | None, name: str, found: Callable[[], Any]) -> Any:
 
 
 def reducing(of: Network) -> float:
-    """The seconds in which Gloo sums."""
+    """The seconds of summing with Gloo."""
     with Wan(of) as wan:
         return reduce.measure(wan, sys.executable, "gloo", 1, "")[0]
 
 
 def averaging(of: Network, hivemind: str) -> float:
-    """The seconds for which hivemind averages; 0 if all ATTEMPTS fail."""
+    """The seconds of averaging with hivemind; 0 if all ATTEMPTS fail."""
     for _ in range(ATTEMPTS):
         try:
             with Wan(of) as wan:

@@ -1,8 +1,9 @@
-"""Whether who looks on delays commits: ``python -m tests.bench.watching [--nodes 200] [--watchers 60] [--pages 20] [--json]``.
+"""Whether onlookers delay commits: ``python -m tests.bench.watching [--nodes 200] [--watchers 60] [--pages 20] [--json]``.
 
-``dtfm-coordinator serve`` runs on one core. Nodes without models, each with its own stream, take two seconds for a step: what a
-step takes longer is the coordinator's part. Steps are timed first while nobody looks on, and then with so many `watch`, and so
-many pages that fetch the state at each event. These share the other core with the nodes.
+``dtfm-coordinator serve`` runs on one core. Nodes without models, each with its own stream, take two seconds for a step: the
+rest of a step's time is the coordinator's part. Steps are timed first while nobody looks on. Then they are timed with
+``--watchers`` `watch` commands, and ``--pages`` pages that fetch the state at each event. These share the other core with the
+nodes.
 """
 
 from __future__ import annotations
