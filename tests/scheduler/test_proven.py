@@ -1,4 +1,4 @@
-"""Each stage has a proven node where that is possible: `schedule.py`, and whatever makes or judges plans."""
+"""Each stage has a proven node if that is possible: `schedule.py`, and all code that makes or judges plans."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def explained(error: type[Exception], action: Callable[[], Any]) -> None:
 
 
 def whole_numbers() -> Cluster:
-    """As nodes report their memory to a coordinator."""
+    """A cluster with whole numbers, as nodes report their memory to a coordinator."""
     cluster = random_cluster(5, 12)
     nodes = tuple(replace(node, flops=int(node.flops), memory_bytes=int(node.memory_bytes)) for node in cluster.nodes)
     return replace(cluster, nodes=nodes)

@@ -13,8 +13,8 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True)
 class Kept:
-    """What a node keeps of layers: bytes on its device that do not grow, bytes per micro-batch in flight, bytes in the host's
-    memory, and forward passes per micro-batch."""
+    """The memory that a node needs for layers: bytes on its device that do not grow, bytes per micro-batch in flight, bytes in
+    the host's memory, and forward passes per micro-batch."""
 
     keeping: Keeping
     fixed: float
@@ -97,7 +97,7 @@ def slowest_update(problem: Problem, draft: Draft) -> float:
 
 
 def shortfall(problem: Problem, draft: Draft) -> float:
-    """The bytes that the worst node lacks; 0 when it is less than one."""
+    """The bytes that the worst node lacks; 0 when it lacks less than one."""
     lacking = max(
         min(way.lacking(problem, node, held) for way in allowed(problem, draft.cuts[stage], draft.cuts[stage + 1]))
         for stage, group in enumerate(draft.groups)

@@ -20,7 +20,7 @@ from tests.scheduler.plans import memory_shortfall, random_draft
 
 
 def cut(problem: Problem, groups: Groups) -> tuple[int, ...] | None:
-    """The cuts for these groups; None where the search finds none."""
+    """The cuts for these groups; None if the search finds none."""
     position, sketch = position_of(groups, (), len(problem.flops)), empty_sketch(tables(problem))
     assert gather_members(position, sketch)
     add_up(tables(problem), sketch.sums, position.place, len(groups))
@@ -98,7 +98,8 @@ def test_a_node_alone_in_its_stage_reduces_nothing_and_gets_more() -> None:
 
 
 def test_the_cuts_are_nearly_as_good_as_the_best_ones() -> None:
-    """Against every way to cut, as estimated. Where activations of unequal size cross slow links they can be twice as bad."""
+    """Compared with every way to cut, as estimated. If activations of unequal size cross slow links the cuts can be twice as
+    bad."""
     ratios = []
     for seed in range(40):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What is sent counts by its own codec, in every price and bound."""
+"""Sent tensors count by their own codec, in every price and bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SENT = Workload(
     sent_per_activation_byte=ACTIVATIONS,
     sent_per_reduced_byte=REDUCTIONS,
 )
-"""A workload, and one that is as small by itself, which only memory could tell from it."""
+"""A workload with codecs, and a workload that is as small without them. Only memory could tell them apart."""
 SMALL = Workload(
     tuple(
         replace(

@@ -108,12 +108,12 @@ class _Plan:
         return known
 
     def _arrival(self, node: int, known: dict[int, float]) -> float:
-        """The first micro-batch's: min over senders a of arrival[a] + forward[a] + way(a, node)."""
+        """The first micro-batch's arrival: min over senders a of arrival[a] + forward[a] + way(a, node)."""
         before = [known[a] + self.forward[a] + self.way(a, node) for a, b, _ in self.flows if b == node]
         return min(before, default=0.0 if self.stage[node] == 0 else math.inf)
 
     def _homeward(self, node: int, known: dict[int, float]) -> float:
-        """Mean over micro-batches of way(node, a) + backward[a] + homeward[a], a being the node that it comes from."""
+        """Mean over micro-batches of way(node, a) + backward[a] + homeward[a]; a is the node that sent it."""
         each = [
             (self.way(node, a) + (self.passes[a] - 1) * self.forward[a] + known[a]) * n
             for a, b, n in self.flows
@@ -122,7 +122,7 @@ class _Plan:
         return sum(each) / max(self.load[node], 1)
 
     def trip(self, node: int) -> float:
-        """Mean over micro-batches of both passes[node] + way(node, b) + way(b, node) + trip(b), b being the next."""
+        """Mean over micro-batches of both passes[node] + way(node, b) + way(b, node) + trip(b); b is the next node."""
         each = [n * (self.way(node, b) + self.way(b, node) + self.trip(b)) for a, b, n in self.flows if a == node]
         return self.passes[node] * self.forward[node] + sum(each) / max(self.load[node], 1)
 
@@ -213,7 +213,8 @@ def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
     """When a stage's gradients are reduced.
 
     Every node sends each owner its shard, from ``begun`` on: all layers but one are final before the last backward pass ends.
-    Once the node with the latest end has begun, owners send sums. What cannot hide is the last layer's: to the owners, and on.
+    When the node with the latest end has begun, owners send sums. The last layer's gradients cannot hide: they go to the
+    owners, and on.
     """
     problem, group = plan.problem, plan.draft.groups[stage]
     latest = max(group, key=lambda node: end[node])

@@ -27,7 +27,7 @@ TOWARD: dict[int, Callable[[Problem, int, int], float]] = {
 
 
 def exchange(problem: Problem, a: int, b: int) -> float:
-    """Seconds that two links need for a byte each, in the seconds that the slower one needs."""
+    """Seconds that two links need for a byte each, as a multiple of the slower link's seconds."""
     there, back = max(slowness(problem, a, b), 1 / FASTEST), max(slowness(problem, b, a), 1 / FASTEST)
     return float((there + back) / max(there, back)) if np.isfinite(max(there, back)) else 0.0
 

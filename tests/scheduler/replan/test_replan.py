@@ -60,8 +60,10 @@ def test_a_shifted_cut_transfers_the_layers_between_and_an_unchanged_plan_nothin
 def test_the_rough_time_to_fetch_equals_one_node_alone_except_for_latency_and_the_holders_connections(
     seed: int, count: int, layers: int
 ) -> None:
-    """The search's time for one node that fetches, with nobody else fetching, is what the links and its own connection need.
-    Layers that come from different holders count one after the other, though their links carry them at the same time."""
+    """The search's time for a single fetching node is the time that the links and its own connection need.
+
+    Layers that come from different holders count one after the other, though their links carry them at the same time.
+    """
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     draft = random_draft(rng, problem)
@@ -85,7 +87,7 @@ def test_the_rough_time_to_fetch_equals_one_node_alone_except_for_latency_and_th
 
 
 def _sent(held: Holdings, wanted: NDArray[np.bool_], node: int) -> Floats:
-    """Bytes that each holder sends to the node that fetches the layers ``wanted``, from all their holders as links carry."""
+    """Bytes that each holder sends to a node that fetches the layers ``wanted`` from all their holders, as links carry."""
     problem = held.problem
     sizes = np.diff(problem.parameters_before) * problem.workload.bytes_moved_per_parameter_byte
     sent = np.zeros(len(problem.flops))

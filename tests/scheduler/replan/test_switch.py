@@ -199,7 +199,7 @@ def test_state_in_the_way_goes_to_the_hosts_memory_if_that_has_room_otherwise_to
 
 
 def test_the_search_and_the_decision_price_a_change_alike() -> None:
-    """Where state can be in one place alone."""
+    """For state that can be in one place alone."""
     problem = Problem(cluster(5 * 400.0 + 50, flops=5e9), Workload(LAYERS, 4))
     before, new = Before.of(problem, plan(3)), draft(5, ((1,), (0,)))
     change = Change(before, 0.5, 100.0)
@@ -235,8 +235,8 @@ def test_each_loss_of_7b_on_eight_rtx_4090_gives_a_plan_for_which_no_survivor_la
 
 
 def changes(seeds: range, *, islands: bool) -> Iterator[tuple[Decision, dict[str, float], dict[str, float]]]:
-    """What was decided after something has happened to tight networks, what nodes lack then, and what they would lack if none
-    freed first."""
+    """The decisions after something has happened to tight networks, the bytes that nodes lack then, and the bytes that they
+    would lack if none freed first."""
     for seed in seeds:
         cluster, workload = tight_network(seed, islands=islands)
         workload = workload.with_rounds() if islands else workload
@@ -260,7 +260,7 @@ def changes(seeds: range, *, islands: bool) -> Iterator[tuple[Decision, dict[str
 
 
 def check_changes(seeds: range, *, islands: bool, least: int) -> None:
-    """At least this number of changes are made, and in some of them a node frees first."""
+    """Checks that at least this number of changes are made, and that a node frees first in some of them."""
     found = [*changes(seeds, islands=islands)]
     assert len(found) >= least
     assert not [short for _, short, _ in found if short]

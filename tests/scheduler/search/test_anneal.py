@@ -58,7 +58,7 @@ def starts(problem: Problem, walks: int) -> list[Position]:
 def annealed(
     problem: Problem, seed: int, threads: int = 1, walks: int = 6, weight: float = 0.0
 ) -> tuple[list[Found], list[float]]:
-    """What is found, and the least prices that were told on the way."""
+    """The positions found, and the least prices that were told on the way."""
     told: list[float] = []
     found, steps = anneal(
         tables(problem),

@@ -27,7 +27,7 @@ SHAPES = [Shape(most_stages=4), Shape(stages=2, most_stages=2), Shape(stages=2, 
 @settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 4), layers=st.integers(1, 4))
 def test_no_loads_undercut_the_bounds_of_branch_and_bound(seed: int, count: int, layers: int) -> None:
-    """Also loads and flows that the scheduler would not choose."""
+    """Tries also loads and flows that the scheduler would not choose."""
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     found = promising(problem, Shape(most_stages=count), False, 1e9, most=100_000, over=lambda: False)

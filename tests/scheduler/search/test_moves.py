@@ -1,4 +1,4 @@
-"""Whatever a move does, the position is still one."""
+"""After every move the position is still a valid one."""
 
 import itertools
 
@@ -41,7 +41,7 @@ def rules_for(problem: Problem, most_stages: int, free_stages: bool, free_sizes:
 
 
 def decides_of(rng: np.random.Generator, position: Position) -> Ints:
-    """What might decide how long a step takes: nodes or nobody, and stages."""
+    """Random deciding nodes (or nobody), and stages."""
     nodes, stages = len(position.place), int(position.stages[0])
     who, where = rng.integers(-1, nodes, 4), rng.integers(0, stages, 2)
     return np.array([who[0], who[1], where[0], who[2], who[3], where[1]])

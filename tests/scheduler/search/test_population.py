@@ -1,4 +1,4 @@
-"""The population that a search ends with, and the next one begins with."""
+"""The population at the end of a search, where the next search begins."""
 
 from __future__ import annotations
 
