@@ -1,4 +1,4 @@
-"""What of kernels/ needs CuPy, on something else."""
+"""The parts of kernels/ that need CuPy, on something else."""
 
 from __future__ import annotations
 

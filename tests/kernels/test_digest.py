@@ -1,4 +1,4 @@
-"""A digest is BLAKE3's wherever it is computed: the GPU's kernel, run on a CPU, against the library."""
+"""A digest equals BLAKE3's on every device: the GPU's kernel, run on a CPU, against the library."""
 
 from __future__ import annotations
 

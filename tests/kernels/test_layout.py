@@ -25,7 +25,7 @@ def encoded(codec: Codec, x: NDArray[np.float32]) -> bytes:
 
 
 def scale_bits(data: bytes) -> int:
-    """Of a single block."""
+    """The bits of a single block's scale."""
     return int.from_bytes(data[-2:], "little")
 
 

@@ -1,4 +1,4 @@
-"""Memory is used again once nothing uses it, and not before."""
+"""Memory is used again when nothing uses it, and not before."""
 
 from __future__ import annotations
 
