@@ -38,7 +38,7 @@ RATES = {"none": 0.0, "default": 0.02, "digests": 1e-12, "often": 0.2}
 NODES = ("a", "b", "c", "d")
 TOKENS = 16 * 128
 MICRO_BATCHES = 4
-"""Of each node."""
+"""The micro-batches of each node."""
 
 WARM_UP = 5
 """Steps that do not count, as memory is taken and threads begin; standbys are made in them too."""
@@ -79,7 +79,7 @@ class Taken:
     second: float
     """The mean seconds of a step."""
     steps: Mapping[str, Sequence[float]]
-    """The seconds of the steps by what audits repeated: "nothing", a "part" or "whole" shares."""
+    """The seconds of the steps, by the repeated work: "nothing", a "part" or "whole" shares."""
     cpu: Mapping[str, float]
     """By node, seconds per step."""
     memory: Mapping[str, int]
@@ -116,7 +116,7 @@ def run(rate: float, steps: int) -> Taken:
 
 
 def by_kind(events: Sequence[Event], after: int, until: int) -> Mapping[str, Sequence[float]]:
-    """Seconds of the steps in between, by what audits repeated."""
+    """Seconds of the steps in between, by the repeated work."""
     kinds: dict[int, str] = {}
     for event in events:
         if event["event"] == "work_audited":
@@ -130,7 +130,7 @@ def by_kind(events: Sequence[Event], after: int, until: int) -> Mapping[str, Seq
 
 
 def cpu_seconds(cluster: Cluster) -> Mapping[str, float]:
-    """Of each node's process until now."""
+    """The CPU seconds of each node's process until now."""
     taken = {}
     for name, process in cluster.nodes.items():
         fields = Path(f"/proc/{process.running.pid}/stat").read_text().rpartition(")")[2].split()
@@ -139,7 +139,7 @@ def cpu_seconds(cluster: Cluster) -> Mapping[str, float]:
 
 
 def loopback_bytes() -> int:
-    """That the loopback interface of this network namespace has carried."""
+    """The bytes that the loopback interface of this network namespace has carried."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, fields = line.partition(":")
         if name.strip() == "lo":

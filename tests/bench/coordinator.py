@@ -169,7 +169,7 @@ class Coordinator:
         return sum(e["event"] == event for e in self._said)
 
     async def said(self, event: str, times: int = 1) -> dict[str, Any]:
-        """Waits until ``times`` events of this name have come; returns the last of these."""
+        """Waits until ``times`` events of this name have come; returns the last of them."""
         deadline = time.monotonic() + LONGEST_WAIT_SECONDS
         while len(found := [e for e in self._said if e["event"] == event]) < times:
             if self._process.poll() is not None:

@@ -46,7 +46,7 @@ precision = "{precision}"
 
 PART_SECONDS = 1200
 LAST_LINES = 30
-"""Of what a part that fails has printed, which the file keeps."""
+"""The lines of a failed part's output that the file keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def parts(device: torch.device, run_file: Path | None) -> Iterator[Part]:
 
 
 def machine(device: torch.device) -> dict[str, object]:
-    """What a reader of the figures must know of the machine."""
+    """The facts about the machine that a reader of the figures needs."""
     described: dict[str, object] = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": subprocess.run(
@@ -94,7 +94,7 @@ def machine(device: torch.device) -> dict[str, object]:
 
 
 def results(part: Part) -> Iterator[dict[str, object]]:
-    """What the part has found, and how it ended."""
+    """The part's results, and how it ended."""
     began = time.monotonic()
     try:
         done = subprocess.run(part.command, capture_output=True, text=True, timeout=PART_SECONDS)

@@ -43,7 +43,7 @@ config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, int
 """
 
 SAMPLES = 24
-"""Of a step, in micro-batches of 4, which are large enough for PyTorch to share one out among threads."""
+"""The samples of a step, in micro-batches of 4: large enough that PyTorch shares one out among threads."""
 
 EVALUATE_EVERY = 10
 """Steps from one evaluation to the next. Five times as often as by default, so that many are audited."""
@@ -89,8 +89,8 @@ LEGS += [replace(leg, compiles=True) for leg in LEGS[:2]]
 
 @dataclass(slots=True)
 class Findings:
-    """Of one leg. ``errors`` are the largest, by the tensors that audits compared. ``unequal`` counts the audits whose results
-    were not equal bit for bit."""
+    """The findings of one leg. ``errors`` are the largest, by the tensors that audits compared. ``unequal`` counts the audits
+    whose results were not equal bit for bit."""
 
     steps: int = 0
     audits: int = 0
@@ -159,7 +159,7 @@ class Run:
         self._cluster.wait_for("step_committed")
 
     def disturb(self) -> None:
-        """Until there are too few steps left for another node to come again."""
+        """Disturbs the run until there are too few steps left for another node to come back."""
         step = self._chance.randint(*BETWEEN)
         while step + BETWEEN[1] < self._steps:
             self._until(step)
@@ -178,7 +178,7 @@ class Run:
         return self._cluster.finish(PATIENCE)
 
     def _lose(self, node: str, *, in_order: bool) -> None:
-        """The node dies, or leaves, and comes again some steps later."""
+        """The node dies, or leaves, and comes back some steps later."""
         process = self._cluster.nodes[node]
         process.send(signal.SIGTERM if in_order else signal.SIGKILL)
         process.wait(PATIENCE)

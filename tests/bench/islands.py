@@ -34,12 +34,12 @@ from tests.bench.rows import Row, show
 from tests.cluster.plain import CPU, losses_of_islands
 
 SMALL = {"train": {"global_batch": 32, "micro_batch": 4}, "data": {"sequence_length": 128}}
-"""The demo's model and text, where no run file is given."""
+"""The demo's model and text, if no run file is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """``batch``: its samples per step, as a multiple of the run file's global_batch."""
+    """``batch``: the samples per step of this way, as a multiple of the run file's global_batch."""
 
     islands: int = 1
     every: int = 1
@@ -91,7 +91,8 @@ def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
 
 
 def steps_to(loss: float, losses: Mapping[int, float]) -> float:
-    """After how many steps a run with these ``losses``, by step, had this one. The first, if at once; the last, if never."""
+    """The number of steps after which a run with these ``losses``, by step, had this loss. The first step, if it had the loss
+    from the beginning; the last, if it never had."""
     for (before, high), (after, low) in itertools.pairwise(losses.items()):
         if high >= loss >= low:
             return before + (after - before) * (high - loss) / (high - low or 1)

@@ -28,7 +28,7 @@ ROUNDS = 9
 
 
 def subjects(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What is measured, by name. The others are compared with the first."""
+    """The functions to measure, by name. The others are compared with the first."""
     restored = torch.empty_like(x)
     found: dict[str, Callable[[], object]] = {"memcpy": functools.partial(np.copyto, restored.numpy(), x.numpy())}
     for c in Codec:

@@ -40,7 +40,7 @@ class Subject:
 
 
 def measure(device: torch.device) -> Iterator[tuple[str, list[Row]]]:
-    """Tables, each with its title."""
+    """The tables, each with its title."""
     torch.cuda.set_device(device)
     name = torch.cuda.get_device_name(device)
     for mib in SIZES_MIB:
@@ -148,7 +148,7 @@ def of_bitsandbytes(xs: list[torch.Tensor]) -> dict[str, Subject]:
 
 
 def of_torchao(xs: list[torch.Tensor]) -> dict[str, Subject]:
-    """Compiled, as its documentation says. It packs 4 bits only for weights."""
+    """torchao's functions, compiled, as its documentation says. It packs 4 bits only for weights."""
     try:
         from torchao.quantization import quant_primitives as torchao
     except ImportError:

@@ -21,7 +21,7 @@ from tests.cluster.runs import losses_alone
 
 NODES = ("a", "b")
 CHECKPOINT = 2
-"""The step of the checkpoint, which is written while the next one is trained."""
+"""The step of the checkpoint. It is written while the next step is trained."""
 MINUTES = 25
 
 

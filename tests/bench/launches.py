@@ -53,7 +53,8 @@ class Traffic:
 
     @contextmanager
     def at(self, rate: float) -> Iterator[Callable[[], float]]:
-        """While inside, ``rate`` bytes per second each way. Yields what gives the bytes that have come and gone so far."""
+        """A context with ``rate`` bytes per second each way. Yields a function that returns the bytes that have come and gone
+        so far."""
         ended, moved = threading.Event(), [0, 0]
 
         def go(direction: int, send: Callable[[], None]) -> None:

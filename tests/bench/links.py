@@ -45,7 +45,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What all links of a node share, in bytes per second."""
+    """The speed of a node's line, which all its links share, in bytes per second."""
 
     up: float
     down: float
@@ -62,7 +62,7 @@ LINE = Line(up=1e6, down=5e6)
 
 
 def measure(kinds: Sequence[Kind], line: Line | None, turns: int = TURNS) -> list[Row]:
-    """Raises WanUnavailable."""
+    """Measures the links. Raises WanUnavailable."""
     names = [f"peer{number}" for number in range(len(kinds))]
     size = len(names) + 1
     latency, rate = np.zeros((size, size)), np.zeros((size, size))

@@ -94,7 +94,7 @@ def needed_bytes(run: Run, first: int, past_last: int, in_flight: int) -> tuple[
 
 
 def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tuple[dict[str, int], Event]:
-    """By node, the bytes that it took at most, minus its size before it had a stage; and the plan."""
+    """By node, its peak in bytes minus its size before it had a stage; and the plan."""
     options = [] if memory is None else ["--memory", str(memory)]
     with Cluster(folder, run_text(stages, steps), fresh=True) as cluster:
         cluster.add("a", *options)

@@ -34,11 +34,11 @@ from tests.coordinator.web.serving_page import refuse
 
 LOADS = 5
 WARM_STEPS = 30
-"""After these the page's memory is measured first."""
+"""The steps before the page's memory is measured first."""
 
 
 async def heap(session: CDPSession) -> float:
-    """Bytes, once what nothing refers to is gone."""
+    """The bytes of the heap, after a collection of garbage."""
     await session.send("HeapProfiler.collectGarbage")
     found = await session.send("Performance.getMetrics")
     return float(next(each["value"] for each in found["metrics"] if each["name"] == "JSHeapUsedSize"))

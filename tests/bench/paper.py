@@ -79,7 +79,7 @@ def networks(seeds: int) -> Iterator[Row]:
 
 
 def random_costs(exchanges: np.ndarray) -> Iterator[float]:
-    """Of groups and their order by chance; whom a node sends to is matched, as the cost model says."""
+    """The costs of random groups in random order. Senders are matched with receivers as the cost model says."""
     for seed in range(RANDOM):
         order = np.random.default_rng(seed).permutation(exchanges.shape[1]).tolist()
         groups = tuple(tuple(sorted(order[8 * group : 8 * group + 8])) for group in range(8))

@@ -35,7 +35,8 @@ from tests.cluster.nursery import close_nursery
 from tests.cluster.runs import run_file
 
 BEFORE, AFTER = "abcde", "vwxyz"
-"""Names of honest nodes. The planner gives the stages to equal nodes in the order of their names."""
+"""Names of honest nodes, in the alphabet before the poisoners' and after. The planner gives the stages to equal nodes in the
+order of their names."""
 POISONER, ACCOMPLICE = FRIENDS
 TWISTS = (
     "flips",
@@ -83,8 +84,8 @@ def train(
     rounds: int = 0,
     believed: bool = False,
 ) -> Outcome:
-    """One run; an empty ``twist``: all are honest. Two poisoners are on one stage if the seed is odd. ``believed``: one honest
-    node is."""
+    """One run. An empty ``twist``: all are honest. Two poisoners are on one stage if the seed is odd. ``believed``: one honest
+    node is believed."""
 
     def place(name: str, command: list[str]) -> list[str]:
         if name not in poisoners or not twist:
@@ -151,7 +152,7 @@ def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[
 
 
 def who_lost(twist: str, poisoned: list[Outcome]) -> list[Row]:
-    """Of two who collude."""
+    """The runs that two colluders lost, by whether the first plan had them on one stage."""
     rows = []
     for together, where in ((True, "on one stage"), (False, "on two stages")):
         runs = [outcome for outcome in poisoned if outcome.together == together]

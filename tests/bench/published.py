@@ -23,7 +23,7 @@ CROSSED = 5
 
 @compiled
 def published_cost(exchanges: Floats, stages: int, parents: int, children: int, seed: int) -> float:
-    """The least cost that is found. ``exchanges``: Problem.paper_exchanges, finite and symmetric."""
+    """The least cost that the search finds. ``exchanges``: Problem.paper_exchanges, finite and symmetric."""
     np.random.seed(seed)
     nodes = exchanges.shape[1]
     size = nodes // stages
@@ -83,9 +83,9 @@ def _crossed(first: Ints, second: Ints, stages: int) -> Ints:
 
 @compiled
 def _wishes(seconds: Floats, place: Ints, stages: int, locked: Ints, gain: Floats, best: Floats, who: Ints) -> None:
-    """Of each group, the unlocked node with the nearest other member, and what it gains in each other group.
+    """Finds for each group the unlocked node with the nearest other member, and the gain of moving it to each other group.
 
-    Fills in ``gain`` [groups, groups], and by group the ``best`` gain and ``who`` [groups, 2] goes where.
+    Fills in ``gain`` [groups, groups]. Fills in by group the ``best`` gain, and ``who`` [groups, 2] moves where.
     """
     nodes = len(place)
     sizes = np.bincount(place, minlength=stages)

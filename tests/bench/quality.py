@@ -57,7 +57,7 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """``codecs``: what the nodes report about their streams. ``megabytes``: sent by all nodes in all steps."""
+    """``codecs``: the nodes' report about their streams. ``megabytes``: sent by all nodes in all steps."""
 
     loss: float
     seconds: float

@@ -104,7 +104,7 @@ class Newcomer:
         self._reader.start()
 
     def said(self, part: str) -> float | None:
-        """When it first printed a line with ``part``."""
+        """The time when it first printed a line with ``part``."""
         return next((at for at, line in self._lines if part in line), None)
 
     @property
@@ -122,7 +122,7 @@ class Newcomer:
 
 
 def parts_of(newcomer: Newcomer, events: list[Event]) -> dict[str, float]:
-    """Seconds of each part, in order. One that was over before the part before it takes nothing."""
+    """Seconds of each part, in order. A part that was over before the one before it takes nothing."""
     at, taken = newcomer.began, {}
     first = next(e for e in commits(events) if newcomer.name in e["compute_seconds"])
     for name, mark in PARTS:
@@ -147,7 +147,7 @@ def takes_part(node: str) -> Callable[[Event], bool]:
 
 
 def measure(turns: int, verbose: bool) -> list[Row]:
-    """Raises WanUnavailable."""
+    """Measures quick starts. Raises WanUnavailable."""
     names = (*EARLIER, PLACE)
     apart = 1 - np.eye(len(names))
     network = Cluster(

@@ -39,7 +39,7 @@ from tests.wan.wan import Wan, WanUnavailable
 CODECS = ("off", "i8b256")
 REPLICAS = (0, 2, 4, 6)
 TOTAL_BANDWIDTH = 400e6 / 8
-"""Bytes per second over all twelve links; so slow that links matter more than computing on two cores."""
+"""Bytes per second over all twelve links: few enough that links matter more than computing on two cores."""
 PORT = 7500
 BYTES = 4 * BUCKETS * BUCKET_ELEMENTS
 
@@ -73,7 +73,7 @@ class Replicas:
         self._all_say("connected")
 
     def turn(self) -> tuple[float, float]:
-        """Returns (seconds until all replicas had the sums, the largest relative error)."""
+        """Returns the seconds until all replicas had the sums, and the largest relative error."""
         began = time.perf_counter()
         self._tell()
         for end in self._ends:
@@ -119,7 +119,7 @@ class Replicas:
 
 
 def measure(wan: Wan, python: str, way: str, turns: int, trace: str) -> tuple[float, float]:
-    """Returns (median seconds, largest error). Raises RuntimeError."""
+    """Returns the median seconds and the largest error. Raises RuntimeError."""
     with tempfile.TemporaryDirectory() as folder:
         replicas = Replicas(wan, folder, python, way, trace)
         try:

@@ -24,14 +24,14 @@ from tests.bench.clusters import part_of, regional_cluster
 from tests.scheduler.plans import memory_shortfall
 
 STEPS = 100
-"""Between two events."""
+"""Steps between two events."""
 FEWEST, FIRST, MOST = 48, 56, 64
 WORKLOAD = Workload(tuple(Layer(f"l{i}", 2e11, 5e7, 1e6) for i in range(12)), 32)
 EVALUATIONS = 250
 
 
 Answer = Callable[[Cluster, "Plan | None", float, int], Plan]
-"""The plan to follow, given the cluster, the plan so far, the seconds until the next event at its pace, and a seed."""
+"""Returns the plan to follow, from the cluster, the plan so far, the seconds until the next event at its pace, and a seed."""
 
 
 @dataclass(frozen=True, slots=True)

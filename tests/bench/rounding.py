@@ -56,7 +56,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Variant:
-    """A process with these environment variables, and what it calls first."""
+    """A process with these environment variables, and its first call."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = 1
@@ -200,7 +200,7 @@ def compute(folder: Path, name: str, layers: int, trained: int) -> None:
 
 
 def compared(mine: Mapping[str, torch.Tensor], its: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """By what audits compare, the largest error."""
+    """The largest error, by the tensors that audits compare."""
     kinds = {"out": "activations", "back": "gradients", "loss": "losses", "bucket": "addends"}
     worst = dict.fromkeys(kinds.values(), 0.0)
     for name, tensor in mine.items():
@@ -254,7 +254,7 @@ def rows_of(folder: Path, precision: str, layers: int) -> list[Row]:
 
 
 def norms() -> list[Row]:
-    """Of the gradient of a norm's bias alone, which torch sums in bfloat16."""
+    """The rows on the error of the gradient of a norm's bias alone, which torch sums in bfloat16."""
     rows = []
     for tokens in (192, 1024, 4096):
         torch.manual_seed(0)

@@ -32,7 +32,7 @@ family = "llama"
 config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 256 }
 """
 FIRST_STEPS = 20
-"""They are not counted: the first plan rests on timings that nodes made beside each other."""
+"""Steps that are not counted: the first plan rests on timings that nodes made at the same time."""
 BURN = "while True: pass"
 
 

@@ -38,7 +38,7 @@ ROUNDS = 3
 
 
 async def silent(host: str, port: int) -> None:
-    """Holds SILENT connections, and opens each again that ends, after a second."""
+    """Holds SILENT connections. Opens each that ends again, after a second."""
 
     async def one() -> None:
         while True:
@@ -52,7 +52,7 @@ async def silent(host: str, port: int) -> None:
 
 
 async def large(host: str, port: int) -> None:
-    """Begins GREETINGS_PER_SECOND connections a second, and says LARGE bytes on each, in TLS where it is answered."""
+    """Begins GREETINGS_PER_SECOND connections a second, and sends LARGE bytes on each, in TLS if it is answered."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

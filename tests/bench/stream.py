@@ -148,7 +148,7 @@ def on_loopback() -> list[Row]:
 
 
 def on_wan() -> list[Row]:
-    """Raises WanUnavailable."""
+    """Measures over the emulated link. Raises WanUnavailable."""
     apart = np.array([[0, 1], [1, 0]])
     network = Cluster((Node("n0", 1, 1), Node("n1", 1, 1)), apart * WAN_LATENCY_SECONDS, apart * WAN_RATE)
     with Wan(network) as wan:

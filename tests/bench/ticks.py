@@ -34,7 +34,7 @@ def stages_of(nodes: Iterable[str], replicas: int) -> Plan:
 
 
 def described(layers: int) -> wire.NodeMessage:
-    """What each node says of the model."""
+    """Each node's description of the model."""
     layer = plan_pb2.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
     return script.prepared(layers=[layer] * layers, buckets=layers)
 

@@ -65,11 +65,11 @@ DEATHS_IN = 30
 MOST_DEATHS = 20
 WORLDWIDE = "worldwide"
 SLOWER = 100
-"""What the paper's bandwidths are divided by, as homes of 1 Mbit/s stand for homes of 100."""
+"""The divisor of the paper's bandwidths: homes of 1 Mbit/s stand for homes of 100."""
 
 ATTEMPTS = 3
 LARGEST_ERROR = 0.1
-"""Of averages in 8 bits. Where hivemind fails, each peer keeps its own tensors."""
+"""The largest error of averages in 8 bits. If hivemind fails, each peer keeps its own tensors."""
 
 COLOURS = {
     "one": "black",
@@ -80,9 +80,9 @@ COLOURS = {
     "DiLoCo": "blue",
     "hivemind": "orange",
 }
-"""In the picture, by how a way's name begins."""
+"""Colours in the picture, by the beginning of a way's name."""
 DASHES = ("-", "--", ":")
-"""In the picture, by the length of rounds."""
+"""Dashes in the picture, by the length of rounds."""
 
 Losses = Mapping[Way, Sequence[Mapping[int, float]]]
 """By way and seed, the held-out losses by step."""
@@ -90,7 +90,7 @@ Losses = Mapping[Way, Sequence[Mapping[int, float]]]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """``seconds`` that a step's samples take, this way; ``predicted`` by the scheduler, if it was asked."""
+    """``seconds`` of a step's samples, this way. ``predicted`` by the scheduler, if it was asked."""
 
     name: str
     way: Way
@@ -109,13 +109,13 @@ def network(line: str, count: int) -> Network:
 
 
 def ours(of: Network, length: int | None) -> dict[str, Any]:
-    """What `measure` found, as JSON can hold it."""
+    """The result of `measure` as JSON can hold it."""
     with tempfile.TemporaryDirectory() as folder:
         return asdict(measure(of, length, Path(folder)))
 
 
 def our_way(one: Measured, length: int) -> Timed:
-    """With rounds of this ``length``."""
+    """Our way with rounds of this ``length``."""
     name = f"rounds = {length}" if length else "without rounds"
     if one.islands == 1:
         return Timed(name, Way(), one.seconds, one.predicted)
@@ -125,7 +125,7 @@ def our_way(one: Measured, length: int) -> Timed:
 def timed(
     line: str, of: Network, alone: Timed, lengths: Sequence[int], hivemind: str, keep: Path | None
 ) -> list[Timed]:
-    """After ``alone`` the others. ``hivemind``: an interpreter that has it; empty: it is left out."""
+    """Times the ways on the line, after ``alone``. ``hivemind``: an interpreter that has it; empty: hivemind is left out."""
     nodes = len(of.nodes)
     found, measured = [alone], 0
     for length in (0, *lengths):
@@ -161,7 +161,7 @@ def read(file: Path | None) -> dict[str, Any]:
 
 
 def kept(file: Path | None, name: str, found: Callable[[], Any]) -> Any:
-    """What was found under this name before, in the JSON ``file``; else it is found now, and kept there."""
+    """An earlier result of this name from the JSON ``file``. If there is none, computes the result now and keeps it there."""
     if name in (before := read(file)):
         return before[name]
     print(f"{name} ...", file=sys.stderr, flush=True)
@@ -209,8 +209,8 @@ def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, keep: Path
 
 
 def with_deaths(of: Network, length: int, loss: float) -> tuple[float, int]:
-    """Trains until an evaluation shows ``loss``, or MOST_DEATHS, and kills another node in the middle of each round. Returns the
-    seconds that it took since the first plan, and the number of deaths."""
+    """Trains until an evaluation shows ``loss``, or for MOST_DEATHS, and kills another node in the middle of each round.
+    Returns the seconds since the first plan, and the number of deaths."""
     with tempfile.TemporaryDirectory() as folder, running(of, length, Path(folder), length + 1) as cluster:
         began = cluster.wait_for("plan_adopted", timeout=300)["time"]
         deaths = 0

@@ -72,7 +72,7 @@ TOTAL_BANDWIDTH = 150e6 / 8
 """Bytes per second over all links."""
 PATIENCE_SECONDS = 1800.0
 UNLIMITED = 1e12
-"""The emulator bounds links, and not what a node exchanges with all its peers together."""
+"""A node's bytes per second with all its peers together: the emulator limits only links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Seconds per step. ``beside``: for ours, the values that explain it, by name."""
+    """Seconds per step. ``beside``: the values that explain our time, by name."""
 
     step: float
     beside: Mapping[str, float] = field(default_factory=dict)
 
 
 def coordinator_of(way: Way, share: float) -> list[str]:
-    """The module that is this way's coordinator, with its first arguments."""
+    """The module of this way's coordinator, with its first arguments."""
     return ["tests.bench.crowded", str(share)] if way.shuffle is None else ["tests.bench.blind", str(way.shuffle)]
 
 
@@ -138,7 +138,7 @@ every = 0
 
 
 def measure_ours(way: Way, network: Scaled, steps: int, share: float) -> Outcome:
-    """Trains ``steps`` steps after some that warm up, on a new network. ``share``: see share_of_a_core."""
+    """Trains ``steps`` steps after some warm-up steps, on a new network. ``share``: see share_of_a_core."""
     last = steps + WARM_UP
     with (
         tempfile.TemporaryDirectory() as folder,
