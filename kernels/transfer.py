@@ -109,7 +109,7 @@ def _pinned(size: int) -> torch.Tensor:
 def to_device(data: memoryview, device: torch.device) -> torch.Tensor:
     """A copy of ``data`` (1-D uint8) on the GPU ``device``, ready for later work on its current stream.
 
-    Does not wait; ``data`` may change at once.
+    Does not wait. The caller may change ``data`` right after.
     """
     copy = pinned(len(data))
     copy.numpy()[:] = np.frombuffer(data, np.uint8)
