@@ -61,7 +61,7 @@ async def log_of(where: str, store: str, *, after: int = 0, follow: bool = False
 
 
 def print_record(record: Record, *, json_lines: bool, all_events: bool = True) -> None:
-    """``all_events``: also prints events that no person must know."""
+    """``all_events``: also prints events that people need not know about."""
     if json_lines:
         print(json.dumps(record.to_json()), flush=True)
         return

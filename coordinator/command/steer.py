@@ -20,7 +20,7 @@ def pause(where: Where = "", json_lines: Json = False) -> None:
     """Pauses the run: after the current step, or with rounds the next exchange, no other step begins until `continue`. Nodes
     stay.
 
-    A checkpoint is written at the same time. The pause outlives a restart of the coordinator.
+    A checkpoint is written during the pause. The pause outlives a restart of the coordinator.
     """
     _steer(where, "PAUSE", json_lines)
 

@@ -35,7 +35,7 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Forgive": frozenset({Role.OPERATOR}),
     "Steer": frozenset({Role.OPERATOR}),
 }
-"""Every method but Enrol, which callers without a role may call."""
+"""Every method except Enrol: Enrol is for callers that have no role yet."""
 
 CALLS_PER_SECOND, CALLS_AT_ONCE = 20.0, 500.0
 """Calls of one name: the lasting rate, and the most in a burst. A caller above it is answered later."""
