@@ -47,7 +47,7 @@ def events(
         ),
     ] = None,
 ) -> None:
-    """Prints the event log: everything that happened in the run, in order.
+    """Prints the event log: all events of the run, in order.
 
     With --follow, it goes on as things happen.
     """
@@ -61,7 +61,7 @@ def events(
 def watch(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Shows a live view of the run until it is over. Ctrl-C ends the view, not the run.
 
-    Into a pipe or a file it prints a line for each tenth step, and for what else a person must know.
+    Into a pipe or a file it prints a line for each tenth step, and for other events that a person must know.
     """
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watch(where, store, json_lines))

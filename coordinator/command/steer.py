@@ -17,9 +17,10 @@ if TYPE_CHECKING:  # the commands that read a log start faster without it
 
 
 def pause(where: Where = "", json_lines: Json = False) -> None:
-    """Pauses the run: after the step in hand, or with rounds the next exchange, no other begins until `continue`. Nodes stay.
+    """Pauses the run: after the current step, or with rounds the next exchange, no other step begins until `continue`. Nodes
+    stay.
 
-    A checkpoint is written meanwhile. The pause outlives a restart of the coordinator.
+    A checkpoint is written during the pause. The pause outlives a restart of the coordinator.
     """
     _steer(where, "PAUSE", json_lines)
 
@@ -33,7 +34,7 @@ def stop(
     where: Where = "",
     now: Annotated[
         bool,
-        typer.Option("--now", help="Do not wait for the step in hand and the checkpoint: the next start goes back."),
+        typer.Option("--now", help="Do not wait for the current step and the checkpoint: the next start goes back."),
     ] = False,
     json_lines: Json = False,
 ) -> None:
@@ -54,7 +55,7 @@ def set_key(
 ) -> None:
     """Changes a key of the run file while the run goes on. More train.steps also continue a run that is over.
 
-    The log keeps the change, so that it outlives a restart. A key that cannot change is refused by a list of those that can.
+    The log keeps the change, so that it outlives a restart. If a key cannot change, the refusal lists the keys that can.
     """
     key, equals, value = change.partition("=")
     if not equals:
@@ -70,7 +71,7 @@ def rollback(
 ) -> None:
     """Goes back to an earlier step, while the run goes on or is paused: to a snapshot on the nodes' disks, or to a checkpoint.
 
-    Later steps and their checkpoints are lost. Where only the weights are left, AdamW's moments begin at zero. An unknown step is
+    Later steps and their checkpoints are lost. If only the weights are left, AdamW's moments begin at zero. An unknown step is
     refused with a list of the steps there are.
     """
     if not yes:
@@ -91,7 +92,8 @@ def _steer(where: str, wish: str, json_lines: bool, key: str = "", value: str = 
 
 
 def tell(where: str, call: str, json_lines: bool, asked: Mapping[str, str], **fields: Any) -> None:
-    """Makes this call, with these fields of its request, and prints the coordinator's sentence; ``asked``: what, for scripts."""
+    """Makes this call, with these fields of its request, and prints the coordinator's sentence. ``asked``: the name of the
+    request, for scripts."""
     from dtfm.coordinator.command.client import ask
 
     reply: wire.Done = asyncio.run(ask(where, call, **fields))

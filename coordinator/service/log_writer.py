@@ -1,4 +1,4 @@
-"""Writing the log: entries before anything is sent, and readers that follow."""
+"""Writes the log: entries are written before anything is sent, and readers follow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dtfm.coordinator.store.store import Store
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.1
-"""Before a write that failed is tried again; then twice as long each time."""
+"""Seconds before a failed write is tried again; then twice as long each time."""
 READERS_PAUSE_SECONDS = 0.25
-"""Who follows the log is told this much later: nodes come first, and a reader may take as much work as a node."""
+"""Readers of the log are told this much later: nodes come first, and a reader may take as much work as a node."""
 
 What = TypeVar("What")
 Result = TypeVar("Result")
@@ -38,11 +38,12 @@ class LogWriter:
         self.is_failing = False  # the last write failed, and is tried again
 
     def on_event(self, listener: Callable[[Record], None]) -> None:
-        """Calls ``listener`` with every event from now on, once it is in the log."""
+        """Calls ``listener`` with every event from now on, when it is in the log."""
         self._listeners.add(listener)
 
     async def append(self, events: Sequence[Event]) -> None:
-        """One durable write. Raises StoreError, but nothing that a listener raises, as one that prints to a full disk does."""
+        """Writes the events durably. Raises StoreError. Does not raise an exception of a listener, which may print to a full
+        disk."""
         for record in await self._write(self._store.append, events):
             for listener in self._listeners:
                 try:
@@ -54,8 +55,8 @@ class LogWriter:
 
     async def append_however_long(self, events: Sequence[Event], longest: float, stopped: asyncio.Event) -> float:
         """Like ``append``, but tries again until the write succeeds, with pauses of at most ``longest`` seconds. Returns the
-        seconds since the first failure; 0: there was none. Raises StoreError if another coordinator writes to the log, or once
-        ``stopped`` is set."""
+        seconds since the first failure; 0: it succeeded the first time. Raises StoreError if another coordinator writes to the
+        log, or when ``stopped`` is set."""
         pause, began = FIRST_PAUSE_SECONDS, 0.0
         while True:
             try:
@@ -101,7 +102,7 @@ class LogWriter:
                 await asyncio.sleep(READERS_PAUSE_SECONDS)
 
     def let_follow(self, more: bool) -> None:
-        """Whether events follow. If not, who has heard all waits for no other."""
+        """Whether events follow. If not, followers that have read all events end."""
         self._closed = not more
         if not more:
             self._appended.set()

@@ -56,9 +56,9 @@ def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
 
 @torch.no_grad()
 def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
-    """Updates a bucket's state in place, on its own device, with flat ``gradients`` of its dtype. A GPU that has the state
-    overwrites ``gradients``. ``step``: the number of steps since the moments were zero. ``train`` has the settings that no
-    operator changes.
+    """Updates a bucket's state in place, on the device or in the host's memory, with flat ``gradients`` of its dtype. A GPU
+    that has the state overwrites ``gradients``. ``step``: the number of steps since the moments were zero. ``train`` has the
+    settings that no operator changes.
 
     The rule is torch.optim.AdamW's (Loshchilov and Hutter, arXiv 1711.05101), in separate operations. torch's own kernels fuse
     multiply-adds differently on each device. Separate operations, each rounded by IEEE 754, give a CPU and a GPU replica the

@@ -1,11 +1,12 @@
 """How far apart honest devices' results are: ``python -m tests.bench.rounding [--layers 8] [--trained 10] [--json]``.
 
-Stages of several families, with weights that were trained for some steps, are computed forward and backward from the same inputs
-by processes that differ in what changes the order of sums: threads, instruction sets (as on older processors), with and without
-oneDNN, deterministic kernels, the precision of float32 products, compiled layers. For each, the largest relative error against
-the first is printed, as audits compute it (node/training/audit.py): of what each stage passes on and back, of the losses, and of
-the pieces of a share's gradients, with two and with eight replicas. "2 threads" stands for a restart, the instruction sets for
-other kinds of processors.
+Stages of several families, with weights that were trained for some steps, are computed forward and backward from the same
+inputs by different processes. The processes differ in things that change the order of sums: threads, instruction sets (as on
+older processors), with and without oneDNN, deterministic kernels, the precision of float32 products, compiled layers.
+
+For each process, the largest relative error against the first one is printed, as audits compute it (node/training/audit.py). It
+is the error of the tensors that each stage passes on and back, of the losses, and of the pieces of a share's gradients, with
+two and with eight replicas. "2 threads" stands for a restart, the instruction sets for other kinds of processors.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Variant:
-    """A process with these environment variables, and what it calls first."""
+    """A process with these environment variables, and its first call."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = 1
@@ -116,7 +117,7 @@ class Work:
                     stage.refresh(index)
 
     def results(self, given: Mapping[str, torch.Tensor] | None) -> Iterator[Result]:
-        """Of each stage, from the inputs in ``given``, or from what the stage before made (None)."""
+        """The results of each stage, from the inputs in ``given``, or from the outputs of the stage before (None)."""
         for stage in self.stages:
             stage.zero_gradients()
         for number in range(SHARE):
@@ -166,7 +167,8 @@ def works(folder: Path, layers: int, compiles: bool) -> Iterator[tuple[str, Work
 
 
 def compute(folder: Path, name: str, layers: int, trained: int) -> None:
-    """In a process of its own: writes what this variant comes to. The reference also trains, and says with what others begin."""
+    """Writes the results of this variant, in a process of its own. The reference also trains, and writes the weights that
+    others begin with."""
     variant = VARIANTS[name]
     torch.set_num_threads(variant.threads)
     torch.backends.mkldnn.enabled = variant.onednn  # type: ignore[assignment]
@@ -198,7 +200,7 @@ def compute(folder: Path, name: str, layers: int, trained: int) -> None:
 
 
 def compared(mine: Mapping[str, torch.Tensor], its: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """By what audits compare, the largest error."""
+    """The largest error, by the tensors that audits compare."""
     kinds = {"out": "activations", "back": "gradients", "loss": "losses", "bucket": "addends"}
     worst = dict.fromkeys(kinds.values(), 0.0)
     for name, tensor in mine.items():
@@ -252,7 +254,7 @@ def rows_of(folder: Path, precision: str, layers: int) -> list[Row]:
 
 
 def norms() -> list[Row]:
-    """Of the gradient of a norm's bias alone, which torch sums in bfloat16."""
+    """The rows on the error of the gradient of a norm's bias alone, which torch sums in bfloat16."""
     rows = []
     for tokens in (192, 1024, 4096):
         torch.manual_seed(0)
