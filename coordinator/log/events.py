@@ -68,6 +68,7 @@ from dtfm.coordinator.log.steps import (
     DigestMismatch as DigestMismatch,
     Evaluated as Evaluated,
     GradientsClipped as GradientsClipped,
+    StageBounded as StageBounded,
     StepAborted as StepAborted,
     StepCommitted as StepCommitted,
 )

@@ -70,6 +70,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.CodecsChosen("a", {"b": {"activations": "i8b256"}}),
     ev.PlanFailed(1, "a", "why"),
     ev.StepCommitted(1, 1, 2.5, 8192, 0.5, 1.25, 32, {"a": 1.0}, {"a": 0.25}),
+    ev.StageBounded(2, 1, 1, ("b",), 1e12, 8.5e3, 0.85, 1.25),
     ev.GradientsClipped(2, 1, {"a": {"b": 3.5}}),
     ev.StepAborted(2, 1, "NON_FINITE", "a", "why"),
     ev.DigestMismatch(2, 1, 0, {"a": "00", "b": "01"}),

@@ -13,8 +13,9 @@ from dtfm.coordinator.core.step.commits import learning_rate
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.clipping import clip_coefficient
 from tests.coordinator.answers import DIGEST
-from tests.coordinator.script import LEASE, training
+from tests.coordinator.script import LAYERS, LEASE, training
 from tests.coordinator.strangers import strangers
 
 
@@ -48,9 +49,11 @@ def test_a_commit_carries_the_whole_models_norm_the_mean_loss_and_with_what_the_
     )
     rate = learning_rate(world.state.message.train, 1)
     assert rate == committed.learning_rate > 0
-    commit = wire.Commit(
-        generation=1, step=1, gradient_norm=2.0, learning_rate=rate, clip_norm=1.0, weight_decay=0.1, status=fares
-    )
+    factor = clip_coefficient(2.0, 1.0)
+    clips = [
+        wire.Commit.Clip(first_layer=first, past_last_layer=first + 2, factor=factor) for first in range(0, LAYERS, 2)
+    ]
+    commit = wire.Commit(generation=1, step=1, learning_rate=rate, weight_decay=0.1, clips=clips, status=fares)
     assert world.last_to("a", "commit") == world.last_to("b", "commit") == commit
 
 
