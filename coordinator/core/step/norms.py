@@ -11,8 +11,8 @@ A norm counts up to FACTOR times the usual one. One bad batch can make the gradi
 Then the others learn next to nothing in that step, whoever is at fault. So a stage may have few such steps: once MANY of its
 last OF norms were LARGE, a norm counts up to LARGE times the usual one.
 
-Of a larger norm the usual one counts. The stage scales its own gradients to that (StageBounded), and the others go on as if it had
-said so. Its work is audited next, and plans put another party beside it (trust/claims.py, witnesses). ``python -m
+Of a larger norm the usual one counts. The stage scales its own gradients to that (StageBounded), and the others go on as if that
+were its norm. Its work is audited next, and plans put another party beside it (trust/claims.py, witnesses). ``python -m
 tests.bench.norms`` shows how far honest norms stay below the bound.
 """
 

@@ -20,7 +20,6 @@ from dtfm.coordinator.log.steps import OVERDUE, SETTLED
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
-
 MOST_LOSS = 1e6
 """The largest mean loss of a token, in nats, that is trained on."""
 
