@@ -17,8 +17,8 @@ REMEDY = "nodes of other parties there could repeat its work"
 
 
 def unaudited(plan: Plan, party: Callable[[str], str], *, again: bool) -> dict[str, str]:
-    """By name of a stage that nobody can audit: who holds it, in words. ``again``: after each round, islands of one node can repeat
-    each other's steps (Rounds.restarts)."""
+    """By name of each stage that nobody can audit, who holds it. ``again``: after each round, islands of one node can repeat each
+    other's steps (Rounds.restarts)."""
     alone = [island.nodes[0] for island in plan.islands if len(island.nodes) == 1]
     islands_can = again and len(set(map(party, alone))) > 1
     found = {}
