@@ -810,37 +810,37 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "learning_rate", "clip_norm", "weight_decay", "evaluate", "snapshot", "pause", "status", "island_norms")
-    class IslandNormsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: float
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    __slots__ = ("generation", "step", "learning_rate", "weight_decay", "clips", "evaluate", "snapshot", "pause", "status")
+    class Clip(_message.Message):
+        __slots__ = ("island", "first_layer", "past_last_layer", "factor")
+        ISLAND_FIELD_NUMBER: _ClassVar[int]
+        FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+        PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+        FACTOR_FIELD_NUMBER: _ClassVar[int]
+        island: int
+        first_layer: int
+        past_last_layer: int
+        factor: float
+        def __init__(self, island: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., factor: _Optional[float] = ...) -> None: ...
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
-    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    CLIPS_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
-    ISLAND_NORMS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
-    gradient_norm: float
     learning_rate: float
-    clip_norm: float
     weight_decay: float
+    clips: _containers.RepeatedCompositeFieldContainer[Commit.Clip]
     evaluate: bool
     snapshot: bool
     pause: bool
     status: RunStatus
-    island_norms: _containers.ScalarMap[int, float]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., clip_norm: _Optional[float] = ..., weight_decay: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., island_norms: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clips: _Optional[_Iterable[_Union[Commit.Clip, _Mapping]]] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")

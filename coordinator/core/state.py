@@ -27,6 +27,9 @@ ATTEMPTS = 3
 Layers = tuple[int, int]
 """[first, past_last)."""
 
+StageKey = tuple[int, int, int]
+"""A stage: its island, and its layers [first, past_last)."""
+
 
 class Admission(enum.Enum):
     """How far a node has come since its stream opened."""
@@ -369,6 +372,14 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
+class Norms:
+    """The ``last`` gradient norms of a stage, and whether each was ``large`` for it (step/norms.py)."""
+
+    last: tuple[float, ...] = ()
+    large: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Speeds:
     """Speeds of one device or link in this generation's steps: the ``recent`` ones, the ``times`` when they were measured, and
     the median of the ``first``. ``changed_since``: since when the recent ones have been far from the first. ``noise`` outlives
@@ -385,6 +396,7 @@ class Speeds:
 class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
+    ``norms``: the last gradient norms of each stage of the plan (step/norms.py).
     ``overdue``: the last step that may go on from where it stood, as its deadline had passed (plan/adoption.py).
     ``disk_bytes``: free on the coordinator's own disk when this process started.
     ``exit_code``: of this process, once it has ``stopped``. Then nothing but farewells happens."""
@@ -400,6 +412,7 @@ class State:
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
+    norms: Mapping[StageKey, Norms] = field(default_factory=dict)
     overdue: int | None = None
     disk_bytes: float = math.inf
     exit_code: int | None = None
@@ -413,6 +426,7 @@ class State:
             evaluation=None,
             safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
             speeds={},
+            norms={},
             auditing=Auditing(self.auditing.number),
             overdue=None,
         )

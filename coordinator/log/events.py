@@ -68,6 +68,7 @@ from dtfm.coordinator.log.steps import (
     DigestMismatch as DigestMismatch,
     Evaluated as Evaluated,
     GradientsClipped as GradientsClipped,
+    StageBounded as StageBounded,
     StepAborted as StepAborted,
     StepCommitted as StepCommitted,
 )
@@ -86,6 +87,7 @@ from dtfm.coordinator.log.trust import (
     Suspected as Suspected,
     WorkAudited as WorkAudited,
 )
+from dtfm.coordinator.log.unaudited import StagesUnaudited as StagesUnaudited
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from dtfm.coordinator.log.wording import MOST_NAMED, Remark, seconds_in_words
+from dtfm.coordinator.log.wording import MOST_NAMED, Remark, name_first, seconds_in_words
+from dtfm.protos.clipping import clip_coefficient
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
+    from dtfm.scheduler.model.plan import Plan
 
 NODE_LEFT = "NODE_LEFT"
 """StepAborted.problem when a node of the plan left. The step itself is not at fault."""
@@ -34,8 +36,18 @@ ROLLED_BACK = "ROLLED_BACK"
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """What the gradients of the stage that has these ``layers`` [first, past_last) of an island are multiplied with."""
+
+    island: int
+    layers: tuple[int, int]
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
+    """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping to the run's norm, with as
+    much of each stage's as counts (StageBounded); ``compute_seconds`` and
     ``wait_seconds`` are by node, and empty in most steps of a long run (core/step/commits.py). ``resumed``: part of the step was
     done in an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step.
 
@@ -75,6 +87,8 @@ class StepCommitted:
             step=self.step,
             last=self,
             optimizer=ledger.optimizer,
+            clips=self._clips(ledger, plan) if plan is not None else (),
+            bounded=(),
             timed=timed,
             step_seconds=seconds,
             writer=None,
@@ -89,12 +103,58 @@ class StepCommitted:
             losses = losses.having("training", losses.training.with_loss(self.step, self.loss))
         return replace(ledger, training=training, trust=trust, losses=losses)
 
+    def _clips(self, ledger: Ledger, plan: Plan) -> tuple[Clip, ...]:
+        """Each island is clipped by its norm, and a stage whose norm counts only in part by itself as well."""
+        norms, most = self.norms_by_island, ledger.optimizer.clip_norm
+        of_island = {
+            stage.island: clip_coefficient(norms.get(stage.island, self.gradient_norm), most) for stage in plan.stages
+        }
+        by_itself = {each.stage: each.factor for each in ledger.training.bounded}
+        return tuple(
+            Clip(stage.island, stage.layers, of_island[stage.island] * by_itself.get(index, 1.0))
+            for index, stage in enumerate(plan.stages)
+        )
+
     def narrate(self) -> str:
         if self.exchange:
             return f"step {self.step}: the islands have exchanged what they learnt, in {seconds_in_words(self.seconds)}"
         speed = self.tokens_per_second
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageBounded:
+    """One party alone holds this stage, by its ``nodes``, and says a ``norm`` of its gradients of which more than ``most`` cannot
+    count (core/step/norms.py). What is ``usual`` counts, and the stage clips its own gradients to that by itself. ``rise``: how
+    many times as large as usual the norms of other stages are. The commit of the step follows."""
+
+    step: int
+    generation: int
+    stage: int
+    nodes: tuple[str, ...]
+    norm: float
+    most: float
+    usual: float
+    rise: float
+    event: Literal["stage_bounded"] = "stage_bounded"
+
+    @property
+    def factor(self) -> float:
+        return self.usual / self.norm
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        training = replace(ledger.training, bounded=(*ledger.training.bounded, self))
+        return replace(ledger, training=training, trust=ledger.trust.with_bounded(map(ledger.party, self.nodes)))
+
+    def narrate(self) -> str:
+        rise = f", as those of other stages have risen {self.rise:.3g} times" if self.rise > 1 else ""
+        return (
+            f"step {self.step}: {name_first(self.nodes)} alone says the gradient norm of stage {self.stage}, {self.norm:.3g}; "
+            f"{self.usual:.3g} is usual{rise}, and up to {self.most:.3g} would count. The step counts {self.usual:.3g}, and the "
+            f"stage multiplies its own gradients with {self.factor:.3g}. Its work is audited next, and plans put another "
+            f"party's node beside {name_first(self.nodes)} where they can"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +28,9 @@ MOST_KNOWN = 20_000
 
 MOST_SUSPICIONS = 1000
 """The number of suspicions that are remembered, the last ones."""
+
+BOUNDED_COMMITS = 200
+"""The number of commits for which plans do without a party as a stage's only one, once a norm that it alone says was bounded."""
 
 MOST_QUARANTINED = 10_000
 """The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
@@ -107,7 +110,9 @@ class WorkAudited:
         trust, who = ledger.trust, ledger.party(self.node)
         now = trust.audits.get(who, Audits()).and_another(self, ledger.party(self.by))
         audits = {**{each: kept for each, kept in trust.audits.items() if each != who}, who: now}
-        return replace(ledger, trust=replace(trust, audits=dict(list(audits.items())[-MOST_KNOWN:])))
+        bounded = {each: last for each, last in trust.bounded.items() if each != who}
+        audits = dict(list(audits.items())[-MOST_KNOWN:])
+        return replace(ledger, trust=replace(trust, audits=audits, bounded=bounded))
 
     def narrate(self) -> str:
         found = "found it right" if self.clean else "got another result"
@@ -258,6 +263,9 @@ class Trust:
     """Those that are not forgotten yet, the oldest first."""
     commits: int = 0
     """The number of commits of the run, those included that were undone."""
+    bounded: Mapping[str, int] = field(default_factory=dict)
+    """By party, at how many commits one of its stages was last bounded (StageBounded). An audit that finds its work right, or
+    BOUNDED_COMMITS without that, end it."""
     damaged_by: tuple[str, ...] = ()
     """Since a plan last started, who said that the snapshot to go on from is damaged, each once."""
 
@@ -271,7 +279,14 @@ class Trust:
         if left:
             after = (each.after_a_commit(commits, nodes) for each in left)
             left = tuple(each for each in after if each is not None)
-        return replace(self, worked={**self.worked, **did}, began=began, commits=commits, suspicions=left)
+        bounded = self.bounded
+        if bounded:
+            bounded = {who: last for who, last in bounded.items() if commits - last < BOUNDED_COMMITS}
+        worked = {**self.worked, **did}
+        return replace(self, worked=worked, began=began, commits=commits, suspicions=left, bounded=bounded)
+
+    def with_bounded(self, parties: Iterable[str]) -> Trust:
+        return replace(self, bounded={**self.bounded, **dict.fromkeys(parties, self.commits)})
 
     def back_to(self, step: int) -> Trust:
         """Training has gone back to this step."""

@@ -52,6 +52,7 @@ _WARNINGS = (
     ev.DiskShort,
     ev.PlanFailed,
     ev.GradientsClipped,
+    ev.StageBounded,
     ev.DescriptionDropped,
     ev.RunPaused,
     ev.Suspected,

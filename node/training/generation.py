@@ -19,7 +19,7 @@ from dtfm.node.data.samples import evaluation_samples, training_samples
 from dtfm.node.host.cuda_streams import after, brought
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.optimizer import Terms, adamw, change_since_exchange, outer_step, squared_norms
+from dtfm.node.model.optimizer import adamw, change_since_exchange, outer_step, squared_norms, terms_of
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
@@ -234,8 +234,6 @@ class Generation:
     def apply(self, commit: Commit) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for this step is stale."""
         step, rounds, train = commit.step, self.placement.rounds, self._loaded.run.train
-        norm = commit.island_norms.get(self.placement.island, commit.gradient_norm)
-        terms = Terms(norm, commit.learning_rate, commit.clip_norm, commit.weight_decay)
         began = self.placement.trained_before
         if rounds.restarts:
             began = max(began, rounds.trained(rounds.rested(step - 1)))
@@ -245,6 +243,7 @@ class Generation:
             if rounds.exchanges(step):
                 outer_step(train, bucket, bucket.gradients)
             else:
+                terms = terms_of(commit, bucket.spec, self.placement.island)
                 adamw(train, rounds.trained(step) - began, terms, bucket, bucket.gradients)
             self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more

@@ -85,7 +85,7 @@ def bench_codecs(device: torch.device) -> list[Row]:
 
 def bench_update(device: torch.device) -> list[Row]:
     """Times AdamW, with the state on the device, and in the host's memory."""
-    speeds, terms = {}, Terms(1.0, 1e-3, 0.0, 0.0)
+    speeds, terms = {}, Terms(1.0, 1e-3, 0.0)
     for home in dict.fromkeys((device, HOST)):
         bucket = Bucket(BucketSpec(0, (0,), (("matrix", (1, UPDATED)),)), device, torch.float32, home)
         seconds = []

@@ -34,6 +34,7 @@ from dtfm.node.model.placement import pieces
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.audit import relative_error
+from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.bench.older_cpus import AS_ON_AVX2
@@ -110,7 +111,8 @@ class Work:
                 self.stages[-1].loss(x, labels, 1 / SHARE).weighted.backward()  # type: ignore[no-untyped-call]
             train = self.run.train
             norm = sum(squared_norms(b.gradients for stage in self.stages for b in stage.buckets.values()))
-            terms = Terms(norm**0.5, learning_rate(train, step), train.clip_norm, train.weight_decay)
+            clip = clip_coefficient(norm**0.5, train.clip_norm)
+            terms = Terms(clip, learning_rate(train, step), train.weight_decay)
             for stage in self.stages:
                 for index, bucket in stage.buckets.items():
                     adamw(train, step, terms, bucket, bucket.gradients)

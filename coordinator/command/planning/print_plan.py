@@ -26,6 +26,7 @@ from dtfm.coordinator.command.planning.rented import (
     without_bf16,
 )
 from dtfm.coordinator.core.validation.description import as_the_run_says, workload_of
+from dtfm.coordinator.log.unaudited import describe_unaudited, unaudited
 from dtfm.coordinator.log.wording import MOST_GAP, describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
@@ -129,6 +130,9 @@ def print_plan(
         with announced("Looking what would put idle GPUs to use"):
             look_for = partial(_idle_uses, cluster, work, decision, pinned, deadline, seed, threads, stop.is_set)
             uses = in_background(look_for, stop)
+    alone = dict[str, str]()
+    if asked is not None and asked.trust.audits:
+        alone = unaudited(decision.plan, str, again=bool(length))
     problem = Problem(cluster, work.with_rounds() if length else work)
     if json_lines:
         more = plan_documents(problem, decision, tokens, length)
@@ -138,12 +142,16 @@ def print_plan(
             more |= {"bill": asdict(costs)}
         if looked:
             more |= {"advice": advised and asdict(advised)}
+        if alone:
+            more |= {"unaudited": alone}
         if uses:
             more |= {"idle_uses": [asdict(use) for use in uses]}
         print(json.dumps(decision_document(decision, elapsed) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
         print(describe_holdings(problem, decision, tokens, length))
+        if alone:
+            print(f"As each node counts as another party's, {describe_unaudited(alone)}.")
         for use in uses:
             print(use)
         if looked:

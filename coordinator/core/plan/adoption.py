@@ -25,6 +25,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.steps import OVERDUE, SETTLED
+from dtfm.coordinator.log.unaudited import cannot_be_audited
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.owed import total
 from dtfm.scheduler.model.plan import Plan
@@ -64,7 +65,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
     if owed not in ledger.training.debts.adopted:
         reason += f"; {total(owed.again):,} micro-batches that lost islands had trained come again"
-    former = ledger.training.plan
+    former, before_it = ledger.training.plan, cannot_be_audited(ledger)
     transition.emit(
         ev.PlanAdopted(
             plan.generation,
@@ -76,6 +77,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
             _counts_from(transition.state, plan),
         )
     )
+    if (now := cannot_be_audited(transition.state.ledger)) != before_it:
+        transition.emit(ev.StagesUnaudited(generation, now))
     disks.look_for_room(transition, former)
     planner = replace(transition.state.planner, chosen=None, has_planned=True)
     transition.end_question(planner, False, "the plan has just changed")

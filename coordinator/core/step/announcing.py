@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from dtfm.coordinator.core.copies import snapshot
+from dtfm.coordinator.core.messages import last_commit
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.plan.replanning import leaver_is_stuck, switch_is_due
 from dtfm.coordinator.core.step import evaluation, telling
@@ -19,10 +20,8 @@ from dtfm.scheduler.model.plan import Plan
 def announce(transition: Transition, plan: Plan) -> None:
     """Sends the commit of the last step."""
     state, run, training = transition.state, transition.state.run, transition.state.ledger.training
-    committed, applied = training.last, training.optimizer
-    assert committed is not None
-    assert applied is not None
-    step, rounds = committed.step, state.rounds
+    step, rounds, commit = training.step, state.rounds, last_commit(state.ledger)
+    assert commit is not None
     at_rest = rounds.at_rest(step)  # else each island has weights of its own: nothing happens but the next step
     last, stuck = at_rest and step >= run.train.steps, at_rest and leaver_is_stuck(transition.state)
     ends = last or (at_rest and state.ledger.hold is not None)
@@ -30,19 +29,14 @@ def announce(transition: Transition, plan: Plan) -> None:
     evaluate = last or (at_rest and rounds.is_due(step, run.train.evaluate_every))
     switch = at_rest and switch_is_due(state)
     checkpoint = ends or closing or rounds.is_due(step, run.checkpoint.every)
-    commit = wire.Commit(
+    then = wire.Commit(
         generation=plan.generation,
-        step=step,
-        gradient_norm=committed.gradient_norm,
-        learning_rate=committed.learning_rate,
-        clip_norm=applied.clip_norm,
-        weight_decay=applied.weight_decay,
-        island_norms=committed.norms_by_island,
         evaluate=evaluate,
         snapshot=at_rest and snapshot.begin(transition, step, checkpoint=checkpoint, last=closing),
         pause=ends or stuck or switch,
         status=telling.status(transition.state),
     )
+    commit.MergeFrom(then)
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
     if evaluate:
         evaluation.expect(transition, step, plan)

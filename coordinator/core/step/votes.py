@@ -8,6 +8,7 @@ from dtfm.coordinator.core.copies import standby
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.refusal import is_finite, name_some, shorten
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
@@ -18,6 +19,9 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import OVERDUE, SETTLED
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
+
+MOST_LOSS = 1e6
+"""The largest mean loss of a token, in nats, that is trained on."""
 
 
 def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
@@ -34,10 +38,10 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
         reason = f"in step {vote.step} it counted {vote.samples} samples; its part in plan {plan.generation} is {due}"
         transition.find(Setback(SETTLED, node, reason, proven=Charge.SAMPLE_COUNT))
         return
-    if not is_finite(vote.squared_gradient_norm, vote.loss_sum):
-        transition.find(_failure(wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite"))
-        return
     check_loss(vote, state.run.model.family)
+    if problem := _diverges(vote, state.run.model.family):
+        transition.find(_failure(state, wire.NON_FINITE, node, problem))
+        return
     passed = auditing.passed_in(state, phase, node, vote)
     phase = replace(phase, votes={**phase.votes, node: vote}, passed=passed)
     transition.set_phase(phase)
@@ -69,9 +73,9 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
         transition.find(_failure_between(problem, node, message.peer, sentence))
     elif problem == wire.PEER_LOST:
         reason = f"it lost {shorten(repr(message.peer), 64)}, with which it exchanges nothing"
-        transition.find(_failure(wire.INTERNAL, node, reason))
+        transition.find(_failure(transition.state, wire.INTERNAL, node, reason))
     else:
-        transition.find(_failure(problem, node, sentence))
+        transition.find(_failure(transition.state, problem, node, sentence))
 
 
 def step_overdue(transition: Transition, phase: Stepping) -> None:
@@ -85,9 +89,19 @@ def step_overdue(transition: Transition, phase: Stepping) -> None:
     transition.find(Setback(OVERDUE, suspects[0], reason, (Doubt(Charge.STALLED, suspects, reason),)))
 
 
-def _failure(problem: wire.StepProblem, node: str, sentence: str) -> Setback:
+def _diverges(vote: wire.StepReady, family: str) -> str:
+    """Why no step can be made of the node's vote; empty: one can. A model of the ``family`` "module" may have any finite loss."""
+    if not is_finite(vote.squared_gradient_norm, vote.loss_sum, *vote.losses):
+        return "its loss or gradient norm is NaN or infinite"
+    loss = vote.loss_sum / max(vote.samples, 1)
+    if family != "module" and loss > MOST_LOSS:
+        return f"its loss is {loss:.3g} nats a token, which is more than {MOST_LOSS:g}"
+    return ""
+
+
+def _failure(state: State, problem: wire.StepProblem, node: str, sentence: str) -> Setback:
     """The node says that it fails by itself."""
-    reason = f"{sentence}{_ADVICE.get(problem, '')}"
+    reason = f"{sentence}{_advice(state, problem)}"
     doubt = Doubt(_CHARGES[problem], (node,), reason, (node,))
     return Setback(wire.StepProblem.Name(problem), node, sentence, (doubt,))
 
@@ -106,10 +120,15 @@ _CHARGES = {
     wire.INTERNAL: Charge.STEP_FAILED,
 }
 
-_ADVICE = {
-    wire.NON_FINITE: ". Lower train.learning_rate, lengthen train.warmup_steps, or look at the data",
-    wire.OUT_OF_MEMORY: ". Lower train.micro_batch, or add nodes",
-}
+
+def _advice(state: State, problem: wire.StepProblem) -> str:
+    """How whoever runs the run can keep steps from failing in this way; empty: it is not the run's fault."""
+    if problem == wire.OUT_OF_MEMORY:
+        return ". Lower train.micro_batch, or add nodes"
+    if problem == wire.NON_FINITE:
+        rate = state.ledger.optimizer.learning_rate
+        return f". Lower train.learning_rate, which is {rate:g}, lengthen train.warmup_steps, or look at the data"
+    return ""
 
 
 def _due_samples(transition: Transition, plan: Plan, node: str) -> int:

@@ -103,7 +103,7 @@ def conclude(transition: Transition) -> None:
                 continue
             phase = _set_audit(transition, phase, audit, None)
             if (setback := judged(transition, audit)) is not None:
-                _now_due(transition, {audit.order.node})
+                audit_next(transition, {audit.order.node})
                 transition.find(setback)
                 return
     _ask(transition, phase)
@@ -121,12 +121,13 @@ def interrupted(transition: Transition, phase: Stepping, ender: str) -> tuple[Do
         reason = f"it ended step {phase.step} while its work was being audited"
         against = [by for by, view in views.items() if view in (View.WRONG, View.WITHHELD)]
         doubts += [Doubt(Charge.WITHHELD, (node, by), reason, (by,)) for by in against]
-    _now_due(transition, {audit.order.node for audit in phase.audits})
+    audit_next(transition, {audit.order.node for audit in phase.audits})
     return tuple(doubts)
 
 
-def _now_due(transition: Transition, nodes: Collection[str]) -> None:
-    """An audit of these nodes' work came to nothing."""
+def audit_next(transition: Transition, nodes: Collection[str]) -> None:
+    """The work of these nodes is audited in any case when they next take part in a step: an audit of it failed, or a norm that
+    one party alone says was bounded."""
     memory = transition.state.auditing
     due = {**memory.due, **dict.fromkeys(nodes, 0)}
     transition.state = replace(transition.state, auditing=replace(memory, due=due))

@@ -3,7 +3,8 @@
 A suspicion names the nodes one of which is at fault (log/trust.py). Every room makes them, and this rule alone reads them:
 
 1. *One party alone.* Whom the coordinator has seen fail, or who says so of itself, in ATTEMPTS attempts, is quarantined. Among
-   people who know each other the run is at fault instead, if others fail in the same way.
+   people who know each other the run is at fault instead, if others fail in the same way, or if a loss is not finite and the
+   others are too few for the run.
 2. *One of several, as the coordinator has seen it.* The party that was among the suspects in most attempts, ATTEMPTS at least, is
    quarantined. If there are two such, their link counts as broken; if more, the one of least standing goes.
 3. *One against another.* Either may be at fault. The pair is kept apart as long as the suspicion lasts (disputes.py). A node that
@@ -172,11 +173,19 @@ def _alone(ledger: Ledger) -> list[Guilty] | Verdict:
         if attempts < ATTEMPTS:
             continue
         others = {ledger.party(node) for node in ledger.ready} - {who}
-        if not ledger.is_open and not others:
+        is_needed = not others or (charge is Charge.NON_FINITE and _is_needed(ledger, who))
+        if not ledger.is_open and is_needed:
             return Verdict(run=f"{attempts} attempts in a row failed; the last: {said[-1].said.reason}", charge=charge)
         reason = f"{attempts} attempts failed because of it alone; the last: {said[-1].said.reason}"
         guilty.append(Guilty(said[-1].nodes[-1], charge, reason, undecided=charge in _NOT_PROVEN))
     return guilty
+
+
+def _is_needed(ledger: Ledger, who: str) -> bool:
+    """Whether the other parties have fewer nodes than the run file wants stages."""
+    wanted = ledger.run.get("cluster", {}).get("stages", "auto")
+    stages = len(wanted) if isinstance(wanted, list) else 1 if wanted == "auto" else int(wanted)
+    return sum(ledger.party(node) != who for node in ledger.ready) < stages
 
 
 def _contradicted(state: State) -> list[Guilty]:
