@@ -77,6 +77,7 @@ class StepCommitted:
             optimizer=ledger.optimizer,
             timed=timed,
             step_seconds=seconds,
+            work=ledger.training.work.with_step(self.step, self.seconds),
             writer=None,
         )
         if plan is not None:
