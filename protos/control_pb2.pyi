@@ -1037,6 +1037,8 @@ class SteerRequest(_message.Message):
         SET: _ClassVar[SteerRequest.Wish]
         SAVE: _ClassVar[SteerRequest.Wish]
         ROLLBACK: _ClassVar[SteerRequest.Wish]
+        FROM_WEIGHTS: _ClassVar[SteerRequest.Wish]
+        FROM_START: _ClassVar[SteerRequest.Wish]
     PAUSE: SteerRequest.Wish
     CONTINUE: SteerRequest.Wish
     STOP: SteerRequest.Wish
@@ -1044,6 +1046,8 @@ class SteerRequest(_message.Message):
     SET: SteerRequest.Wish
     SAVE: SteerRequest.Wish
     ROLLBACK: SteerRequest.Wish
+    FROM_WEIGHTS: SteerRequest.Wish
+    FROM_START: SteerRequest.Wish
     WISH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dtfm.coordinator.log.debts import Debts
 from dtfm.coordinator.log.steps import StepCommitted
-from dtfm.coordinator.log.work import Work
 from dtfm.coordinator.log.wording import codecs_in_use, describe_codecs, describe_plan, describe_seconds
+from dtfm.coordinator.log.work import Work
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
