@@ -175,33 +175,28 @@ def _islands_that_return(state: State, phase: Gathering, now: float) -> str:
 
 def _question(state: State, lost: Lost) -> str:
     """What there is, the commands, and what each of them costs."""
-    step = state.ledger.training.step
     answers = []
     if lost.ever.step > lost.here.step:
-        needed = lost.table.needed(lost.ever, lost.away)
-        where = "in memory" if lost.ever.kind is Kind.MEMORY else "on disk"
-        what = f"part of the state of step {lost.ever.step} {where}"
+        needed = name_some(lost.table.needed(lost.ever, lost.away))
         price = _price(state, lost.ever.step)
-        answers.append(f"start {name_some(needed)} again, with {what}: training then goes on by itself{price}")
+        if lost.ever.kind is Kind.MEMORY:
+            answers.append(f"reconnect {needed}, which may still have step {lost.ever.step} in memory ({price})")
+        else:
+            answers.append(f"start {needed} again, with part of step {lost.ever.step} on disk ({price})")
     if lost.here.kind is not None:
-        answers.append(
-            f"`dtfm-coordinator rollback {lost.here.step}`, to a whole snapshot{_price(state, lost.here.step)}"
-        )
+        step = lost.here.step
+        answers.append(f"`dtfm-coordinator rollback {step}`: from a whole snapshot ({_price(state, step)})")
     if lost.weights:
-        price = _price(state, lost.weights)
-        answers.append(
-            f"`dtfm-coordinator continue --from weights`, those of step {lost.weights}, without AdamW's moments{price}"
-        )
-    answers.append(f"`dtfm-coordinator continue --from start`{_price(state, 0)}")
-    return (
-        f"nobody here has the state as of step {step}, and an operator has to say how to go on: {'; or '.join(answers)}"
-    )
+        what = f"from step {lost.weights} without AdamW's moments ({_price(state, lost.weights)})"
+        answers.append(f"`dtfm-coordinator continue --from weights`: {what}")
+    answers.append(f"`dtfm-coordinator continue --from start` ({_price(state, 0)})")
+    return f"nobody here has the state of step {state.ledger.training.step}. To go on: {', or '.join(answers)}"
 
 
 def _price(state: State, step: int) -> str:
-    """What going back to the step costs, as the end of a sentence."""
+    """What going back to the step costs."""
     training = state.ledger.training
     if step >= training.step:
-        return ", and no step is lost"
+        return "no step is lost"
     took, steps = duration_in_words(training.work.between(step, training.step)), training.step - step
-    return f", and {counted(steps, 'step')} ({took} of work) {'is' if steps == 1 else 'are'} trained again"
+    return f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} lost, {took} of work"
