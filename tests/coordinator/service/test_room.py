@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ def test_a_full_disk_is_waited_for_and_told_once_a_minute(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", allocate)
-    monkeypatch.setattr(room.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(room.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     room.wait_for_room([tmp_path / "not there", tmp_path])
     assert clock[0] == full_until
     assert [record.message for record in caplog.records] == 3 * [
