@@ -118,7 +118,7 @@ class NodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "upload")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "upload", "lapsed")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class CoordinatorMessage(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    LAPSED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -157,7 +158,8 @@ class CoordinatorMessage(_message.Message):
     quarantined: Quarantined
     status: RunStatus
     upload: Upload
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ...) -> None: ...
+    lapsed: Lapsed
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ..., lapsed: _Optional[_Union[Lapsed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "node", "incarnation", "candidates", "device", "port", "relay")
@@ -250,6 +252,12 @@ class RunStatus(_message.Message):
     heartbeat_seconds: float
     idle: str
     def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., generation: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., waiting: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., idle: _Optional[str] = ...) -> None: ...
+
+class Lapsed(_message.Message):
+    __slots__ = ("lease_seconds",)
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lease_seconds: float
+    def __init__(self, lease_seconds: _Optional[float] = ...) -> None: ...
 
 class Certificate(_message.Message):
     __slots__ = ("certificate",)
@@ -1037,6 +1045,8 @@ class SteerRequest(_message.Message):
         SET: _ClassVar[SteerRequest.Wish]
         SAVE: _ClassVar[SteerRequest.Wish]
         ROLLBACK: _ClassVar[SteerRequest.Wish]
+        FROM_WEIGHTS: _ClassVar[SteerRequest.Wish]
+        FROM_START: _ClassVar[SteerRequest.Wish]
     PAUSE: SteerRequest.Wish
     CONTINUE: SteerRequest.Wish
     STOP: SteerRequest.Wish
@@ -1044,6 +1054,8 @@ class SteerRequest(_message.Message):
     SET: SteerRequest.Wish
     SAVE: SteerRequest.Wish
     ROLLBACK: SteerRequest.Wish
+    FROM_WEIGHTS: SteerRequest.Wish
+    FROM_START: SteerRequest.Wish
     WISH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]

@@ -20,14 +20,16 @@ def members(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -
     """Shows the nodes: address, device, and what each computes."""
     from dtfm.coordinator.view.members import member_documents
 
-    ledger = asyncio.run(_run(where, store)).ledger
-    documents = member_documents(ledger)
+    so_far = asyncio.run(_run(where, store))
+    ledger, documents = so_far.ledger, member_documents(so_far.ledger)
     if not documents and not json_lines:
         print(
             f"No node takes part{f': the run is over, {ledger.outcome.reason}' if ledger.outcome is not None else ''}."
         )
     for document in documents:
         print(json.dumps(document) if json_lines else _member_line(document), flush=True)
+    if so_far.asks and not json_lines:
+        print(f"The run needs an operator: {so_far.said}.")
 
 
 def events(

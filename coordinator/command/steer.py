@@ -25,9 +25,29 @@ def pause(where: Where = "", json_lines: Json = False) -> None:
     _steer(where, "PAUSE", json_lines)
 
 
-def go_on(where: Where = "", json_lines: Json = False) -> None:
-    """Goes on with a run that is paused, or that is about to stop."""
-    _steer(where, "CONTINUE", json_lines)
+def go_on(
+    where: Where = "",
+    lost: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="weights|start",
+            help="Where to go on once the run's state is lost. weights: from the newest ones on the coordinator's disk or in "
+            "[checkpoint] uri, with AdamW's moments of zero. start: from step 1, on the same samples.",
+        ),
+    ] = "",
+    json_lines: Json = False,
+) -> None:
+    """Goes on with a run that is paused, or that is about to stop.
+
+    With --from, goes on with a run whose state is lost: no node that is here has it. Such a run waits. `watch`, `members` and the
+    page say which nodes have the state and are away, what else there is, and how many steps and minutes each way loses. The run
+    goes on by itself once those nodes are back. While a run has its state, --from is refused. The run file can answer
+    beforehand: [cluster] when_state_is_lost.
+    """
+    if lost not in ("", "weights", "start"):
+        raise ValueError(f"--from {lost} is neither weights nor start; leave it out to go on with a run that is paused")
+    _steer(where, f"FROM_{lost.upper()}" if lost else "CONTINUE", json_lines)
 
 
 def stop(

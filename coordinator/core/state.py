@@ -135,14 +135,25 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+class Away:
+    """A node that left without a word, and may have kept the state that it had in memory. ``heard``: its last sign of life.
+    ``silent``: its lease ended; otherwise its connection broke. ``back``: when it came back; None: it has not."""
+
+    heard: float
+    silent: bool
+    back: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Members:
     """Who is connected, and what is remembered of those who left.
 
     ``sessions`` are by node, and ``streams`` says whose each is. ``ended``: those that left for good last, the oldest first.
-    ``retries`` are of broken links, and ``slow`` of those that became slow, by their two nodes in order of name. ``dialled``:
-    by who, then by whom, what came of dialling; ``tried``: by two nodes in order of name, the relays that did not work between
-    them. ``looked``: when this process last looked at the clock; ``hearing``: since when it has done so without a gap, and
-    heard nodes as they spoke. ``decisions``: the number of times a plan has decided the run's precision.
+    ``away``: by node, those that left without a word, and when they came back. ``retries`` are of broken links, and ``slow`` of
+    those that became slow, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of dialling;
+    ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process last
+    looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke. ``decisions``: the
+    number of times a plan has decided the run's precision.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
@@ -152,6 +163,7 @@ class Members:
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
+    away: Mapping[str, Away] = field(default_factory=dict)
     decisions: int = 0
     looked: float = -math.inf
     hearing: float = -math.inf

@@ -37,6 +37,10 @@ LONGEST_WAVE_LEASES = 1.0
 GRACE_LEASES = 6
 """How long training waits for nodes to return with state that nobody else has: after a restart, or after they were lost."""
 
+CUT_OFF_LEASES = 30
+"""How long training waits for nodes that fell silent while they trained, if they have state that nobody else has. They may be cut
+off from the coordinator alone, and come back when the line does. Their state is lost if training goes back before that."""
+
 PROBE_LEASES = 6
 """How long a newcomer may take to measure its links. After that the missing ones count as average."""
 
@@ -58,6 +62,7 @@ STEP_FACTOR = 20
 # None may be longer than one that has to outlast it, and the first sign of life has time for two heartbeats.
 assert COMMIT_WAIT_LEASES <= HASTE_LEASES <= TOGETHER_LEASES / 2 <= TOGETHER_LEASES <= HEARTBEAT_LEASES
 assert 2 * HEARTBEAT_LEASES <= SIGN_OF_LIFE_LEASES <= PLANNING_LEASES <= 1.0 <= LONGEST_WAVE_LEASES <= GRACE_LEASES
+assert GRACE_LEASES <= CUT_OFF_LEASES <= PATIENCE_LEASES
 assert GRACE_LEASES <= PROBE_LEASES <= STEP_LEASES <= PATIENCE_LEASES
 
 

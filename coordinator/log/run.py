@@ -152,9 +152,10 @@ class DataConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Remark):
-    """Nothing trains, for this reason."""
+    """Nothing trains, for this reason. ``asks``: an operator has to say how to go on, and the reason names the commands."""
 
     reason: str
+    asks: bool = False
     event: Literal["waiting"] = "waiting"
 
     def narrate(self) -> str:

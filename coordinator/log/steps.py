@@ -91,6 +91,7 @@ class StepCommitted:
             bounded=(),
             timed=timed,
             step_seconds=seconds,
+            work=ledger.training.work.with_step(self.step, self.seconds),
             writer=None,
         )
         if plan is not None:

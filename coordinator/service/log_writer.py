@@ -17,6 +17,8 @@ from dtfm.coordinator.store.store import Store
 log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.1
 """Seconds before a failed write is tried again; then twice as long each time."""
+SAY_AGAIN_SECONDS = 60.0
+"""After which it is said again that the log cannot be written."""
 READERS_PAUSE_SECONDS = 0.25
 """Readers of the log are told this much later: nodes come first, and a reader may take as much work as a node."""
 
@@ -54,10 +56,10 @@ class LogWriter:
         self._appended = asyncio.Event()
 
     async def append_however_long(self, events: Sequence[Event], longest: float, stopped: asyncio.Event) -> float:
-        """Like ``append``, but tries again until the write succeeds, with pauses of at most ``longest`` seconds. Returns the
-        seconds since the first failure; 0: it succeeded the first time. Raises StoreError if another coordinator writes to the
-        log, or when ``stopped`` is set."""
-        pause, began = FIRST_PAUSE_SECONDS, 0.0
+        """Like ``append``, but tries again until the write succeeds, with pauses of at most ``longest`` seconds. Says each minute
+        that the run waits. Returns the seconds since the first failure; 0: it succeeded the first time. Raises StoreError if
+        another coordinator writes to the log, or when ``stopped`` is set."""
+        pause, began, said = FIRST_PAUSE_SECONDS, 0.0, 0.0
         while True:
             try:
                 await self.append(events)
@@ -66,6 +68,8 @@ class LogWriter:
             except StoreError as error:
                 if not self.is_failing:
                     began, self.is_failing = time.monotonic(), True
+                if not said or time.monotonic() - said >= SAY_AGAIN_SECONDS:
+                    said = time.monotonic()
                     log.error(
                         "the run stands still until the log can be written, and then goes on by itself: %s", error
                     )

@@ -84,6 +84,8 @@ class Notifier:
             self._tell(event.event, event.narrate())
         if isinstance(event, ev.Waiting):
             self._why = event.reason
+            if event.asks:
+                self._tell(event.event, event.narrate())
         if isinstance(event, MOVES_ON):
             if self._stalled and isinstance(event, ev.StepCommitted):
                 self._tell("run_goes_on", f"step {event.step} is committed")

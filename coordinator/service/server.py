@@ -26,7 +26,7 @@ from dtfm.coordinator.core.steering import changed_run
 from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
-from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
+from dtfm.coordinator.log.events import Event, RunStarted, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, claim, tidy, write_manifest
 from dtfm.coordinator.service.front import Front
@@ -149,15 +149,17 @@ class Server:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
         contains, go into the log first. ``stays``: a complete run goes on being served, until `ask_to_stop` is called.
 
-        Raises Deaf. Raises StoreError if these events cannot be written, if another coordinator writes to the log, or if it is
-        to stop while the log cannot be written.
+        Raises Deaf. Raises StoreError if a new run's events cannot be written, if another coordinator writes to the log, or if
+        it is to stop while the log cannot be written.
         """
         work = (self._beat(), self._keep_the_lease(), self.follower.follow())
         working = {asyncio.create_task(each) for each in work}
         self._compiling = asyncio.create_task(_compile())
         try:
-            if events:
+            if events and isinstance(events[0], RunStarted):
                 await self.log.append(events)
+            elif events:
+                self._lost += await self.log.append_however_long(events, self.state.lease, self._told_to_stop)
             await self._clear_unfinished()  # of the process before: nothing is under way yet
             while True:
                 while not self.state.stopped:

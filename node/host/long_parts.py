@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -12,21 +11,6 @@ from contextlib import contextmanager
 log = logging.getLogger(__name__)
 
 LONG_SECONDS = 2.0
-
-
-class Repeated:
-    """A message that would be logged again and again, for example about attempts that fail in the same way."""
-
-    def __init__(self, every_seconds: float) -> None:
-        self._every = every_seconds
-        self._last = ("", -math.inf)
-
-    def is_news(self, what: str, now: float) -> bool:
-        """Whether to log the message ``now``: it differs from the last one, or that was long ago."""
-        if what == self._last[0] and now - self._last[1] < self._every:
-            return False
-        self._last = (what, now)
-        return True
 
 
 @contextmanager

@@ -266,8 +266,10 @@ def lapse(transition: Transition) -> None:
     _look_at_the_clock(transition)
     for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
         if transition.now - _heard(transition.state, session) > transition.state.lease:
+            lapsed = wire.Lapsed(lease_seconds=transition.state.lease)
+            transition.send([session.node], wire.CoordinatorMessage(lapsed=lapsed))
             transition.commands.append(HangUp(session.stream))
-            leave(transition, session, f"no sign of life for {transition.state.lease:g} seconds")
+            leave(transition, session, f"no sign of life for {transition.state.lease:g} seconds", silent=True)
         elif session.admission is Admission.PROBING and transition.now > session.probe_until:
             transition.log(f"{session.node} did not report its links in time; they count as average")
             _arrive(transition, session)

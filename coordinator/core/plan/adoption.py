@@ -11,12 +11,14 @@ from dataclasses import replace
 from itertools import count
 
 from dtfm.coordinator.core.copies import disks, snapshot, standby
+from dtfm.coordinator.core.copies.availability import Kind
+from dtfm.coordinator.core.copies.lost_state import resume_point
 from dtfm.coordinator.core.ending import conclude
 from dtfm.coordinator.core.findings import Doubt, Setback
 from dtfm.coordinator.core.givers import givers, only_givers
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
-from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot
+from dtfm.coordinator.core.plan.going_back import go_back
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.transition import Transition
@@ -54,8 +56,13 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     if transition.state.is_closing and (ledger.copies.is_safe(before) or is_home):
         conclude(transition)
         return
-    if not transition.state.ledger.state_is_held and (newest := newest_snapshot(transition.state)).step < before:
-        go_back(transition, newest, "no node holds all of the state as of the last step any more", in_doubt=False)
+    if not transition.state.ledger.state_is_held:
+        if (point := resume_point(transition.state, transition.now)) is None:
+            regroup(transition, cause)
+            return
+        begins_there = point.kind is Kind.WEIGHTS and ledger.copies.from_weights != point.step
+        if point.step < before or begins_there:
+            go_back(transition, point, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
     generation, trained = ledger.training.generation + 1, ledger.training.trained(ledger.training.step)
     at_rest = transition.state.rounds.at_rest(ledger.training.step)

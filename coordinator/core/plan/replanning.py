@@ -9,7 +9,7 @@ from functools import partial
 
 from dtfm.coordinator.core.copies import standby
 from dtfm.coordinator.core.copies.availability import availability
-from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
+from dtfm.coordinator.core.copies.lost_state import awaited
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan import precision
@@ -42,6 +42,8 @@ class WaitReason(enum.Enum):
     TOO_FEW_NODES = enum.auto()
     NODES_MAY_RETURN = enum.auto()
     """Training would go back otherwise, and that costs more than waiting."""
+    STATE_IS_LOST = enum.auto()
+    """Training would go back otherwise, and that costs so much that an operator has to say so."""
     STANDBYS_MAY_REPORT = enum.auto()
     """A standby has not yet said whether it has what nobody else has any more."""
     NO_PLAN = enum.auto()
@@ -191,10 +193,13 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
         return Wait(WaitReason.PAUSED, hold.narrate())
     if problem := _too_few(state, phase, now):
         return Wait(WaitReason.TOO_FEW_NODES, problem)
-    if awaited := worth_waiting(state, phase, now):
-        return Wait(WaitReason.NODES_MAY_RETURN, awaited)
+    waits = awaited(state, phase, now)
+    if waits is not None and not waits.asks:
+        return Wait(WaitReason.NODES_MAY_RETURN, waits.sentence)
     if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
         return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
+    if waits is not None:
+        return Wait(WaitReason.STATE_IS_LOST, waits.sentence)
     question = question_of(state)
     if planner.chosen is not None:
         return Adopt(planner.chosen, phase.reason)
@@ -303,7 +308,8 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
         sentence = f"{sentence}; quarantined: {names} (`dtfm-coordinator forgive NODE` lets one come back)"
         sentence = f"{sentence}; the last for {last.charge}: {last.reason}"
     if phase.said != sentence:
-        transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence))
+        asks = reason is WaitReason.STATE_IS_LOST
+        transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence, asks))
         phase = replace(phase, said=sentence)
     if phase != transition.state.phase:
         transition.set_phase(phase)

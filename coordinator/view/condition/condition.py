@@ -26,7 +26,7 @@ class Mood(enum.StrEnum):
     WAIT = "wait"
     """Nothing is wrong, and nothing trains."""
     CARE = "care"
-    """The run trains, and somebody should look."""
+    """Somebody should look."""
     BAD = "bad"
     """The run does not make progress."""
 
@@ -57,6 +57,8 @@ def conditions(so_far: SoFar, now: float) -> list[Condition]:
         return [
             Condition(Mood.WAIT, f"no coordinator: {so_far.stopped}; `dtfm-coordinator serve` goes on", so_far.last)
         ]
+    if so_far.asks:
+        return [Condition(Mood.CARE, f"needs an operator: {so_far.said}", so_far.awaited or None)]
     if ledger.training.plan is None:
         return [_waits(so_far)]
     if not so_far.begun:

@@ -48,6 +48,7 @@ def test_a_snapshot_that_misses_a_part_is_passed_over() -> None:
     world.step()
     plan_only_with(world, "b")
     world.lose("a")
+    world.wait(PAUSE + 1, beating="b")
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
