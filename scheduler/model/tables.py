@@ -29,7 +29,7 @@ class Tables(NamedTuple):
     ``node[i]`` has flops, memory, host_memory, proven (0 or 1), and per_up and per_down: the seconds per byte of its line.
     ``line`` is the row of that line: i, or one behind the nodes, where Cluster.lines come, of which only these seconds count.
     ``sibling`` is the next of those that share the line, in a ring: i itself if it has one of its own. With ``mixed``, each stage
-    needs a proven node.
+    needs a proven node; with ``tied``, each node of the first one a link with each of the last.
     ``link[i, j]`` has latency, slowness and via: the row of its relay's line, or -1 where no other line than those of i and j is
     passed. ``relayed`` is the number of links with one. ``toward[j, kind, i]`` has, of the link from i to j and back, what
     sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links. In
@@ -56,6 +56,7 @@ class Tables(NamedTuple):
     micro_batches: int
     relayed: int
     mixed: bool
+    tied: bool
     update_seconds_per_byte: float
     paper: Floats
 
@@ -114,6 +115,7 @@ def tables(problem: Problem) -> Tables:
         micro_batches=int(workload.micro_batches),
         relayed=int((problem.via >= 0).sum()),
         mixed=problem.is_mixed,
+        tied=workload.tied,
         update_seconds_per_byte=float(
             workload.bytes_over_bus_per_parameter_byte / workload.host_bytes_per_parameter_byte / BUS_BYTES_PER_SECOND
         ),

@@ -95,6 +95,8 @@ class Workload:
     checkpointing: Checkpointing | None = Checkpointing.NONE
     optimizer_state: OptimizerState | None = OptimizerState.DEVICE
     paper: PaperCosts | None = None
+    tied: bool = False
+    """The first and the last stage share parameters, so that all their nodes exchange gradients."""
 
     def __post_init__(self) -> None:
         if not self.layers:
