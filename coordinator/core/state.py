@@ -124,11 +124,21 @@ class Dialled:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a broken link is measured again, and the pause after that. ``works_since``: None while it is broken."""
+    """When a broken link is measured again, and the pause before that. ``works_since``: None while it is broken. ``is_first``: it
+    has not been measured since it broke."""
 
     due: float
     pause: float
     works_since: float | None = None
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """When a node that is out of use is tested. ``asked``: when it was asked for the test; None: it was not yet."""
+
+    due: float
+    asked: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +148,17 @@ class Members:
     ``sessions`` are by node, and ``streams`` says whose each is. ``ended``: those that left for good last, the oldest first.
     ``retries`` are of broken links, and ``slow`` of those that became slow, by their two nodes in order of name. ``dialled``:
     by who, then by whom, what came of dialling; ``tried``: by two nodes in order of name, the relays that did not work between
-    them. ``looked``: when this process last looked at the clock; ``hearing``: since when it has done so without a gap, and
+    them. ``tests`` are by node that is out of use.
+    ``lost``: by node, those that it says to have lost since the last commit, after so many commits of the run.
+    ``looked``: when this process last looked at the clock; ``hearing``: since when it has done so without a gap, and
     heard nodes as they spoke. ``decisions``: the number of times a plan has decided the run's precision.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
     streams: Mapping[int, str] = field(default_factory=dict)
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
+    tests: Mapping[str, Test] = field(default_factory=dict)
+    lost: Mapping[str, tuple[int, frozenset[str]]] = field(default_factory=dict)
     slow: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
@@ -386,6 +400,7 @@ class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
     ``overdue``: the last step that may go on from where it stood, as its deadline had passed (plan/adoption.py).
+    ``stalls``: the number of commits of the run, and how often a deadline has passed since the last of them.
     ``disk_bytes``: free on the coordinator's own disk when this process started.
     ``exit_code``: of this process, once it has ``stopped``. Then nothing but farewells happens."""
 
@@ -401,6 +416,7 @@ class State:
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
     overdue: int | None = None
+    stalls: tuple[int, int] = (0, 0)
     disk_bytes: float = math.inf
     exit_code: int | None = None
 
@@ -415,7 +431,19 @@ class State:
             speeds={},
             auditing=Auditing(self.auditing.number),
             overdue=None,
+            stalls=(0, 0),
         )
+
+    @property
+    def stalls_since_commit(self) -> int:
+        """How often a deadline has passed since the last commit."""
+        commits, times = self.stalls
+        return times if commits == self.ledger.trust.commits else 0
+
+    @property
+    def with_stall(self) -> tuple[int, int]:
+        """``stalls``, now that another deadline has passed."""
+        return self.ledger.trust.commits, self.stalls_since_commit + 1
 
     @property
     def stopped(self) -> bool:

@@ -34,6 +34,9 @@ PLANNING_LEASES = 0.5
 LONGEST_WAVE_LEASES = 1.0
 """Newcomers are planned with at most this long after the first of them arrived, even if more keep coming."""
 
+TEST_LEASES = 3
+"""What a node that is out of use has for timing its device, to show that it works."""
+
 GRACE_LEASES = 6
 """How long training waits for nodes to return with state that nobody else has: after a restart, or after they were lost."""
 
@@ -53,6 +56,16 @@ first of a plan, which may compile and load, and one beside an evaluation, a sna
 
 STEP_FACTOR = 20
 """How many times as long as the last one a step may take."""
+
+
+LONGEST_PAUSE_LEASES = 360.0
+"""The longest pause before something that does not work, or has become slow, is tried again: an hour, with a lease of ten
+seconds."""
+
+
+def pause_leases(failures: int) -> float:
+    """The leases for which a node that has failed this number of times in a row is left alone."""
+    return min(2.0 ** (failures - 1), LONGEST_PAUSE_LEASES) if failures < 64 else LONGEST_PAUSE_LEASES
 
 
 # None may be longer than one that has to outlast it, and the first sign of life has time for two heartbeats.

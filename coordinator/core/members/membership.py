@@ -283,7 +283,6 @@ def lapse(transition: Transition) -> None:
         or transition.now - min(arrived) >= LONGEST_WAVE_LEASES * lease
     ):
         _let_in(transition)
-    links.measure_broken(transition)
     links.measure_slow(transition)
 
 

@@ -10,8 +10,6 @@ from dtfm.coordinator.core.plan.replanning import leaver_is_stuck, switch_is_due
 from dtfm.coordinator.core.step import evaluation, telling
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.verdict import attempts_since_commit
-from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -64,4 +62,4 @@ def patience(transition: Transition, *, usual: bool) -> float:
     """Seconds for the step that begins."""
     state = transition.state
     last = state.ledger.training.step_seconds
-    return step_patience(state.lease, last, usual=usual, overdue=attempts_since_commit(state.ledger, Charge.STALLED))
+    return step_patience(state.lease, last, usual=usual, overdue=state.stalls_since_commit)
