@@ -80,7 +80,8 @@ class Session:
     done. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
     disk when it had read the run; 0: not known. ``beat``: its last heartbeat; the page shows what the driver says.
     ``device``: its kind, and whether that has bf16. ``precision``: the one that it was told to prepare the run in. ``timed``:
-    when it last told that it had timed its device again. ``told_idle``: what it was last told of why it is idle."""
+    when it last told that it had timed its device again. ``told_idle``: what it was last told of why it is idle.
+    ``work``: what its heartbeats say of its work; None: nothing."""
 
     node: str
     stream: int
@@ -106,12 +107,22 @@ class Session:
     precision: str = ""
     timed: float = -math.inf
     told_idle: str = ""
+    work: Work | None = None
 
     def without_peer(self, node: str) -> Session:
         if not (node in self.probing or node in self.reaching or node in self.to_measure):
             return self
         to_measure = {peer: times for peer, times in self.to_measure.items() if peer != node}
         return replace(self, probing=self.probing - {node}, reaching=self.reaching - {node}, to_measure=to_measure)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a process of a node says of its work (control.proto, Heartbeat.Work), and ``since`` when it has said just that."""
+
+    done: int
+    waits: bool
+    since: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.plan import adoption, drift, replanning, slow_lines
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
-from dtfm.coordinator.core.step import beginning, commits, evaluation, pause, telling, votes
+from dtfm.coordinator.core.step import beginning, commits, evaluation, hung, pause, telling, votes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.validation.beats import checked
@@ -199,9 +199,11 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
 
 
 def _overdue(transition: Transition) -> None:
-    """Ends a phase that has passed its deadline."""
+    """Ends a phase in which a node hangs, or that has passed its deadline."""
     phase = transition.state.phase
-    if transition.state.stopped or isinstance(phase, Gathering) or transition.now <= phase.deadline:
+    if transition.state.stopped or isinstance(phase, Gathering) or hung.leave_out_hung(transition):
+        return
+    if transition.now <= phase.deadline:
         return
     match phase:
         case Switching():

@@ -25,6 +25,11 @@ class Work:
         with self._lock:
             self._done += pieces
 
+    def came(self) -> None:
+        """A part of a tensor has come. It counts while nothing else is done: what comes to a thread that hangs shows nothing."""
+        with self._lock:
+            self._done += self._busy == 0
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """This thread works on the run, in the block."""

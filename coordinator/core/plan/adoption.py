@@ -17,9 +17,11 @@ from dtfm.coordinator.core.givers import givers
 from dtfm.coordinator.core.health.pairs import may_lose
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
+from dtfm.coordinator.core.plan.expected import loading_seconds
 from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.timeouts import BESIDE, READY_LEASES, STEP_FACTOR
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.votes import check_lost
 from dtfm.coordinator.log import events as ev
@@ -84,9 +86,11 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         transition.log(f"no held-out loss after step {pending.step}: the plan changes before it is there")
         transition.state = replace(transition.state, evaluation=None)
     known = _what_holders_told(transition.state) if ledger.training.step == before else {}
-    ledger, deadline = transition.state.ledger, transition.now + transition.state.patience
+    ledger = transition.state.ledger
+    longest = max((loading_seconds(transition.state, node) for node in plan.nodes), default=0.0)
+    deadline = transition.now + READY_LEASES * transition.state.lease + BESIDE * STEP_FACTOR * longest
     named = givers(ledger, ledger.ready)
-    transition.enter(Switching(frozenset(plan.nodes), deadline, states=known, givers=named))
+    transition.enter(Switching(frozenset(plan.nodes), deadline, transition.now, states=known, givers=named))
     for node, message in assignments(ledger, reason, ledger.ready, named, snapshot.source(transition.state)):
         transition.send([node], message)
 
@@ -200,9 +204,7 @@ def _fail(transition: Transition, failures: Sequence[ev.PlanFailed], unwell: tup
 def plan_overdue(transition: Transition, phase: Switching) -> None:
     """Nodes have not become ready for the plan in time, though heartbeats came."""
     ledger, suspects = transition.state.ledger, tuple(sorted(phase.awaiting))
-    problem = (
-        f"{name_some(phase.awaiting)} not ready within {transition.state.patience:g} seconds, though heartbeats came"
-    )
+    problem = f"{name_some(phase.awaiting)} not ready within {phase.deadline - phase.since:.3g} seconds, though heartbeats came"
     transition.emit(ev.PlanFailed(ledger.training.generation, suspects[0], problem, silent=True))
     unwell = tuple(Unwell(node, OVERDUE, problem) for node in suspects)
     transition.find(Setback(OVERDUE, suspects[0], problem, unwell=unwell, lost_state=True))

@@ -81,13 +81,12 @@ def awaits(state: State, phase: Pausing) -> str:
 def pause_overdue(transition: Transition, phase: Pausing) -> None:
     """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
     and a checkpoint by `snapshot.end_overdue`. Each node confirms by itself that it has applied the commit."""
-    state, step = transition.state, transition.state.ledger.training.step
-    evaluation.lost(transition, f"it did not come within {state.patience:g} seconds")
+    step = transition.state.ledger.training.step
+    waited = f"{phase.deadline - phase.since:.3g} seconds"
+    evaluation.lost(transition, f"it did not come within {waited}")
     if not phase.awaiting:
         return
-    reason = (
-        f"step {step} is trained, but {awaits(transition.state, phase)} did not come within {state.patience:g} seconds"
-    )
+    reason = f"step {step} is trained, but {awaits(transition.state, phase)} did not come within {waited}"
     suspects = tuple(sorted(phase.awaiting))
     unwell = tuple(Unwell(node, OVERDUE, reason) for node in suspects)
     transition.find(Setback(OVERDUE, suspects[0], reason, unwell=unwell))

@@ -162,7 +162,7 @@ def _ask(transition: Transition, phase: Stepping) -> None:
     state = transition.state
     busy = {node for audit in phase.audits for node in audit.awaited}
     took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
-    usual = step_patience(state.lease, took, usual=True, overdue=0)
+    usual = step_patience(state.lease, took, usual=True)
     audits, number = list(phase.audits), state.auditing.number
     for place, audit in enumerate(audits):
         requests = dict(audit.requests)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core.phases import Stepping, Switching
+from dtfm.coordinator.core.timeouts import READY_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
@@ -48,7 +49,7 @@ def test_messages_about_an_older_plan_are_ignored() -> None:
     world.fail_plan("a", "x")
     world.hear("a", plan_failed=wire.PlanFailed(generation=1, problem="late"))
     world.hear("a", plan_ready=wire.PlanReady(generation=1))
-    assert world.state.phase == Switching(frozenset({"a", "b"}), world.now + 100 * LEASE)
+    assert world.state.phase == Switching(frozenset({"a", "b"}), world.now + READY_LEASES * LEASE, world.now)
 
 
 def test_a_plan_past_its_deadline_fails_even_if_heartbeats_arrive() -> None:
