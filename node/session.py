@@ -364,6 +364,8 @@ class Session:
                 self._server.callers.revoke(message.revoked.names)
             case "quarantined":
                 self._server.callers.quarantine(message.quarantined.names)
+            case "test":
+                self._trainer.test()
             case "probe":
                 self._start(self._probe(message.probe))
             case "reach":
@@ -439,6 +441,7 @@ class Session:
             beat = self._progress.heartbeat(count)
             beat.MergeFrom(wire.Heartbeat(load=now.load, celsius=now.celsius))
             beat.arriving.extend(self._trainer.arriving())
+            beat.work.CopyFrom(self._trainer.work())
             self._send(wire.NodeMessage(heartbeat=beat))
             self._trainer.look_after_timing(max(self._other_work.share(), now.load or 0.0))
 

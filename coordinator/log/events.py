@@ -27,6 +27,10 @@ from dtfm.coordinator.log.copies import (
     StandbyPromoted as StandbyPromoted,
     StateAgreed as StateAgreed,
 )
+from dtfm.coordinator.log.health import (
+    NodeOutOfUse as NodeOutOfUse,
+    NodeTested as NodeTested,
+)
 from dtfm.coordinator.log.members import (
     DeviceDrifted as DeviceDrifted,
     DeviceSeen as DeviceSeen,
@@ -84,6 +88,7 @@ from dtfm.coordinator.log.trust import (
     NodeForgiven as NodeForgiven,
     NodeQuarantined as NodeQuarantined,
     StandingChanged as StandingChanged,
+    StandingLost as StandingLost,
     Suspected as Suspected,
     WorkAudited as WorkAudited,
 )

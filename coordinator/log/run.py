@@ -37,6 +37,11 @@ class Described:
         return self.layouts[2 * LAYOUT_BYTES * bucket :][: 2 * LAYOUT_BYTES]
 
     @property
+    def is_tied(self) -> bool:
+        """Whether layers share parameters."""
+        return self.buckets > len(self.workload.layers)
+
+    @property
     def data_digest(self) -> str:
         """What the run file pins as trust.data (hex)."""
         return _digest(self.data_fingerprint, self.training_samples, self.evaluation_samples, self.tokens_per_sample)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from dtfm.coordinator.log.health import after_a_commit
 from dtfm.coordinator.log.wording import MOST_NAMED, Remark, name_first, seconds_in_words
 from dtfm.protos.clipping import clip_coefficient
 
@@ -98,11 +99,15 @@ class StepCommitted:
             trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
             debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
             training = replace(training, writer=plan.stages[0].island, debts=debts)
-        trust = ledger.trust.after_a_commit(self.step, plan.nodes if plan is not None else (), ledger.party)
+        nodes = plan.nodes if plan is not None else ()
+        trust, health = (
+            ledger.trust.after_a_commit(self.step, nodes, ledger.party),
+            after_a_commit(ledger.health, nodes),
+        )
         losses = ledger.losses
         if not self.exchange:
             losses = losses.having("training", losses.training.with_loss(self.step, self.loss))
-        return replace(ledger, training=training, trust=trust, losses=losses)
+        return replace(ledger, training=training, trust=trust, losses=losses, health=health)
 
     def _clips(self, ledger: Ledger, plan: Plan) -> tuple[Clip, ...]:
         """Each island is clipped by its norm, and a stage whose norm counts only in part by itself as well."""

@@ -135,6 +135,8 @@ class Suspected:
 
     def apply(self, ledger: Ledger) -> Ledger:
         trust = ledger.trust
+        if self.charge.is_health:
+            return ledger
         held = (*trust.suspicions, Suspicion(self, trust.commits))[-MOST_SUSPICIONS:]
         return replace(ledger, trust=replace(trust, suspicions=held))
 
@@ -147,36 +149,43 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What was ``said``, and the number of commits of the run until then. ``left``: of its nodes those that no commit has
-    cleared; None: all."""
+    """What was ``said``, and the number of commits of the run until then."""
 
     said: Suspected
     commits: int
-    left: tuple[str, ...] | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """One of them is at fault."""
-        return self.said.nodes if self.left is None else self.left
+        return self.said.nodes
 
     @property
     def attempt(self) -> tuple[int, int]:
         return self.said.generation, self.said.step
 
-    def after_a_commit(self, commits: int, nodes: Collection[str]) -> Suspicion | None:
-        """What is left of it after commit number ``commits``, in which ``nodes`` took part; None: nothing. Where a commit clears
-        who took part, others may have left so as not to be waited for."""
-        charge = self.said.charge
-        if charge.commits > 1:
-            return self if commits - self.commits < charge.commits else None
-        left = tuple(node for node in self.nodes if node not in nodes)
-        if not left or charge is Charge.PEER_LOST or commits - self.commits > MOST_ABSENT:
-            return None
-        return self if len(left) == len(self.nodes) else replace(self, left=left)
+    def is_over(self, commits: int) -> bool:
+        """Whether it is forgotten after commit number ``commits``."""
+        return commits - self.commits >= self.said.charge.commits
 
 
-MOST_ABSENT = 100
-"""The number of commits after which a suspicion is forgotten, of whoever has not taken part in one since."""
+@dataclass(frozen=True, slots=True)
+class StandingLost:
+    """The node failed, or left, while its work was being audited. It begins again as a newcomer: audits have to find its work
+    right once more."""
+
+    node: str
+    reason: str
+    event: Literal["standing_lost"] = "standing_lost"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        trust, who = ledger.trust, ledger.party(self.node)
+        if (audits := trust.audits.get(who)) is None:
+            return ledger
+        again = replace(audits, clean=0, by=(), could=0)
+        return replace(ledger, trust=replace(trust, audits={**trust.audits, who: again}))
+
+    def narrate(self) -> str:
+        return f"{self.node} begins again as a newcomer: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +286,7 @@ class Trust:
             began = dict(list({**began, **dict.fromkeys(sorted(new), step - 1)}.items())[-MOST_KNOWN:])
         commits, left = self.commits + 1, self.suspicions
         if left:
-            after = (each.after_a_commit(commits, nodes) for each in left)
-            left = tuple(each for each in after if each is not None)
+            left = tuple(each for each in left if not each.is_over(commits))
         bounded = self.bounded
         if bounded:
             bounded = {who: last for who, last in bounded.items() if commits - last < BOUNDED_COMMITS}

@@ -17,6 +17,7 @@ from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
 from dtfm.node.host.cuda_streams import after, brought
+from dtfm.node.host.work import WORK
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.optimizer import adamw, change_since_exchange, outer_step, squared_norms, terms_of
@@ -161,7 +162,8 @@ class Generation:
             # A node without micro-batches, or a parameter without a gradient, adds nothing: that is final too.
             for index in self._unfinished:
                 self._tell_final(step, index)
-            reduction.result()
+            with WORK.waiting():  # the reduction has a thread, which works or waits by itself
+                reduction.result()
         except BaseException as error:
             if not isinstance(error, Closed):
                 self.progress.spoil()
@@ -186,7 +188,8 @@ class Generation:
             self.exchanger.queue.put(step, Final(index, after(self.stage.device)))
         reduction = self.exchanger.start(step, gradients, codec, lambda *_: None)
         try:
-            reduction.result()
+            with WORK.waiting():  # the reduction has a thread, which works or waits by itself
+                reduction.result()
         except BaseException as error:
             self.close(f"step {step} ended: {error}")
             raise

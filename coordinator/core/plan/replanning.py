@@ -17,7 +17,7 @@ from dtfm.coordinator.core.plan.adoption import adopt, is_length_of, rounds_of
 from dtfm.coordinator.core.plan.drift import uncertainty
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
-from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
+from dtfm.coordinator.core.state import Answer, Asked, PlanChosen, Question, State
 from dtfm.coordinator.core.timeouts import (
     GRACE_LEASES,
     HASTE_LEASES,
@@ -28,10 +28,10 @@ from dtfm.coordinator.core.timeouts import (
 from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.disputes import disputes, kept_apart
-from dtfm.coordinator.core.trust.verdict import attempts_since_commit
 from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.wording import MOST_NAMED
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import lengths_within
 
@@ -261,11 +261,9 @@ def _carry_on(state: State) -> CarryOn | None:
     plan, described = ledger.training.plan, ledger.described
     if plan is None or described is None or not state.planner.has_planned:
         return None
-    if attempts_since_commit(ledger, Charge.PLAN_FAILED) == ATTEMPTS - 1:
-        return None  # the last attempt is made with another plan
     whole, several = {*ledger.whole_islands, None}, len({*ledger.training.islands.values()}) > 1
     gone = {node for node in plan.nodes if ledger.source_of(node) not in whole} if several else set[str]()
-    present = [node for node in ledger.ready if node in {*ledger.staying, *plan.nodes} - gone]
+    present = [node for node in ledger.working if node in {*ledger.staying, *plan.nodes} - gone]
     holders = availability(state).in_memory(ledger.training.step)
     nobody = tuple(frozenset[str]() for _ in described.workload.layers)
     if not present:
@@ -278,7 +276,7 @@ def _is_still_here(state: State, question: Question, plan: Plan | None) -> bool:
     the question are."""
     used = {node for node, _ in question.nodes} if plan is None else set(plan.nodes)
     asked_about = frozenset(process for process in question.nodes if process[0] in used)
-    return used <= set(state.ledger.ready) and asked_about <= question_of(state).nodes
+    return used <= set(state.ledger.working) and asked_about <= question_of(state).nodes
 
 
 def _too_few(state: State, phase: Gathering, now: float) -> str:
@@ -302,6 +300,8 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
     """Logs the wait once, and drops the planner's question, which is out of date."""
     if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
         phase = replace(phase, waiting=transition.now)
+    if out := _out_of_use(transition.state.ledger):
+        sentence = f"{sentence}; {out}"
     if quarantined := transition.state.ledger.trust.quarantined.values():
         names = name_some(why.node for why in quarantined)
         *_, last = quarantined
@@ -317,6 +317,20 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
         transition.end_question(transition.state.planner, False, sentence)
 
 
+def _out_of_use(ledger: Ledger) -> str:
+    """What plans do without for now, and what would help; empty: nothing."""
+    ready, said = set(ledger.ready), list[str]()
+    if out := sorted(ready.difference(ledger.working)):
+        why = "; ".join(f"{node} ({ledger.health[node].why})" for node in out[:MOST_NAMED])
+        said.append(f"out of use until they pass a test, which comes by itself: {why}")
+    if pairs := sorted(pair for pair in ledger.reach.broken if ready.issuperset(pair)):
+        between = ", ".join(f"{one} and {other}" for one, other in pairs[:MOST_NAMED])
+        said.append(
+            f"a link that works would help between {between}, which is tried again by itself, or a relay (`dtfm-node relay`)"
+        )
+    return "; ".join(said)
+
+
 def _ask(transition: Transition, question: Question, hasty: bool, tickets: Sequence[int]) -> None:
     state, planner = transition.state, transition.state.planner
     waiting = planner.asked.tickets if planner.asked else ()
@@ -325,7 +339,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     ledger, training, steps = state.ledger, state.ledger.training, state.run.train.steps
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
-    whole = ledger.whole_islands  # it looks at every member
+    whole, described = ledger.whole_islands, ledger.description  # the first looks at every member
     apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
     if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
         pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
@@ -333,7 +347,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
         PlanWanted(
             number=asked.number,
             cluster=partial(measured_cluster, ledger, nodes),
-            workload=as_the_run_says(ledger.description.workload, state.run),
+            workload=replace(as_the_run_says(described.workload, state.run), tied=described.is_tied),
             incumbent=training.plan,
             stages=pinned,
             seed=state.run.seed,

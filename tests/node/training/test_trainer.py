@@ -22,6 +22,7 @@ from dtfm.coordinator.service.checkpoint_folder import mark
 from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
+from dtfm.node.network.dialling import Lost
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import Loading, file_name
 from dtfm.node.state.snapshots import Snapshots
@@ -33,7 +34,7 @@ from dtfm.node.training.preparation import Preparation
 from dtfm.node.training.timing import Timing
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
-from dtfm.node.transport.sender import Lost, Sender
+from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
     Assignment,
