@@ -9,7 +9,7 @@ from dtfm.coordinator.log.unaudited import cannot_be_audited, unaudited
 from dtfm.coordinator.view.condition.condition import Mood, conditions
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage
-from tests.coordinator.script import LONG, World, training
+from tests.coordinator.script import LEASE, LONG, World, training
 from tests.coordinator.strangers import open_run, strangers
 
 ALONE = Plan(1, tuple(Stage((0, 4), (node,), (2,), island=number) for number, node in enumerate("abc")), ((), ()))
@@ -39,11 +39,14 @@ def test_several_names_of_one_party_cannot_audit_each_other() -> None:
 
 def test_it_is_said_again_only_if_it_changes() -> None:
     world = strangers("a", "b", "c", **LONG)
-    world.fail_step("a", wire.INTERNAL)
+    world.fail_step("a", wire.PEER_LOST, peer="c")  # the same plan again, once the link is measured
+    world.wait(2 * LEASE, beating="abc")
     world.settle()
     world.step()
     assert len(world.events(ev.PlanAdopted)) > 1
     assert told(world) == [{"stage 1": "c alone holds it"}]
+    world.fail_step("a", wire.INTERNAL)
+    assert told(world)[1:] == [{"stage 0": "b alone holds it", "stage 1": "c alone holds it"}]
 
 
 def test_where_all_stages_can_be_audited_or_nothing_is_nothing_is_said() -> None:
