@@ -7,6 +7,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.unaudited import cannot_be_audited, unaudited
 from dtfm.coordinator.view.condition.condition import Mood, conditions
+from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.script import LONG, World, training
 from tests.coordinator.strangers import open_run, strangers
@@ -38,7 +39,7 @@ def test_several_names_of_one_party_cannot_audit_each_other() -> None:
 
 def test_it_is_said_again_only_if_it_changes() -> None:
     world = strangers("a", "b", "c", **LONG)
-    world.fail_step("a", 4)
+    world.fail_step("a", wire.INTERNAL)
     world.settle()
     world.step()
     assert len(world.events(ev.PlanAdopted)) > 1
