@@ -12,9 +12,10 @@ A norm counts up to FACTOR times the usual norm. One bad batch can make the grad
 Then the others learn next to nothing in that step, even if everybody is honest. So a stage may have few such steps: once MANY of
 its last OF norms were LARGE, a norm counts up to LARGE times the usual norm.
 
-If a norm is larger, the usual norm counts in its place. The stage scales its own gradients to that (StageBounded), and the others
-go on as if the stage had voted it. Its work is audited next, and plans put another party into the stage (trust/claims.py,
-witnesses). ``python -m tests.bench.norms`` shows how far honest norms stay below the bound.
+If a norm is larger, the usual norm counts in its place, and the others go on as if the stage had voted it. The stage clips its
+gradients by its own norm alone (StageBounded). So nothing is lost if it is honest, and the others have voted norms that are too
+small. Its work is audited next, and plans put another party into the stage (trust/claims.py, witnesses). ``python -m
+tests.bench.norms`` shows how far honest norms stay below the bound.
 """
 
 from __future__ import annotations
