@@ -110,14 +110,14 @@ class StepCommitted:
         return replace(ledger, training=training, trust=trust, losses=losses, health=health)
 
     def _clips(self, ledger: Ledger, plan: Plan) -> tuple[Clip, ...]:
-        """Each island is clipped by its norm, and a stage whose norm counts only in part by itself as well."""
+        """Each island is clipped by its norm, and a bounded stage by its own."""
         norms, most = self.norms_by_island, ledger.optimizer.clip_norm
         of_island = {
             stage.island: clip_coefficient(norms.get(stage.island, self.gradient_norm), most) for stage in plan.stages
         }
-        by_itself = {each.stage: each.factor for each in ledger.training.bounded}
+        by_itself = {each.stage: clip_coefficient(each.norm, most) for each in ledger.training.bounded}
         return tuple(
-            Clip(stage.island, stage.layers, of_island[stage.island] * by_itself.get(index, 1.0))
+            Clip(stage.island, stage.layers, by_itself.get(index, of_island[stage.island]))
             for index, stage in enumerate(plan.stages)
         )
 
@@ -132,8 +132,8 @@ class StepCommitted:
 @dataclass(frozen=True, slots=True)
 class StageBounded:
     """One party alone holds this stage, by its ``nodes``, and says a ``norm`` of its gradients of which more than ``most`` cannot
-    count (core/step/norms.py). What is ``usual`` counts, and the stage clips its own gradients to that by itself. ``rise``: how
-    many times as large as usual the norms of other stages are. The commit of the step follows."""
+    count (core/step/norms.py). The ``usual`` norm counts in its place, and the stage clips its gradients by its own norm alone.
+    ``rise``: how many times as large as usual the norms of other stages are. The commit of the step follows."""
 
     step: int
     generation: int
@@ -145,10 +145,6 @@ class StageBounded:
     rise: float
     event: Literal["stage_bounded"] = "stage_bounded"
 
-    @property
-    def factor(self) -> float:
-        return self.usual / self.norm
-
     def apply(self, ledger: Ledger) -> Ledger:
         training = replace(ledger.training, bounded=(*ledger.training.bounded, self))
         return replace(ledger, training=training, trust=ledger.trust.with_bounded(map(ledger.party, self.nodes)))
@@ -158,8 +154,8 @@ class StageBounded:
         return (
             f"step {self.step}: {name_first(self.nodes)} alone says the gradient norm of stage {self.stage}, {self.norm:.3g}; "
             f"{self.usual:.3g} is usual{rise}, and up to {self.most:.3g} would count. The step counts {self.usual:.3g}, and the "
-            f"stage multiplies its own gradients with {self.factor:.3g}. Its work is audited next, and plans put another "
-            f"party's node beside {name_first(self.nodes)} where they can"
+            f"stage clips its gradients by itself. Its work is audited next, and plans put another party's node beside "
+            f"{name_first(self.nodes)} where they can"
         )
 
 

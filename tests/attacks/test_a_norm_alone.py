@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.attacks.test_the_run_goes_on import LIAR, twisted
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
@@ -12,17 +14,34 @@ from tests.cluster.runs import GPT2, losses_alone, run_file
 STEPS = 40
 
 
-def test_the_others_learn_as_ever_and_it_is_alone_no_longer(tmp_path: Path) -> None:
-    text = run_file(model=GPT2, stages=[2, 1], steps=STEPS, lease=4.0)
-    with Cluster(
-        tmp_path,
+def lied_to(folder: Path, *nodes: str) -> Cluster:
+    """An open run in which all work is audited, and in whose second stage the second of the nodes is alone."""
+    text = run_file(model=GPT2, stages=[len(nodes) - 1, 1], steps=STEPS, lease=4.0)
+    return Cluster(
+        folder,
         f'{text}[trust]\nmode = "open"\naudit_rate = 1\n',
         coordinator="tests.cluster.alike",
         place=lambda name, command: twisted("huge_norm", name, command),
-        nodes=("a", LIAR, "z"),
+        nodes=nodes,
         invited=True,
         liars=True,
-    ) as cluster:
+    )
+
+
+def test_where_nobody_else_is_there_for_its_stage_the_other_stage_learns_all_the_same(tmp_path: Path) -> None:
+    with lied_to(tmp_path, "a", LIAR) as cluster:
+        assert cluster.finish(timeout=300) == 0
+        assert len(cluster.of("stage_bounded")) == STEPS
+        honest = losses_alone(cluster.run_file)
+        norms = [event["gradient_norm"] for event in cluster.of("step_committed")]
+        assert max(norms) < 100
+        assert cluster.losses[0] == pytest.approx(honest[0], rel=1e-9)
+        assert cluster.losses[-1] < cluster.losses[0] - 0.3 * (honest[0] - honest[-1])
+        assert not cluster.of("node_quarantined")
+
+
+def test_the_others_learn_as_ever_and_it_is_alone_no_longer(tmp_path: Path) -> None:
+    with lied_to(tmp_path, "a", LIAR, "z") as cluster:
         assert cluster.finish(timeout=300) == 0
         stages = [{*stage["replicas"]} for stage in cluster.of("plan_adopted")[0]["plan"]["stages"]]
         assert {LIAR} in stages, "this test needs it alone"

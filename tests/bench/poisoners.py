@@ -50,10 +50,14 @@ TWISTS = (
     "flatters",
     "lies_in_evaluations",
     "misevaluates",
+    "huge_norm",
 )
 FIRST_STAGE = ("biased_forward", "sends_zeros", "repeats", "misevaluates", "noisy")
 """Lies that only a node can tell that passes activations on. The other lies are the last stage's."""
 STAGES = [3, 3]
+ALONE = ("huge_norm",)
+"""A lie of a node that is alone in its stage, which is the last one then. Of equal nodes the planner puts the second there."""
+ONE_ALONE = [5, 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +98,17 @@ def train(
         lies = twist if len(poisoners) == 1 else f"{twist}+covers"
         return [*command[:at], "tests.attacks.twisted", lies, *command[at + 1 :]]
 
-    text = run_file(stages=STAGES, steps=steps, precision="fp32").replace("seed = 7", f"seed = {seed}")
+    stages = ONE_ALONE if twist in ALONE else STAGES
+    text = run_file(stages=stages, steps=steps, precision="fp32").replace("seed = 7", f"seed = {seed}")
     text = text.replace("[train]\n", "[train]\nevaluate_every = 1\n")
     text += f'[trust]\nmode = "open"\naudit_rate = {rate}\n'
     if rounds:
-        text = text.replace(f"stages = {STAGES}\n", "").replace("[train]\n", f"[train]\nrounds = {rounds}\n")
-    coordinator = "tests.cluster.drawn" if rounds else ""
+        text = text.replace(f"stages = {stages}\n", "").replace("[train]\n", f"[train]\nrounds = {rounds}\n")
+    coordinator = "tests.cluster.drawn" if rounds else "tests.cluster.alike" if twist in ALONE else ""
     with tempfile.TemporaryDirectory() as folder:
         first = twist in FIRST_STAGE if len(poisoners) == 1 else seed % 2 == 1
-        names = (*(AFTER if first else BEFORE)[: sum(STAGES) - len(poisoners)], *poisoners)
+        others = BEFORE[0] + AFTER if twist in ALONE else AFTER if first else BEFORE
+        names = (*others[: sum(STAGES) - len(poisoners)], *poisoners)
         invited = set(names) - ({names[seed // 2 % (sum(STAGES) - len(poisoners))]} if believed else set[str]())
         with Cluster(
             Path(folder), text, coordinator=coordinator, place=place, nodes=names, invited=invited, liars=True

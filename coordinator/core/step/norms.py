@@ -1,18 +1,20 @@
 """How much counts of the gradient norm that each stage votes.
 
-An island clips all its gradients by one norm, to which every stage adds its own. Where several parties hold a stage, they have
-the same sum of gradients, and their votes must agree (trust/agreement.py). What one party alone says is held against what others
-show, so that no number of one party scales the work of others.
+An island clips all its gradients by one norm. Every stage adds its own to that. Where several parties hold a stage, they have
+the same sum of gradients, and their votes must agree (trust/agreement.py). Where one party holds it, the other stages show how
+far its word is plausible, so that no number of one party scales the work of others.
 
-The usual norm of a stage is the median of its last ones, and at most APART times that of the other stages. Until enough steps are
-known, it is the norm of the other stages in the same step. Where these rise above what is usual, it rises with them.
+The usual norm of a stage is the median of its last norms, but at most APART times the usual norm of the other stages. Until
+enough steps are known, it is the norm of the other stages in the same step. If the other stages rise above their medians, it
+rises, too.
 
-A norm counts up to FACTOR times the usual one. One bad batch can make the gradients of a single stage hundreds of times larger.
-Then the others learn next to nothing in that step, whoever is at fault. So a stage may have few such steps: once MANY of its
-last OF norms were LARGE, a norm counts up to LARGE times the usual one.
+A norm counts up to FACTOR times the usual norm. One bad batch can make the gradients of a single stage hundreds of times larger.
+Then the others learn next to nothing in that step, even if everybody is honest. So a stage may have few such steps: once MANY of
+its last OF norms were LARGE, a norm counts up to LARGE times the usual norm.
 
-Of a larger norm the usual one counts. The stage scales its own gradients to that (StageBounded), and the others go on as if that
-were its norm. Its work is audited next, and plans put another party beside it (trust/claims.py, witnesses). ``python -m
+If a norm is larger, the usual norm counts in its place, and the others go on as if the stage had voted it. The stage clips its
+gradients by its own norm alone (StageBounded). So nothing is lost if it is honest, and the others have voted norms that are too
+small. Its work is audited next, and plans put another party into the stage (trust/claims.py, witnesses). ``python -m
 tests.bench.norms`` shows how far honest norms stay below the bound.
 """
 
@@ -35,10 +37,10 @@ FACTOR, LARGE = 10_000.0, 10.0
 MANY, OF = 16, 32
 APART = 1000.0
 GROWS = 2.0
-"""So what is usual of a stage takes long to become another. AdamW, to which it does not matter how large gradients always are,
-keeps up with it."""
+"""A larger norm is remembered as this many times the usual one. So the median changes slowly enough for AdamW, whose steps do not
+depend on the size of gradients that stay alike."""
 REMEMBERED, LEAST = 256, 8
-"""The number of norms from which the median is taken, at most and at least."""
+"""The median is taken of this number of norms, at most and at least."""
 
 
 def counted(transition: Transition, votes: Mapping[str, wire.StepReady]) -> dict[int, float]:
@@ -49,20 +51,21 @@ def counted(transition: Transition, votes: Mapping[str, wire.StepReady]) -> dict
     for island in plan.islands:
         squares = _squares(island, votes)
         said = [math.sqrt(square) for square in squares]
-        medians = [_median(before, stage) for stage in island.stages]
+        known = [before.norms.get(key_of(stage), Norms()) for stage in island.stages]
+        medians = [median_of(each) for each in known]
         for place, stage in enumerate(island.stages):
-            bound = _bound(before, stage, place, said, medians) if _is_one_word(before, stage) else None
+            bound = bound_of(known[place], place, said, medians) if _is_one_word(before, stage) else None
             if bound is not None and said[place] > bound.most:
                 squares[place] = bound.usual**2
                 _tell(transition, stage, said[place], bound)
-            remembered[key_of(stage)] = _and(before.norms.get(key_of(stage), Norms()), said[place], bound)
+            remembered[key_of(stage)] = and_another(known[place], said[place], bound)
         norms[island.stages[0].island] = math.sqrt(math.fsum(squares))
     transition.state = replace(transition.state, norms=remembered)
     return norms
 
 
 def of_changes(plan: Plan, votes: Mapping[str, wire.StepReady]) -> dict[int, float]:
-    """By island, the norm of what all have changed since the last exchange. Nothing is clipped by it."""
+    """By island, the norm of the changes since the last exchange. Nothing is clipped by it."""
     return {island.stages[0].island: math.sqrt(math.fsum(_squares(island, votes))) for island in plan.islands}
 
 
@@ -79,9 +82,9 @@ def _is_one_word(state: State, stage: Stage) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
-    """Up to ``most`` a norm counts, of which ``usual`` is usual in this step. ``rise``: how many times their usual norms those of
-    the other stages are. ``is_known``: it follows from the stage's own norms."""
+class Bound:
+    """Of a stage's norm in a step: up to ``most`` it counts, and the ``usual`` norm counts if it is larger. ``rise``: how far the
+    other stages are above their usual norms. ``is_known``: the stage's own last norms are."""
 
     most: float
     usual: float
@@ -89,33 +92,30 @@ class _Bound:
     is_known: bool
 
 
-def _bound(
-    state: State, stage: Stage, place: int, said: Sequence[float], medians: Sequence[float | None]
-) -> _Bound | None:
-    """The bound of the ``stage`` at this ``place`` of its island. ``said`` are the norms of the island's stages in this step, and
-    ``medians`` those of each one's last norms. None: no other stage has any gradients."""
+def bound_of(known: Norms, place: int, said: Sequence[float], medians: Sequence[float | None]) -> Bound | None:
+    """The bound of the stage at this ``place`` of its island, with its ``known`` norms. By stage of the island, ``said`` are the
+    norms of this step, and ``medians`` the medians of the last ones. None: no other stage has any gradients."""
     others = [each for each in range(len(said)) if each != place and said[each] > 0]
     if not others:
         return None
     own, theirs = medians[place], {each: median for each in others if (median := medians[each]) is not None}
     if own is None or not theirs:
         usual = statistics.median_low(said[each] for each in others)
-        return _Bound(FACTOR * usual, usual, 1.0, is_known=False)
+        return Bound(FACTOR * usual, usual, 1.0, is_known=False)
     rise = max(1.0, statistics.median_low(said[each] / median for each, median in theirs.items()))
     usual = rise * min(own, APART * statistics.median_low(theirs.values()))
-    often = sum(state.norms[key_of(stage)].large) >= MANY
-    return _Bound((LARGE if often else FACTOR) * usual, usual, rise, is_known=True)
+    often = sum(known.large) >= MANY
+    return Bound((LARGE if often else FACTOR) * usual, usual, rise, is_known=True)
 
 
-def _median(state: State, stage: Stage) -> float | None:
-    """Of the stage's last norms; None: there are too few."""
-    known = state.norms.get(key_of(stage), Norms()).last
-    return statistics.median(known) if len(known) >= LEAST else None
+def median_of(known: Norms) -> float | None:
+    """None: there are too few."""
+    return statistics.median(known.last) if len(known.last) >= LEAST else None
 
 
-def _and(known: Norms, norm: float, bound: _Bound | None) -> Norms:
-    """With one more norm. Of a party's word alone GROWS times the usual norm is remembered at most, and the usual one if it does
-    not count."""
+def and_another(known: Norms, norm: float, bound: Bound | None) -> Norms:
+    """With one more norm. If one party alone says it, at most GROWS times the usual norm is remembered. In place of a norm that
+    does not count the usual one is."""
     if norm <= 0:
         return known
     remembered, is_large = norm, False
@@ -126,7 +126,7 @@ def _and(known: Norms, norm: float, bound: _Bound | None) -> Norms:
     return Norms((*known.last, remembered)[-REMEMBERED:], (*known.large, is_large)[-OF:])
 
 
-def _tell(transition: Transition, stage: Stage, norm: float, bound: _Bound) -> None:
+def _tell(transition: Transition, stage: Stage, norm: float, bound: Bound) -> None:
     training = transition.state.ledger.training
     at = training.in_force.stages.index(stage)
     told = norm, bound.most, bound.usual, bound.rise

@@ -44,7 +44,7 @@ def test_a_norm_that_one_party_alone_says_scales_nobody_elses_gradients(steps: i
     assert world.events(ev.StepCommitted)[-1].gradient_norm == pytest.approx(math.sqrt(2))
     others, own = factors(world, "a")
     assert others == clip_coefficient(math.sqrt(2), 1.0)
-    assert own == others / LIE
+    assert own == clip_coefficient(LIE, 1.0)
     (bounded,) = world.events(ev.StageBounded)
     assert (bounded.stage, bounded.nodes, bounded.norm, bounded.usual) == (1, ("b",), LIE, 1.0)
     assert bounded.most == FACTOR
@@ -100,6 +100,16 @@ def test_a_stage_that_is_often_large_counts_less() -> None:
         step(world, {"b": 0.9 * FACTOR})
     assert len(world.events(ev.StageBounded)) == 2 * OF - MANY
     assert {event.most / event.usual for event in world.events(ev.StageBounded)} == {LARGE}
+
+
+@pytest.mark.parametrize("steps", [0, 3 * LEAST])
+def test_who_says_too_little_makes_the_others_clip_by_themselves_and_no_more(steps: int) -> None:
+    """Nobody knows which of two is wrong. Each one's own gradients stay within the run's bound."""
+    world = training("a", "b", **LONG)
+    for _ in range(steps):
+        step(world, {"a": 4.0, "b": 1e-30})
+    step(world, {"a": 4.0, "b": 1e-30})
+    assert factors(world, "a")[0] == clip_coefficient(4.0, 1.0)
 
 
 def test_a_norm_that_two_parties_say_is_not_bounded() -> None:
