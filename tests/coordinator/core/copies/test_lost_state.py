@@ -143,7 +143,7 @@ def test_a_run_that_is_paused_goes_on_by_the_same_command() -> None:
 def test_while_nothing_is_lost_continue_from_is_refused() -> None:
     world = with_weights()
     for wish in (SteerRequest.FROM_WEIGHTS, SteerRequest.FROM_START):
-        assert "no state is lost: the run has that of step 5" in answer(world, wish)
+        assert "no state is lost: the run has the state of step 5" in answer(world, wish)
     assert not world.events(ev.RolledBack)
 
 
