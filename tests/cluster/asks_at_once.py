@@ -8,7 +8,7 @@ from tests.cluster import alike
 
 
 def main() -> None:
-    lost_state.ASK_SECONDS = 1e-6  # type: ignore[misc]
+    lost_state.ASK_SECONDS = 1e-6
     alike.main()
 
 
