@@ -32,8 +32,8 @@ def go_on(
         typer.Option(
             "--from",
             metavar="weights|start",
-            help="Where to go on once the run's state is lost. weights: from the newest ones on the coordinator's disk or in "
-            "[checkpoint] uri, with AdamW's moments of zero. start: from step 1, on the same samples.",
+            help="Where to go on once the run's state is lost. weights: from the newest weights on the coordinator's disk or in "
+            "[checkpoint] uri; AdamW's moments begin at zero. start: from step 1, on the same samples.",
         ),
     ] = "",
     json_lines: Json = False,

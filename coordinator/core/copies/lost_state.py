@@ -1,4 +1,4 @@
-"""State that nobody here has any more: for whom to wait, where training goes on, and when an operator has to say."""
+"""State that is lost: which nodes to wait for, where training goes on, and when an operator has to say."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lost:
     soon: ResumePoint
     """Where training can go on with these too."""
     away: frozenset[str]
-    """All nodes that are not ready and have state, those that said goodbye among them: of these only the disks count."""
+    """All nodes that are not ready and have state. Of nodes that said goodbye only the disks count."""
     ever: ResumePoint
     """Where training can go on with these too."""
     weights: int
@@ -90,7 +90,7 @@ def _step(point: ResumePoint) -> int:
 
 
 def _is_over(state: State) -> bool:
-    """Whether no step follows, and the weights of the last one are in a checkpoint: then no state is needed any more."""
+    """Whether no step follows, and the weights of the last step are in a checkpoint: then no state is needed."""
     return state.is_closing and state.ledger.training.step in state.ledger.copies.checkpoints
 
 

@@ -80,8 +80,8 @@ def go_on_from(transition: Transition, *, weights: bool, by: str) -> str:
     if not step or availability(state).resume_point().step >= step:
         raise Refused(
             wire.MALFORMED,
-            f"no state is lost: the run has that of step {step}. `dtfm-coordinator continue` without --from {option} goes on "
-            "with a run that is paused, and `dtfm-coordinator rollback STEP` goes back to an earlier step",
+            f"no state is lost: the run has the state of step {step}. `dtfm-coordinator continue` without --from {option} goes "
+            "on with a run that is paused, and `dtfm-coordinator rollback STEP` goes back to an earlier step",
         )
     if weights and not newest:
         raise Refused(wire.MALFORMED, f"there are no weights in a checkpoint{_instead(places(state))}")
@@ -89,7 +89,7 @@ def go_on_from(transition: Transition, *, weights: bool, by: str) -> str:
     point = ResumePoint(newest if weights else 0, kind)
     origin = f"the weights of step {newest}" if weights else "the start"
     reason = f"{by} goes on from {origin}, as the state of step {step} is lost"
-    # The steps that follow are the same again, and the checkpoints that there are may be all that is left.
+    # Checkpoints stay: nothing in them is in doubt, and nothing else may be left.
     back = go_back(transition, point, reason, in_doubt=False)
     regroup(transition, reason)
     return back.narrate()
