@@ -13,6 +13,7 @@ snapshots on disks are in snapshots.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -284,6 +285,11 @@ class World:
             for node in beating:
                 self.hear(node, heartbeat=wire.Heartbeat())
             self.feed(t.TimePassed())
+
+    def without_deadline(self) -> None:
+        """The phase in hand has no deadline: the test is about something else that takes long."""
+        assert not isinstance(self.state.phase, Gathering)
+        self.state = replace(self.state, phase=replace(self.state.phase, deadline=math.inf))
 
     def settle(self) -> None:
         """All nodes of the plan say that they are ready for it."""

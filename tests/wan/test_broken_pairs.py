@@ -19,7 +19,7 @@ from tests.wan.wan import Wan
 
 NAMES = ("a", "b", "c", "d")
 LATENCY, RATE = 0.001, 100e6 / 8
-LEASE = 1.5
+LEASE = 3.0
 EXACT = 1e-9
 LARGE_BYTES = 900
 """A packet of a handshake is smaller; one of a tensor is not."""

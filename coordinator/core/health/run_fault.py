@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dtfm.coordinator.core.state import ATTEMPTS, State
+from dtfm.coordinator.log.health import PLAN_FAILED
 from dtfm.protos import control_pb2 as wire
 
-NON_FINITE = wire.StepProblem.Name(wire.NON_FINITE)
+NON_FINITE, OUT_OF_MEMORY, INTERNAL = map(wire.StepProblem.Name, (wire.NON_FINITE, wire.OUT_OF_MEMORY, wire.INTERNAL))
+OF_ITSELF = frozenset({NON_FINITE, OUT_OF_MEMORY, INTERNAL, PLAN_FAILED})
+"""What nodes say of themselves. That they are slow or hang says nothing of the run."""
 
 
 def fault_of_the_run(state: State, node: str) -> str:
@@ -17,7 +20,7 @@ def fault_of_the_run(state: State, node: str) -> str:
     """
     ledger = state.ledger
     newest = ledger.health.get(node)
-    if ledger.is_open or newest is None:
+    if ledger.is_open or newest is None or newest.problem not in OF_ITSELF:
         return ""
     alike = {
         name: each.alike

@@ -261,6 +261,8 @@ def _carry_on(state: State) -> CarryOn | None:
     plan, described = ledger.training.plan, ledger.described
     if plan is None or described is None or not state.planner.has_planned:
         return None
+    if any(each.failures > 1 for node, each in ledger.health.items() if node in plan.nodes):
+        return None  # what has failed twice is planned anew
     whole, several = {*ledger.whole_islands, None}, len({*ledger.training.islands.values()}) > 1
     gone = {node for node in plan.nodes if ledger.source_of(node) not in whole} if several else set[str]()
     present = [node for node in ledger.working if node in {*ledger.staying, *plan.nodes} - gone]

@@ -56,7 +56,7 @@ def test_a_plan_past_its_deadline_fails_even_if_heartbeats_arrive() -> None:
     world = World()
     world.join("a", "b")
     world.plan_ready("a")
-    world.wait(101 * LEASE, beating=["a", "b"])
+    world.wait((READY_LEASES + 1) * LEASE, beating=["a", "b"])
     assert world.events(ev.PlanFailed)[-1].node == "b"
 
 

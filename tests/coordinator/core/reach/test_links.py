@@ -113,6 +113,7 @@ def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_
     world.hear("c", report)
     world.settle()
     assert world.state.ledger.reach.broken == {("b", "c")}
+    world.without_deadline()
     probed = []
     for _ in range(95):
         before = len(world.heard_by("b"))
