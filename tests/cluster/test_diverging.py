@@ -17,7 +17,7 @@ def test_a_run_that_diverges_ends_by_the_name_of_its_learning_rate(tmp_path: Pat
     text = run_file(stages=stages, steps=60, learning_rate=100.0, precision="fp32")
     text = text.replace("warmup_steps = 4", "warmup_steps = 0")
     names = "abc"[: sum(stages)]
-    with Cluster(tmp_path, text, coordinator="tests.cluster.alike", nodes=names, invited=True) as cluster:
+    with Cluster(tmp_path, text, coordinator="tests.cluster.alike", nodes=names, invited=True, liars=True) as cluster:
         assert cluster.finish(timeout=300) == 1
         (failed,) = cluster.of("run_failed")
         assert "Lower train.learning_rate, which is 100, " in failed["reason"]
