@@ -12,8 +12,9 @@ OF_ITSELF = frozenset({"NON_FINITE", "OUT_OF_MEMORY", "INTERNAL", PLAN_FAILED})
 def fault_of_the_run(state: State, node: str) -> str:
     """Why the run itself is at fault, now that the node has failed; empty: it is not known to be.
 
-    It is if another party has failed in the same way since the last commit, each in ATTEMPTS - 1 attempts, or if the node has
-    failed in ATTEMPTS attempts and nobody else is there. Among strangers it never is: any two could say so.
+    It is if another party has failed in the same way since the last commit, each in ATTEMPTS - 1 attempts; or if there is one
+    party alone, and ATTEMPTS attempts have failed so: plans found no way round it. Among strangers it never is: any two could
+    say so.
     """
     ledger = state.ledger
     newest = ledger.health.get(node)
@@ -25,7 +26,8 @@ def fault_of_the_run(state: State, node: str) -> str:
         if name in ledger.members and (each.problem, each.commits) == (newest.problem, ledger.trust.commits)
     }
     several = {ledger.party(name) for name, times in alike.items() if times >= ATTEMPTS - 1}
-    is_alone = {ledger.party(name) for name in ledger.ready} == {ledger.party(node)}
-    if len(several) > 1 or (is_alone and newest.alike >= ATTEMPTS):
-        return f"{sum(alike.values())} attempts failed in the same way since the last commit; the last: {newest.why}"
+    is_alone = ledger.is_alone or {ledger.party(name) for name in ledger.ready} == {ledger.party(node)}
+    times = sum(alike.values())
+    if len(several) > 1 or (is_alone and times >= ATTEMPTS):
+        return f"{times} attempts in a row failed; the last: {newest.why}"
     return ""
