@@ -250,6 +250,7 @@ class Generation:
             else:
                 adamw(train, rounds.trained(step) - began, terms, bucket, bucket.gradients)
             self.stage.refresh(index)
+            WORK.did()
         self.progress.spoil()  # frees what is kept of it, before there is more
         self.commitments = None
         self._sent_changes.clear()
