@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from dtfm.node.data.messages import Conversation, Message
@@ -77,10 +76,10 @@ class ChatTemplate:
         answered = self._text(messages, tools)
         marks = self._marks(messages, tools)
         if marks is not None:
-            begin = len(commonprefix([self._text(before, tools) if before else "", answered]))
+            begin = _alike(self._text(before, tools) if before else "", answered)
             return answered, [(max(first, begin), last) for first, last in marks if last > begin]
         asked = self._text(before, tools, add_generation_prompt=True) if before else answered
-        begin = len(commonprefix([asked, answered]))
+        begin = _alike(asked, answered)
         if begin < len(asked) and not answered.startswith(self._text(before, tools)):
             raise ValueError(
                 "data.tokenizer: its chat template renders questions differently once they are answered, so that answers "
@@ -94,7 +93,7 @@ class ChatTemplate:
                 key: _OTHER_FIRST + value for key, value in ({"content": ""} | answer).items() if isinstance(value, str)
             }
             other = {**answer, **others, "role": answer["role"]}
-            begin = min(begin, len(commonprefix([self._text([*before, other], tools), answered])))
+            begin = min(begin, _alike(self._text([*before, other], tools), answered))
         return answered, [(begin, len(answered))] if begin < len(answered) else []
 
     def _text(
@@ -155,3 +154,12 @@ class ChatTemplate:
                     "answers would be learnt than those of the conversation; use a template that writes it"
                 )
             log.warning("the chat template of data.tokenizer leaves out %r (first in %s)", part, where)
+
+
+def _alike(one: str, other: str) -> int:
+    """The number of first characters that two texts have alike."""
+    if other.startswith(one):
+        return len(one)
+    return next(
+        (number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

@@ -39,6 +39,7 @@ def conversations(
     Raises:
         ValueError: as `documents`, or a record is no conversation.
     """
+    found: Iterator[tuple[Any, str]]
     if source.startswith("hf:"):
         found = ((_as_written(record), where) for record, where in _hub(source.removeprefix("hf:")))
     elif wrong := next((f for f in _matching(source, allowed) if f.suffix != ".jsonl"), None):

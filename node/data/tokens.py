@@ -108,7 +108,7 @@ def text_tokens(texts: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Tok
     """The tokens of documents, in pieces, with a separator between two documents."""
     separator: Tokens = np.asarray(tokenizer.separator)
     for batch in _batches(_separated(texts), lambda piece: len(piece or "")):
-        made = iter(tokenizer.encode_all([piece for piece in batch if piece is not None]))
+        made: Iterator[Tokens] = iter(tokenizer.encode_all([piece for piece in batch if piece is not None]))
         for piece in batch:
             yield separator if piece is None else _checked(next(made), tokenizer)
 
