@@ -21,7 +21,7 @@ from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
 from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
 from dtfm.node.data.sources import Reading
-from dtfm.node.data.tokenizer import Tokenizer, load_tokenizer
+from dtfm.node.data.tokenizer import Tokenizer, border, load_tokenizer
 from dtfm.node.data.tokens import read_tokens, stored, talks
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
@@ -135,8 +135,9 @@ class TokenWindows(Data):
         if not self.sample.isolated:
             return None
         assert self.tokenizer is not None
-        assert self.tokenizer.end is not None
-        return positions_in_documents(inputs, self.tokenizer.end)
+        at = border(self.tokenizer)
+        assert at is not None
+        return positions_in_documents(inputs, at)
 
     def hold(self) -> None:
         with self._lock:
@@ -203,7 +204,7 @@ def text_sample(data: plan_pb2.Run.Data) -> tuple[Sample, Tokenizer]:
     """The description of a sample of text, and the tokenizer that makes samples: known before any text is read. Raises
     ValueError."""
     tokenizer, isolated = load_tokenizer(data.tokenizer), data.isolate_documents
-    if isolated and (tokenizer.end is None or talks(data)):
+    if isolated and (border(tokenizer) is None or talks(data)):
         raise ValueError(
             "data.isolate_documents: the borders of documents cannot be told in conversations, nor with a data.tokenizer without "
             f"an end-of-text token, like {data.tokenizer!r}; name one that has it, or leave isolate_documents out"

@@ -6,6 +6,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -17,7 +18,7 @@ from dtfm.node.data.cache import is_usable, shared
 from dtfm.node.data.messages import MESSAGES, Conversation
 from dtfm.node.data.rendered import Rendered
 from dtfm.node.data.sources import Document, Reading, conversations, documents, state_of
-from dtfm.node.data.tokenizer import Tokenizer
+from dtfm.node.data.tokenizer import Tokenizer, between_documents
 from dtfm.protos import plan_pb2
 
 log = logging.getLogger(__name__)
@@ -105,12 +106,17 @@ def write(made: Iterable[Tokens], dtype: np.dtype[Any], file: BinaryIO) -> blake
 
 
 def text_tokens(texts: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Tokens]:
-    """The tokens of documents, in pieces, with a separator between two documents."""
-    separator: Tokens = np.asarray(tokenizer.separator)
-    for batch in _batches(_separated(texts), lambda piece: len(piece or "")):
-        made: Iterator[Tokens] = iter(tokenizer.encode_all([piece for piece in batch if piece is not None]))
-        for piece in batch:
-            yield separator if piece is None else _checked(next(made), tokenizer)
+    """The tokens of documents, in pieces. Each begins and ends as the tokenizer has it, and a separator is between two."""
+    for batch in _batches(_parts(texts, tokenizer), lambda part: len(part.text)):
+        first: Iterator[Tokens] = iter(tokenizer.encode_all([part.text for part in batch if part.is_first]))
+        further: Iterator[Tokens] = iter(
+            tokenizer.encode_further([part.text for part in batch if not part.is_first and part.text])
+        )
+        for part in batch:
+            if part.text:
+                yield _checked(next(first if part.is_first else further), tokenizer)
+            if part.ids:
+                yield np.asarray(part.ids)
 
 
 def conversation_tokens(talking: Iterable[Conversation], tokenizer: Tokenizer) -> Iterator[Tokens]:
@@ -157,12 +163,25 @@ def _checked(ids: Tokens, tokenizer: Tokenizer) -> Tokens:
     return ids
 
 
-def _separated(texts: Iterable[Document]) -> Iterator[str | None]:
-    """All pieces, with None between two documents."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A piece of a document, or ids. ``is_first``: the document begins with the piece."""
+
+    text: str = ""
+    is_first: bool = False
+    ids: tuple[int, ...] = ()
+
+
+def _parts(texts: Iterable[Document], tokenizer: Tokenizer) -> Iterator[_Part]:
+    between = between_documents(tokenizer)
     for number, document in enumerate(texts):
-        if number:
-            yield None
-        yield from document
+        yield _Part(ids=(*(between if number else ()), *tokenizer.before))
+        is_first = True
+        for piece in document:
+            if piece:
+                yield _Part(piece, is_first)
+                is_first = False
+        yield _Part(ids=tokenizer.after)
 
 
 def _batches(pieces: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[T]]:
