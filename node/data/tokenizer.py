@@ -24,6 +24,7 @@ Marked = tuple[NDArray[np.int64], NDArray[np.bool_]]
 class Bytes:
     """UTF-8: every byte is a token. A newline separates documents."""
 
+    name = "bytes"
     size = 256
     separator = (10,)
     before = after = ()
@@ -62,7 +63,8 @@ class Bytes:
 class Pretrained:
     """A tokenizer of transformers. Its end-of-text token separates documents, or a newline if it has none."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self.name = name
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
         self.size = len(tokenizer)
         self.end: int | None = tokenizer.eos_token_id
@@ -143,7 +145,7 @@ class Pretrained:
 Tokenizer = Bytes | Pretrained
 """A tokenizer's members:
 
-- ``size``: ids are in [0, ``size``).
+- ``name``: what a run calls it. ``size``: ids are in [0, ``size``).
 - ``separator``: the ids that end a text and stand between two. ``end``: that id if it is a single end-of-text token, else None.
 - ``before``, ``after``: the ids that the tokenizer itself puts around each text.
 - ``identity``: equal for two tokenizers that make the same ids from the same text. Empty if unknown.
@@ -220,7 +222,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         cache, where = None if here else hub_cache(name), str(local) if here else name
         tokenizer = load(where, trust_remote_code=False, token=token, cache_dir=cache)
         as_its_files_say(tokenizer, where, partial(cached_file, where, token=token, cache_dir=cache, **ONLY_IF_THERE))
-        return Pretrained(tokenizer)
+        return Pretrained(tokenizer, name)
     except Exception as problem:
         why = f"{in_one_line(problem)}){'' if here or '://' in name else needs_leave(name)}"
         raise ValueError(

@@ -191,13 +191,15 @@ def _buckets(module: nn.Module, layers: tuple[Layer, ...]) -> tuple[BucketSpec, 
             if number not in of:
                 of.append(number)
 
-    def shapes(names: Sequence[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return tuple((name, tuple(parameters[name].shape)) for name in names)
+    def spec(index: int, of: tuple[int, ...], names: Sequence[str]) -> BucketSpec:
+        shapes = tuple((name, tuple(parameters[name].shape)) for name in names)
+        # Mamba's marks: of its decay rates, which are matrices.
+        kept = frozenset(name for name in names if getattr(parameters[name], "_no_weight_decay", False))
+        return BucketSpec(index, of, shapes, kept=kept)
 
     own = [
-        BucketSpec(number, (number,), shapes([name for name, of in users.items() if of == [number]]))
-        for number in range(len(layers))
+        spec(number, (number,), [name for name, of in users.items() if of == [number]]) for number in range(len(layers))
     ]
     shared = [(name, tuple(of)) for name, of in users.items() if len(of) > 1]
-    tied = [BucketSpec(len(layers) + i, of, shapes([name])) for i, (name, of) in enumerate(shared)]
+    tied = [spec(len(layers) + i, of, [name]) for i, (name, of) in enumerate(shared)]
     return (*own, *tied)
