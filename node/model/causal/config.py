@@ -169,7 +169,9 @@ def _check_sizes(config: PretrainedConfig, length: int, vocabulary: int) -> None
                 f"model.config.{name}: {value!r} is not a whole number; give one, or choose another model.family"
             )
     if config.vocab_size < vocabulary:
-        raise ValueError(f"model.config.vocab_size: {config.vocab_size} is less than the tokenizer's {vocabulary}; leave it out")
+        raise ValueError(
+            f"model.config.vocab_size: {config.vocab_size} is less than the tokenizer's {vocabulary}; leave it out"
+        )
     layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", None)
     if not 1 <= layers <= MOST_LAYERS:
         raise ValueError(f"model.config.num_hidden_layers: {layers} is not between 1 and {MOST_LAYERS}")

@@ -305,6 +305,7 @@ def test_a_tokenizer_that_makes_more_ids_than_its_own_weights_know_is_named(tmp_
     own = make_tokenizer(tmp_path / "own", "some text to learn tokens from")
     save(tmp_path / "own", **CONFIGS["llama"], vocab_size=290)
     with pytest.raises(
-        ValueError, match=r"model.pretrained: the tokenizer of '.*own' makes 300 different tokens, but .* know only 290 \("
+        ValueError,
+        match=r"model.pretrained: the tokenizer of '.*own' makes 300 different tokens, but .* know only 290 \(",
     ):
         load_model(plan_pb2.Run.Model(pretrained=own), Sample((12,), torch.int64, 300), (), load_tokenizer(own))

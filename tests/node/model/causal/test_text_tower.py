@@ -50,9 +50,18 @@ TOWERS: dict[str, dict[str, Any]] = {
             "linear_value_head_dim": 8,
             "layer_types": ["linear_attention", "full_attention"],
         },
-        "vision_config": {"hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32},
+        "vision_config": {
+            "hidden_size": 16,
+            "depth": 1,
+            "num_heads": 2,
+            "intermediate_size": 16,
+            "out_hidden_size": 32,
+        },
     },
-    "mistral3": {"text_config": SIZES | {"model_type": "mistral"}, "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8}},
+    "mistral3": {
+        "text_config": SIZES | {"model_type": "mistral"},
+        "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
+    },
 }
 
 
@@ -72,7 +81,11 @@ def test_the_language_model_of_a_larger_one_is_trained_and_goes_home(family: str
     home = tmp_path / "home"
     home.mkdir()
     model.save_config(home, torch.float32, {})
-    save_file({name: value.contiguous() for name, value in (values | model.constants).items()}, home / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: value.contiguous() for name, value in (values | model.constants).items()},
+        home / "model.safetensors",
+        {"format": "pt"},
+    )
     config = json.loads((home / "config.json").read_text())
     assert config["model_type"] == AutoConfig.for_model(family, **TOWERS[family]).get_text_config().model_type
     exported: Any = AutoModelForCausalLM.from_pretrained(home).eval()

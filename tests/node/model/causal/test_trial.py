@@ -31,7 +31,7 @@ def load(family: str, **config: Any) -> Model:
     ("family", "config", "complaint"),
     [
         ("bert", SIZES, r"'bert' is not causal: layer 1 sees the tokens that come after.*set is_decoder = true in"),
-        ("roberta", SIZES, r"'roberta' is not causal: .*set is_decoder = true in"),
+        ("roberta", SIZES | {"pad_token_id": 1}, r"'roberta' is not causal: .*set is_decoder = true in"),
         (
             "gemma3_text",
             GEMMA | {"use_bidirectional_attention": True},
@@ -42,7 +42,11 @@ def load(family: str, **config: Any) -> Model:
             {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48},
             r"'rwkv' cannot be computed one layer at a time \(.*\); choose another family",
         ),
-        ("apertus", SIZES | {"num_key_value_heads": 2}, r"'apertus': parameter .*alpha_p is not set by the model's own"),
+        (
+            "apertus",
+            SIZES | {"num_key_value_heads": 2},
+            r"'apertus': parameter .*alpha_p is not set by the model's own",
+        ),
         (
             "jetmoe",
             {
