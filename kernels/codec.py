@@ -60,7 +60,8 @@ def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
     """Encodes the elements of ``tensor`` (any shape, row-major, a dtype in DTYPES) with ``codec``.
 
     OFF returns a view of the tensor's own memory if that is contiguous and on the CPU. A quantising codec falls back to RAW16
-    for a tensor with a NaN, an infinity or a magnitude beyond its scales, so that NaNs and infinities arrive unchanged.
+    for a tensor with a NaN, an infinity or a magnitude beyond its scales, so that NaNs arrive as NaNs and infinities as
+    infinities.
     """
     flat = tensor.detach().contiguous().view(-1)
     if codec is Codec.OFF:

@@ -102,8 +102,8 @@ class Memory:
                 self._made -= self._free.pop().nbytes
 
     def _give_back(self, block: NDArray[np.uint8]) -> None:
-        """Puts the block among the unused ones, and does nothing else while it holds the lock. The garbage collector may call
-        this anywhere, also within `take`."""
+        """Puts the block among the unused ones. If the lock is held, does nothing else: the garbage collector may call this
+        anywhere, also within `take`."""
         self._free.append(block)
         if self._lock.acquire(blocking=False):
             try:

@@ -27,7 +27,7 @@ _ONLY_LOADED = 4
 """RTLD_NOLOAD of Linux's dlfcn.h: a library that is not in use is not opened."""
 
 KEPT_BYTES = 1 << 30
-"""Bytes of unused pinned blocks to keep: making a pinned block takes far longer than making another. If steps use more, more
+"""Bytes of unused pinned blocks to keep: a pinned block takes far longer to make than an ordinary one. If steps use more, more
 are kept."""
 USE_SECONDS = 900.0
 """The pool remembers at least this long how much was in use at one time. A step should take less."""
@@ -109,7 +109,7 @@ def _pinned(size: int) -> torch.Tensor:
 def to_device(data: memoryview, device: torch.device) -> torch.Tensor:
     """A copy of ``data`` (1-D uint8) on the GPU ``device``, ready for later work on its current stream.
 
-    Does not wait; ``data`` may change at once.
+    Does not wait. The caller may change ``data`` right after.
     """
     copy = pinned(len(data))
     copy.numpy()[:] = np.frombuffer(data, np.uint8)

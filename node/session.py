@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import random
 import secrets
 import time
@@ -23,7 +24,7 @@ import dtfm
 from dtfm.node.data.allowed import ALLOW, ALLOW_MODULE, EVERYTHING, Allowed
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.problems import in_full, sentence_of
-from dtfm.node.host.long_parts import Repeated, long_part
+from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.other_work import OtherWork
 from dtfm.node.host.vitals import vitals_of
 from dtfm.node.network.addresses import candidates, host_of, reached_here
@@ -77,7 +78,9 @@ class Session:
         self._outgoing: asyncio.Queue[wire.NodeMessage | None] = asyncio.Queue()  # None: nothing follows
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit: int | None = None
-        self._problem = "it was not let in yet"  # empty while the coordinator hears it
+        self._problem = _silent("it was not let in yet")  # empty while the coordinator hears it
+        self._has_tried = False  # to connect
+        self._lapsed = ""  # that the coordinator has ended this node's membership, on the connection that is open
         self._leaving = asyncio.Event()
         self._leave_reason = ""
         self._port = 0
@@ -152,9 +155,7 @@ class Session:
     @property
     def problem(self) -> str:
         """Why this node has no part in the run; empty: the coordinator hears it, or it goes home."""
-        return (
-            "" if self._exit is not None or not self._problem else f"the coordinator does not answer: {self._problem}"
-        )
+        return "" if self._exit is not None else self._problem
 
     @property
     def _lease(self) -> float:
@@ -173,17 +174,20 @@ class Session:
 
     async def _stay_connected(self) -> None:
         """Connects whenever there is no connection, with growing pauses, until the node is to exit or gives up."""
-        silent_since, said = time.monotonic(), Repeated(SAY_AGAIN_SECONDS)
+        silent_since, said = time.monotonic(), -math.inf
         while self._exit is None:
             if self._leaving.is_set():
                 self._exit = 0
                 return
+            began = time.monotonic()
             problem, answered = await self._connect_once()
-            self._problem = problem
+            self._problem = self._lapsed or _silent(problem)
             if self._exit is not None or self._leaving.is_set():
                 continue
             if answered:
-                silent_since, said = time.monotonic(), Repeated(SAY_AGAIN_SECONDS)
+                silent_since = time.monotonic()
+            if silent_since - began > self._lease:
+                said = -math.inf  # it was connected for a while
             silent = time.monotonic() - silent_since
             left = self._patience - silent
             if left <= 0:
@@ -199,7 +203,10 @@ class Session:
                 return
             pause = min(max(silent / 10, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             wait = min(pause * random.uniform(0.8, 1.2), max(left, 0.05))
-            if said.is_news(problem, time.monotonic()):
+            if self._lapsed:
+                log.warning("%s. It connects again, with what it holds.", self._lapsed)
+            elif time.monotonic() - said >= SAY_AGAIN_SECONDS:
+                said = time.monotonic()
                 log.warning(
                     "The coordinator at %s does not answer (%s); trying again at least each %.0f s, giving up in %.0f s",
                     *(self._settings.coordinator, problem, LONGEST_PAUSE_SECONDS, left),
@@ -219,9 +226,11 @@ class Session:
 
     async def _connect_once(self) -> tuple[str, bool]:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
-        answered = False
+        answered, self._lapsed = False, ""
         try:
-            with long_part("connecting to the coordinator"):
+            # Later attempts are not told one by one.
+            with long_part("connecting to the coordinator") if not self._has_tried else contextlib.nullcontext():
+                self._has_tried = True
                 opened = await self._open()
         except ConnectionError as error:
             return str(error), answered
@@ -343,6 +352,11 @@ class Session:
                     self._send(wire.NodeMessage(leaving=wire.Leaving(reason=self._leave_reason)))
             case "refusal":
                 self._refused(wire.RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
+            case "lapsed":
+                heard = message.lapsed.lease_seconds
+                self._lapsed = (
+                    f"The coordinator has heard nothing from this node for {heard:g} s, so its lease has ended"
+                )
             case "certificate":
                 if self._identity is not None:
                     self._become(replace(self._identity, certificate=message.certificate.certificate))
@@ -350,6 +364,8 @@ class Session:
                 self._server.callers.revoke(message.revoked.names)
             case "quarantined":
                 self._server.callers.quarantine(message.quarantined.names)
+            case "test":
+                self._trainer.test()
             case "probe":
                 self._start(self._probe(message.probe))
             case "reach":
@@ -425,6 +441,7 @@ class Session:
             beat = self._progress.heartbeat(count)
             beat.MergeFrom(wire.Heartbeat(load=now.load, celsius=now.celsius))
             beat.arriving.extend(self._trainer.arriving())
+            beat.work.CopyFrom(self._trainer.work())
             self._send(wire.NodeMessage(heartbeat=beat))
             self._trainer.look_after_timing(max(self._other_work.share(), now.load or 0.0))
 
@@ -454,6 +471,10 @@ class Session:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _silent(problem: str) -> str:
+    return f"the coordinator does not answer: {problem}"
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Argument], None]) -> Callable[[Argument], None]:

@@ -118,7 +118,7 @@ class NodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., timed: _Optional[_Union[Timed, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "upload")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit", "quarantined", "status", "upload", "lapsed", "test")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,8 @@ class CoordinatorMessage(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    LAPSED_FIELD_NUMBER: _ClassVar[int]
+    TEST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -157,7 +159,9 @@ class CoordinatorMessage(_message.Message):
     quarantined: Quarantined
     status: RunStatus
     upload: Upload
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ...) -> None: ...
+    lapsed: Lapsed
+    test: Test
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., quarantined: _Optional[_Union[Quarantined, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., upload: _Optional[_Union[Upload, _Mapping]] = ..., lapsed: _Optional[_Union[Lapsed, _Mapping]] = ..., test: _Optional[_Union[Test, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "node", "incarnation", "candidates", "device", "port", "relay")
@@ -251,6 +255,12 @@ class RunStatus(_message.Message):
     idle: str
     def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., generation: _Optional[int] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., waiting: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., heartbeat_seconds: _Optional[float] = ..., idle: _Optional[str] = ...) -> None: ...
 
+class Lapsed(_message.Message):
+    __slots__ = ("lease_seconds",)
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lease_seconds: float
+    def __init__(self, lease_seconds: _Optional[float] = ...) -> None: ...
+
 class Certificate(_message.Message):
     __slots__ = ("certificate",)
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +321,10 @@ class Prepared(_message.Message):
     timed_beside: bool
     def __init__(self, layers: _Optional[_Iterable[_Union[_plan_pb2.Layer, _Mapping]]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ..., disk_bytes: _Optional[int] = ..., precision: _Optional[_Union[_plan_pb2.Precision, str]] = ..., timed_beside: _Optional[bool] = ...) -> None: ...
 
+class Test(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Timed(_message.Message):
     __slots__ = ("flops", "beside")
     FLOPS_FIELD_NUMBER: _ClassVar[int]
@@ -320,7 +334,14 @@ class Timed(_message.Message):
     def __init__(self, flops: _Optional[float] = ..., beside: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("count", "preparing", "done", "of", "load", "celsius", "arriving")
+    __slots__ = ("count", "preparing", "done", "of", "load", "celsius", "arriving", "work")
+    class Work(_message.Message):
+        __slots__ = ("done", "waits")
+        DONE_FIELD_NUMBER: _ClassVar[int]
+        WAITS_FIELD_NUMBER: _ClassVar[int]
+        done: int
+        waits: bool
+        def __init__(self, done: _Optional[int] = ..., waits: _Optional[bool] = ...) -> None: ...
     COUNT_FIELD_NUMBER: _ClassVar[int]
     PREPARING_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +349,7 @@ class Heartbeat(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CELSIUS_FIELD_NUMBER: _ClassVar[int]
     ARRIVING_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     count: int
     preparing: Preparing
     done: int
@@ -335,7 +357,8 @@ class Heartbeat(_message.Message):
     load: float
     celsius: float
     arriving: _containers.RepeatedCompositeFieldContainer[StepReady.Arrived]
-    def __init__(self, count: _Optional[int] = ..., preparing: _Optional[_Union[Preparing, str]] = ..., done: _Optional[int] = ..., of: _Optional[int] = ..., load: _Optional[float] = ..., celsius: _Optional[float] = ..., arriving: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ...) -> None: ...
+    work: Heartbeat.Work
+    def __init__(self, count: _Optional[int] = ..., preparing: _Optional[_Union[Preparing, str]] = ..., done: _Optional[int] = ..., of: _Optional[int] = ..., load: _Optional[float] = ..., celsius: _Optional[float] = ..., arriving: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., work: _Optional[_Union[Heartbeat.Work, _Mapping]] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("peers",)
@@ -610,16 +633,18 @@ class Progress(_message.Message):
     def __init__(self, activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanFailed(_message.Message):
-    __slots__ = ("generation", "problem", "snapshot_damaged", "lost")
+    __slots__ = ("generation", "problem", "snapshot_damaged", "lost", "peer")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_DAMAGED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     generation: int
     problem: str
     snapshot_damaged: bool
     lost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ..., snapshot_damaged: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
+    peer: str
+    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ..., snapshot_damaged: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("generation", "step", "activations", "gradients")
@@ -810,37 +835,37 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "learning_rate", "clip_norm", "weight_decay", "evaluate", "snapshot", "pause", "status", "island_norms")
-    class IslandNormsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: int
-        value: float
-        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    __slots__ = ("generation", "step", "learning_rate", "weight_decay", "clips", "evaluate", "snapshot", "pause", "status")
+    class Clip(_message.Message):
+        __slots__ = ("island", "first_layer", "past_last_layer", "factor")
+        ISLAND_FIELD_NUMBER: _ClassVar[int]
+        FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+        PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+        FACTOR_FIELD_NUMBER: _ClassVar[int]
+        island: int
+        first_layer: int
+        past_last_layer: int
+        factor: float
+        def __init__(self, island: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., factor: _Optional[float] = ...) -> None: ...
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
-    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    CLIPS_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
-    ISLAND_NORMS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
-    gradient_norm: float
     learning_rate: float
-    clip_norm: float
     weight_decay: float
+    clips: _containers.RepeatedCompositeFieldContainer[Commit.Clip]
     evaluate: bool
     snapshot: bool
     pause: bool
     status: RunStatus
-    island_norms: _containers.ScalarMap[int, float]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., clip_norm: _Optional[float] = ..., weight_decay: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., island_norms: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight_decay: _Optional[float] = ..., clips: _Optional[_Iterable[_Union[Commit.Clip, _Mapping]]] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[bool] = ..., pause: _Optional[bool] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")
@@ -1037,6 +1062,8 @@ class SteerRequest(_message.Message):
         SET: _ClassVar[SteerRequest.Wish]
         SAVE: _ClassVar[SteerRequest.Wish]
         ROLLBACK: _ClassVar[SteerRequest.Wish]
+        FROM_WEIGHTS: _ClassVar[SteerRequest.Wish]
+        FROM_START: _ClassVar[SteerRequest.Wish]
     PAUSE: SteerRequest.Wish
     CONTINUE: SteerRequest.Wish
     STOP: SteerRequest.Wish
@@ -1044,6 +1071,8 @@ class SteerRequest(_message.Message):
     SET: SteerRequest.Wish
     SAVE: SteerRequest.Wish
     ROLLBACK: SteerRequest.Wish
+    FROM_WEIGHTS: SteerRequest.Wish
+    FROM_START: SteerRequest.Wish
     WISH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]

@@ -1,4 +1,4 @@
-"""What a command says while something takes long: work on a thread of its own, what is being loaded, what a search has found."""
+"""Tells people about slow work: work on a thread of its own, what is being loaded, the progress of a search."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import TypeVar
 from dtfm.programs import ended_by_ctrl_c
 
 QUIET_SECONDS = 2.0
-"""Seconds after which something that takes long is announced."""
+"""Seconds after which slow work is announced."""
 LOOK_SECONDS = 0.2
-"""Seconds after which Ctrl-C is heard where it does not end a wait at once."""
+"""Seconds after which Ctrl-C is heard if it does not end a wait immediately."""
 
 Result = TypeVar("Result")
 
 
 @contextmanager
 def announced(what: str) -> Iterator[None]:
-    """A context that says ``what`` is being done, on standard error, once this has taken QUIET_SECONDS. In it Ctrl-C ends the
-    process at once."""
+    """A context for the work ``what``. If the work takes longer than QUIET_SECONDS, says so on standard error. Inside it Ctrl-C
+    ends the process immediately."""
     with _said_later(what), ended_by_ctrl_c():
         yield
 
@@ -42,8 +42,8 @@ def _said_later(what: str) -> Iterator[None]:
 
 @contextmanager
 def search_shown(task: str) -> Iterator[Callable[[int, float], None]]:
-    """A context that shows on a terminal how long a search takes, and elsewhere announces it. It gives a function, for any
-    thread, by which the search says how many plans it has tried, and how many seconds a step takes by the best."""
+    """A context that shows on a terminal how long a search takes, and elsewhere announces it. It gives a function for the
+    search, for any thread: it reports the number of plans that it has tried, and the best plan's seconds per step."""
     from rich.console import Console  # which `demo` and `serve` show their help without
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -65,8 +65,8 @@ def search_shown(task: str) -> Iterator[Callable[[int, float], None]]:
 
 
 def in_background(work: Callable[[], Result], stop: Event | None = None) -> Result:
-    """What ``work`` returns, or raises. Ctrl-C sets ``stop``, at which ``work`` is to come to an end. A second one raises
-    KeyboardInterrupt at once, as does the first where ``stop`` is None."""
+    """Returns the result of ``work``, or raises its exception. Ctrl-C sets ``stop``: then ``work`` is to end. A second Ctrl-C
+    raises KeyboardInterrupt immediately, as does the first if ``stop`` is None."""
     result: Future[Result] = Future()
 
     def carry_out() -> None:

@@ -1,4 +1,4 @@
-"""``dtfm-coordinator backup`` and ``restore``: the log, and the key by which nodes know the run."""
+"""``dtfm-coordinator backup`` and ``restore``: the log, and the key that shows nodes that a coordinator is the run's."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Passphrase = Annotated[
     ),
 ]
 LOG, KEY = "dtfm.db", "dtfm.authority.pem"
-"""What a backup consists of."""
+"""The files of a backup."""
 SEALED = ".sealed"
-"""Added to the names of both where they are encrypted."""
+"""Added to both names if the files are encrypted."""
 
 
 def backup(
@@ -38,10 +38,11 @@ def backup(
     passphrase_file: Passphrase = None,
     json_lines: Json = False,
 ) -> None:
-    """Copies the event log and the authority's key into a new folder, for its owner alone. The coordinator may run meanwhile.
+    """Copies the event log and the authority's key into a new folder, for its owner alone. The coordinator may run at the same
+    time.
 
-    Whoever can read the backup can act as the run's coordinator: give --passphrase-file, and it is encrypted. A log in PostgreSQL
-    is backed up by pg_dump; copy the key's file beside it.
+    Whoever can read the backup can act as the run's coordinator: give --passphrase-file, and it is encrypted. A log in
+    PostgreSQL is backed up by pg_dump; copy the key's file too.
     """
     log, key = _places(store, authority)
     if passphrase_file is None:
@@ -111,14 +112,15 @@ def _check_there(log: Path) -> None:
 
 
 def _check_free(log: Path, key: Path) -> None:
-    """Raises ValueError if there is something already. SQLite would take what another log has left for its own."""
+    """Raises ValueError if a file is already there. SQLite would take the remains of another log for its own."""
     for there in (log, Path(f"{log}-wal"), Path(f"{log}-shm"), key):
         if there.exists():
             raise ValueError(f"{there} is there already, and would be lost; move it away, or name another place")
 
 
 def _copy(log: Path, key: Path, to_log: Path, to_key: Path) -> None:
-    """SQLite copies the log as of one moment, whoever writes to it. Raises ValueError."""
+    """Copies the log and the key. SQLite copies the log as of one moment, even while another process writes it. Raises
+    ValueError."""
     import sqlite3
     from contextlib import closing
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def check(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Checks the event log.
 
-    Every step must be committed once and in order, every sample counted once, and what was lost with an island trained again.
+    Every step must be committed once and in order, and every sample counted once. Samples that were lost with an island must be
+    trained again.
+
     Exit codes: 0 the log is in order, 1 it is not, 2 bad input.
     """
     from dtfm.protos.printable import counted

@@ -1,4 +1,4 @@
-"""The demo's nodes: child processes on this machine, none of which outlives it."""
+"""The demo's nodes: child processes on this machine. None of them outlives it."""
 
 from __future__ import annotations
 

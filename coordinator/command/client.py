@@ -1,4 +1,4 @@
-"""Reads what a running coordinator knows, and asks it for things."""
+"""Reads a running coordinator's log and story, and makes requests to it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class NobodyAnswers(ValueError):
 
 
 async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[Record]:
-    """Yields the event log from sequence number ``after`` on, as the running coordinator has it to which ``where`` leads (see
-    Entry). With ``follow``, goes on with new events until the coordinator ends. Raises ValueError."""
+    """Yields the event log from sequence number ``after`` on, from the running coordinator that ``where`` leads to (see Entry).
+    With ``follow``, goes on with new events until the coordinator ends. Raises ValueError."""
     from dtfm.coordinator.store.record import Record
 
     async for reply in _events(where, wire.EventsRequest(after=after, follow=follow)):
@@ -41,7 +41,7 @@ async def records(where: str, *, after: int = 0, follow: bool) -> AsyncIterator[
 
 
 async def told(where: str, *, follow: bool = True) -> AsyncIterator[SoFar]:
-    """Yields the run so far, as the running coordinator has it, and once more after each later event. Raises ValueError."""
+    """Yields the run so far, from the running coordinator, and once more after each later event. Raises ValueError."""
     from dtfm.coordinator.store.record import Record
     from dtfm.coordinator.view.so_far import SoFar
     from dtfm.coordinator.view.story_snapshot import story_format, story_from
@@ -75,8 +75,7 @@ async def _events(where: str, request: wire.EventsRequest) -> AsyncIterator[wire
 
 
 async def ask(where: str, call: str, *, roles: Sequence[Role] = DIRECTING, **fields: Any) -> Any:
-    """Makes this call of the Observer service with these fields of its request, for which one of the ``roles`` is needed. Returns
-    its reply.
+    """Makes this call of the Observer service, with these fields of its request, in one of the ``roles``. Returns its reply.
 
     Raises ValueError when the coordinator does not answer, or refuses.
     """
@@ -101,7 +100,7 @@ async def open_way(where: str, roles: Sequence[Role] = DIRECTING) -> Opened:
 
 
 def _drawn_name() -> str:
-    """Under which this user is known there from now on, if not yet."""
+    """A new name for this user. The coordinator knows the user by it from now on, if it does not yet."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):

@@ -38,18 +38,18 @@ from dtfm.protos.printable import printable_lines
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
 
 DEFAULT_STEPS = 100
-"""Steps of a demo whose run file names no number."""
+"""Steps of a demo if its run file names no number."""
 OWN: dict[str, dict[str, Any]] = {
     "data": {"sequence_length": 128},
     "train": {"global_batch": 8, "learning_rate": 0.006, "evaluate_every": 100},
     "checkpoint": {"every": 0},
 }
-"""What the demo trains without a run file: many small steps, after which a small model writes words."""
+"""The demo's run without a run file: many small steps, after which a small model writes words."""
 OWN_STEPS = 400
 OWN_SECONDS, OWN_STEP_SECONDS = 40, 0.2
-"""How long that takes on two free cores: all but the steps, and a step."""
+"""How long that takes on two free cores: everything except the steps, and a step."""
 CHILD_SECONDS = 120
-"""Seconds after which the tokenizer, or a sample of generated text, is given up."""
+"""Seconds after which the demo gives up waiting for the tokenizer, or for a sample of generated text."""
 
 
 def demonstrate(
@@ -80,8 +80,8 @@ def demonstrate(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one demo does, its options resolved. ``threads`` is per node; ``folder`` is its own. ``own``: there is no run file, so
-    that the demo makes its own tokenizer."""
+    """The resolved options of one demo. ``threads`` is per node; ``folder`` is its own. ``own``: there is no run file, so that
+    the demo makes its own tokenizer."""
 
     run: RunFile
     nodes: int
@@ -189,7 +189,7 @@ async def _train(demo: Settings) -> int:
 
 
 def _introduce(demo: Settings, console: Console) -> None:
-    """Says what is about to happen, and how long it takes."""
+    """Says what the demo is about to do, and how long it takes."""
     threads = "one thread" if demo.threads == 1 else f"{demo.threads} threads"
     what = "a small Llama on the source text of Python's library" if demo.own else demo.run.name
     console.print(f"Trains {what}: a coordinator and {demo.nodes} nodes of {threads} each, on this machine alone.")
@@ -201,7 +201,7 @@ def _introduce(demo: Settings, console: Console) -> None:
 
 
 async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated: ev.Evaluated | None) -> None:
-    """Says where everything is, shows what the model writes, and names commands to try next."""
+    """Says where everything is, shows a text of the model, and names commands to try next."""
     model = demo.folder / "model"
     if demo.run.model.family != "module":
         await asyncio.to_thread(export_checkpoint, checkpoint, model)
@@ -216,7 +216,7 @@ async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated
     python = shlex.quote(_short(Path(sys.executable)))
     coordinator, store = program("dtfm-coordinator"), shlex.quote(_short(demo.folder / "dtfm.db"))
     next_ = [
-        ("Who trained what, as it was at the end:", f"{coordinator} watch --store {store}"),
+        ("Who trained what at the end:", f"{coordinator} watch --store {store}"),
         ("All that happened:", f"{coordinator} events --store {store}"),
         ("Train on your own machines:", f"{coordinator} serve --listen 0.0.0.0:7400"),
     ]
@@ -231,7 +231,7 @@ async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated
 
 
 async def _show_samples(demo: Settings, console: Console, model: Path) -> None:
-    """Prints what the model writes, and what it wrote before training where its first weights followed from the seed."""
+    """Prints a text of the model. If its first weights followed from the seed, also prints a text of the untrained model."""
     program = "dtfm.node.model.generate_text", str(model)
     wanted = {"After training": _child(*program)}
     if not demo.run.model.pretrained:
@@ -245,7 +245,7 @@ async def _show_samples(demo: Settings, console: Console, model: Path) -> None:
 
 
 async def _child(*program: str) -> str:
-    """What a module of the node's, with its arguments, prints: the coordinator needs no torch. Empty where that fails."""
+    """The output of a module of the node's, with its arguments: the coordinator needs no torch. Empty if it fails."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", *program),
         stdin=asyncio.subprocess.DEVNULL,
@@ -265,5 +265,5 @@ async def _child(*program: str) -> str:
 
 
 def _short(path: Path) -> str:
-    """From the working folder on, where it is below it."""
+    """The path from the working folder on, if it is below that."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

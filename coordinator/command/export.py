@@ -31,9 +31,9 @@ def export(
 ) -> None:
     """Writes the model as a folder that transformers' from_pretrained loads.
 
-    Of a run that goes on, the weights are those after the step in hand, or with rounds the next exchange: the coordinator
-    fetches them from the nodes. Where none answers, the newest checkpoint is exported that the log in this folder (dtfm.db)
-    names.
+    If the run goes on, the weights are from the end of the current step, or with rounds from the next exchange: the coordinator
+    fetches them from the nodes. If no coordinator answers, the command exports the newest checkpoint that the log in this
+    folder (dtfm.db) names.
     """
     from dtfm.coordinator.command.client import NobodyAnswers
     from dtfm.coordinator.command.exporting import (

@@ -41,15 +41,15 @@ from dtfm.protos.checkpoint_names import BUFFERS, MANIFEST
 from dtfm.protos.run_file.run_file import parse_run
 
 SHARD_BYTES = 1 << 30
-"""Least size of a file of weights, the last one apart."""
+"""Least size of a file of weights, except the last one."""
 
 MAX_MODEL_FILE_BYTES = 64 << 20
 """Largest configuration or tokenizer file."""
 
 
 async def newest_of(where: str) -> tuple[Ledger, str]:
-    """Has the coordinator fetch the weights after the step in hand from the nodes, unless it has those of the last step. Returns
-    the run's ledger, and the URL of that checkpoint. Raises ValueError."""
+    """Has the coordinator fetch the weights after the current step from the nodes, unless it has the last step's weights.
+    Returns the run's ledger, and the URL of that checkpoint. Raises ValueError."""
     reply: wire.Done = await ask(where, "Steer", wish="SAVE")
     print(f"{reply.sentence}.", file=sys.stderr)
     known = 0  # the last event when this was asked for
@@ -88,11 +88,11 @@ def export_checkpoint(
     wanted: Format | None = None,
     on_infinite: Callable[[Mapping[str, int]], None] = lambda _: None,
 ) -> int:
-    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step. The weights are in
-    the format ``wanted``, or in their own. ``on_infinite`` gets, by tensor, how many numbers are too large for it, if any are.
+    """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step.
 
-    Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, NotTheLogs if it
-    is not the one of the run's ``ledger``, and ValueError for a target in use.
+    The weights are in the format ``wanted``, or in their own. ``on_infinite`` gets, by tensor, how many numbers are too large
+    for the format, if any are. Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete
+    or damaged, NotTheLogs if the run's ``ledger`` has another checkpoint of this step, and ValueError for a target in use.
     """
     check_target(target)
     manifest, digest = manifest_and_digest(folder)
@@ -123,7 +123,7 @@ def export_checkpoint(
 def _card(
     manifest: Manifest, digest: str, ledger: Ledger | None, wanted: Format | None, files: Mapping[str, str]
 ) -> str:
-    """The model card. Of the checkpoint it says what the log says, or without one the manifest."""
+    """The model card. The log's facts about the checkpoint; without a log the manifest's."""
     command = f"dtfm-coordinator export{f' --dtype {wanted}' if wanted is not None else ''} DIR"
     known = Card(manifest.run, manifest.run_id, manifest.step, digest)
     if ledger is not None:
@@ -132,7 +132,7 @@ def _card(
 
 
 def _say_format(target: Path, wanted: Format) -> None:
-    """config.json says in which format the weights are."""
+    """Writes the weights' format into config.json."""
     file = target / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -149,7 +149,8 @@ def _say_format(target: Path, wanted: Format) -> None:
 
 
 def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
-    """Copies config.json and the tokenizer's files: everything but the weights, their manifest and what an export says itself."""
+    """Copies config.json and the tokenizer's files: everything but the weights, their manifest and the files that an export
+    writes itself."""
     for entry in filesystem.ls(path, detail=True):
         name = str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
         own = name in (MANIFEST, INDEX, BUFFERS, CARD) or name.startswith("bucket-") or name.endswith(".part")
@@ -163,7 +164,7 @@ def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
 
 
 def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger) -> tuple[str, ...]:
-    """The digests (hex) of the checkpoint's state by bucket, as its trainers agreed on them; empty where the log does not say."""
+    """The digests (hex) of the checkpoint's state by bucket, as its trainers agreed on them. Empty if the log does not say."""
     logged = ledger.copies.checkpoints.get(manifest.step)
     if logged is None or manifest.run_id != ledger.run_id:
         raise NotTheLogs(
@@ -172,7 +173,7 @@ def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger)
     if logged.manifest != digest:
         raise NotTheLogs(
             f"{folder}/manifest.json is not the one that the log names (its BLAKE3 is {digest} instead of {logged.manifest}): "
-            "somebody has replaced it. Use an older checkpoint, and look at who may write there"
+            "somebody has replaced it. Use an older checkpoint, and check who may write there"
         )
     return ledger.copies.digests(manifest.step)
 
@@ -185,7 +186,7 @@ def _parts(
     layout_of: Callable[[int], str],
     family: str,
 ) -> list[Part]:
-    """What is to be exported of each file, by their headers. ``family``: the model's."""
+    """The parts of each file to export, by the files' headers. ``family``: the model's."""
     parts: list[Part] = []
     whose: dict[str, str] = {}  # by tensor, the file that has it
     for bucket in buckets:

@@ -31,7 +31,7 @@ def health(
     ] = "",
     json_lines: Json = False,
 ) -> None:
-    """Says whether the run gets on.
+    """Says whether the run makes progress.
 
     Exit codes: 0 it trains, waits for nodes or people, or is complete; 1 it has failed, its next step is long overdue, the log
     cannot be written, or no coordinator answers.
@@ -50,7 +50,7 @@ def health(
 
 
 def _by_page(url: str) -> dict[str, Any]:
-    """What /healthz answers there. Raises OSError, and ValueError if that is something else."""
+    """The answer of /healthz there. Raises OSError, and ValueError if the answer is something else."""
     address = f"{url.rstrip('/').removesuffix('/healthz')}/healthz"
     try:
         with urllib.request.urlopen(address, timeout=PATIENCE_SECONDS) as answer:
@@ -68,7 +68,7 @@ def _by_page(url: str) -> dict[str, Any]:
 
 
 async def _by_log(where: str) -> dict[str, Any]:
-    """The same from the run so far, as the coordinator has it. Raises ValueError."""
+    """The same answer from the run so far, as the coordinator has it. Raises ValueError."""
     from dtfm.coordinator.command.client import told
     from dtfm.coordinator.view.condition.condition import fitness
 

@@ -34,9 +34,9 @@ def invite(
     ] = False,
     json_lines: Json = False,
 ) -> None:
-    """Makes invitations: strings by which somebody joins a run, each with the line to paste.
+    """Makes invitations: strings that let somebody join a run, each with the line to paste.
 
-    Whoever has the string can use it, so send it as you would a password. A node that came by it needs it only once.
+    Whoever has the string can use it, so send it as you would a password. A node needs its invitation only once.
     """
     from dtfm.coordinator.command.client import ask
     from dtfm.coordinator.log.wording import utc
@@ -64,11 +64,13 @@ def invite(
 
 
 def revoke(
-    what: Annotated[str, typer.Argument(metavar="INVITATION-ID|NAME", help="An invitation, or who came by one.")],
+    what: Annotated[
+        str, typer.Argument(metavar="INVITATION-ID|NAME", help="An invitation, or the name of a node or user.")
+    ],
     where: Where = "",
     json_lines: Json = False,
 ) -> None:
-    """Ends an invitation, or cuts off a node or a user at once."""
+    """Ends an invitation, or cuts off a node or a user immediately."""
     tell(where, "Revoke", json_lines, {"revoked": what}, what=what)
 
 
@@ -80,7 +82,7 @@ def expel(
 ) -> None:
     """Quarantines a node: training goes on without it, and it may not come back until it is forgiven.
 
-    So do all other nodes of its key, which are those of its user on that machine.
+    The same holds for all other nodes of its key, that is, of its user on that machine.
     """
     tell(where, "Expel", json_lines, {"expelled": node}, node=node, reason=reason)
 
@@ -95,7 +97,7 @@ def forgive(
 
 
 def read_duration(text: str) -> float:
-    """Seconds. Raises ValueError."""
+    """The seconds of a text. Raises ValueError."""
     found = re.fullmatch(r"([0-9]{1,9})([smhdw])", text.strip())
     if found is None or int(found[1]) == 0:
         raise ValueError(f"--expires {text!r} is not a time; give it like 30m, 12h or 7d")

@@ -20,14 +20,16 @@ def members(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -
     """Shows the nodes: address, device, and what each computes."""
     from dtfm.coordinator.view.members import member_documents
 
-    ledger = asyncio.run(_run(where, store)).ledger
-    documents = member_documents(ledger)
+    so_far = asyncio.run(_run(where, store))
+    ledger, documents = so_far.ledger, member_documents(so_far.ledger)
     if not documents and not json_lines:
         print(
             f"No node takes part{f': the run is over, {ledger.outcome.reason}' if ledger.outcome is not None else ''}."
         )
     for document in documents:
         print(json.dumps(document) if json_lines else _member_line(document), flush=True)
+    if so_far.asks and not json_lines:
+        print(f"The run needs an operator: {so_far.said}.")
 
 
 def events(
@@ -47,7 +49,7 @@ def events(
         ),
     ] = None,
 ) -> None:
-    """Prints the event log: everything that happened in the run, in order.
+    """Prints the event log: all events of the run, in order.
 
     With --follow, it goes on as things happen.
     """
@@ -61,7 +63,7 @@ def events(
 def watch(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Shows a live view of the run until it is over. Ctrl-C ends the view, not the run.
 
-    Into a pipe or a file it prints a line for each tenth step, and for what else a person must know.
+    Into a pipe or a file it prints a line for each tenth step, and for other events that a person must know.
     """
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watch(where, store, json_lines))

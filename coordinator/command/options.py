@@ -46,8 +46,8 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard 
 
 
 async def log_of(where: str, store: str, *, after: int = 0, follow: bool = False) -> AsyncIterator[Record]:
-    """Yields the event log from sequence number ``after`` on: of the ``store``, if one is given, which is not followed, else of
-    the coordinator (see client.records). Raises ValueError."""
+    """Yields the event log from sequence number ``after`` on. It comes from the ``store``, if one is given, and then is not
+    followed; otherwise from the coordinator (see client.records). Raises ValueError."""
     if store:
         from dtfm.coordinator.store.record import read_log
 
@@ -61,7 +61,7 @@ async def log_of(where: str, store: str, *, after: int = 0, follow: bool = False
 
 
 def print_record(record: Record, *, json_lines: bool, all_events: bool = True) -> None:
-    """``all_events``: those as well of which no person must know."""
+    """``all_events``: also prints events that people need not know about."""
     if json_lines:
         print(json.dumps(record.to_json()), flush=True)
         return

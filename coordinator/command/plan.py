@@ -37,8 +37,8 @@ def plan(
         typer.Option(
             help='Instead of --network: GPUs that you may rent, each a machine of its own, like "8x RTX 4090, A100 80GB", or '
             '"2x 4x RTX 4090": two machines of four, which share its line and its memory. '
-            f"Their speed counts as {SUSTAINED:.0%} of the data sheet's in the precision of the workload, their memory less "
-            f"{RESERVED_GIB} GiB and {RESERVED:.0%} for the driver and fragmentation."
+            f"Their speed counts as {SUSTAINED:.0%} of the data sheet's in the precision of the workload. Their memory "
+            f"counts less {RESERVED_GIB} GiB and {RESERVED:.0%}, for the driver and fragmentation."
         ),
     ] = None,
     links: Annotated[
@@ -79,8 +79,8 @@ def plan(
         float | None,
         typer.Option(
             min=0,
-            help="Seconds after which the search stops. Default: it stops when more of it is not worth it. A look at what "
-            "islands would bring follows: some seconds, half a minute for 200 GPUs.",
+            help="Seconds after which the search stops. Default: it stops when a longer one would hardly help. Then "
+            "it estimates the gain of islands: some seconds, half a minute for 200 GPUs.",
         ),
     ] = None,
     seed: Annotated[
@@ -96,11 +96,11 @@ def plan(
     """Runs the scheduler alone: on files, or for GPUs that you may rent.
 
     Prints who computes what, the memory that this needs, the seconds per step that it should take, what limits it, and why. The
-    last sentence says how much a better plan could gain at most: the bound is a time that no plan can beat, and the gap is the
-    plan's time divided by it. A plan with gap 1 is perfect; one with a larger gap may still be the best there is.
+    last sentence says how much a better plan could gain at most. The bound is a time that no plan can beat, and the gap is the
+    plan's time divided by it. A plan with gap 1 is perfect; a plan with a larger gap may still be the best there is.
 
-    On a terminal it shows what it has found so far; elsewhere it says once that it searches. Ctrl-C ends the search and prints
-    the best plan found so far.
+    On a terminal it shows the best plan found so far; elsewhere it says once that it searches. Ctrl-C ends the search and
+    prints the best plan found so far.
 
     Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """

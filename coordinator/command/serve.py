@@ -28,7 +28,7 @@ def serve(
         str,
         typer.Option(
             help=f"HOST:PORT of this machine for the web page that shows the run. Default: {DEFAULT_PAGE}, or another port where "
-            "that one is taken. Elsewhere than on loopback, it is for who has a viewer's link (invite --role viewer)."
+            "that one is taken. Elsewhere than on loopback, it asks for a viewer's link (invite --role viewer)."
         ),
     ] = "",
     page_url: Annotated[
@@ -78,15 +78,15 @@ def serve(
     advertise: Annotated[
         list[str] | None,
         typer.Option(
-            help="HOST[:PORT] at which others reach this coordinator, for invitations (may be given several times). Default: "
+            help="HOST[:PORT] where others reach this coordinator, for invitations (may be given several times). Default: "
             "what the store remembers, else the addresses of this machine's interfaces."
         ),
     ] = None,
     invitation_file: Annotated[
         Path | None,
         typer.Option(
-            help="Write the first invitation to this file (mode 0600) instead of printing it, for nodes on the same disk; what "
-            "is printed, a container keeps in its log."
+            help="Write the first invitation to this file (mode 0600) instead of printing it, for nodes on the same disk. A "
+            "container keeps printed lines in its log."
         ),
     ] = None,
     exit_when_over: Annotated[
@@ -109,10 +109,10 @@ def serve(
     json: Json = False,  # so that the environment has it as DTFM_JSON
     verbose: Verbose = False,
 ) -> None:
-    """Coordinates one run until it is over: starts it, or goes on with what the store holds.
+    """Coordinates one run until it is over: starts it, or goes on with the run in the store.
 
-    Prints an invitation for nodes, then every tenth step and what else a person must know. The user who runs it is an operator:
-    the other commands, and nodes on this machine, need no invitation. Exit codes: 0 the run is complete, or
+    Prints an invitation for nodes, then every tenth step and other events that a person must know. The user who runs it is an
+    operator: the other commands, and nodes on this machine, need no invitation. Exit codes: 0 the run is complete, or
     `dtfm-coordinator stop` ended it; 1 it failed, or this process was interrupted before; 2 bad input.
     """
     handler = logging.StreamHandler()
@@ -123,10 +123,10 @@ def serve(
         from dtfm.coordinator.command.serving import Serving, serve_run
         from dtfm.coordinator.web.serving import read_page_url
     if web and no_page:
-        raise ValueError("--web says where the page is, and --no-page that there is none; leave one of them out")
+        raise ValueError("--web says where the page is, but --no-page turns it off; leave one of them out")
     if page_url and no_page:
         raise ValueError(
-            "--page-url says where others open the page, and --no-page that there is none; leave one of them out"
+            "--page-url says where others open the page, but --no-page turns it off; leave one of them out"
         )
     page, stays = None if no_page else web, not exit_when_over
     files = authority, invitation_file

@@ -1,4 +1,4 @@
-"""Serves one run: what ``dtfm-coordinator serve`` does once its options are read."""
+"""Serves one run: the work of ``dtfm-coordinator serve`` after its options are read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from dtfm.coordinator.service.checkpoint_folder import CheckpointError, mark
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.notifying import notifying
 from dtfm.coordinator.service.pasted_line import pasted_line, where_it_leads
+from dtfm.coordinator.service.room import wait_for_room
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over, start_over
+from dtfm.coordinator.store.database import sqlite_file
 from dtfm.coordinator.store.record import Record
 from dtfm.coordinator.store.store import Store
 from dtfm.coordinator.track.tracker import check_tracker, tracked
@@ -43,27 +45,33 @@ MOST_AFTER = 100
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How the operator wants a run to be served. ``listen`` and ``advertised``, if they are empty, are as the store remembers.
-    ``web``: where the page is, see bind_page; None: nowhere. ``page_url``: see url_elsewhere. ``metrics``: where they are served
-    beside the page; empty: nowhere. ``authority`` is the file with its key; None: the usual one. ``invitation`` is a file for the
-    first one; None: it is printed. ``announce``: see announcing. ``stays``: see serve_until_over."""
+    """How the operator wants a run to be served."""
 
     listen: str
+    """Where to listen. Empty: as the store remembers."""
     web: str | None
+    """Where the page is: see bind_page. None: there is no page."""
     page_url: str
+    """See url_elsewhere."""
     metrics: str
+    """Where metrics are served beside the page. Empty: nowhere else."""
     advertised: list[str]
+    """The addresses for invitations. Empty: as the store remembers."""
     authority: Path | None
+    """The file with the authority's key. None: the usual one."""
     invitation: Path | None
+    """A file for the first invitation. None: it is printed."""
     announce: bool | None
+    """See announcing."""
     json_lines: bool
     verbose: bool
     stays: bool
+    """See serve_until_over."""
 
 
 def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, options: Serving) -> int:
-    """Serves the run, and returns the exit code. ``new``: see start_over. ``reserve``: once no other coordinator does. Raises
-    ValueError."""
+    """Serves the run, and returns the exit code. ``new``: see start_over. ``reserve``: waits until no other coordinator serves
+    the run. Raises ValueError."""
     state_folder()  # raises where this user has none
     if options.listen:
         read_address(options.listen)
@@ -80,6 +88,9 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
         )
     for aside in start_over(store_url, run) if new and run is not None else ():
         print(f"What was there is {aside} now.", file=sys.stderr)
+    own = Path(sqlite_file(store_url))
+    if own.is_file() and own.stat().st_size:  # a run that goes on
+        wait_for_room([own.absolute().parent, state_folder()])
     with Store(store_url, write=True, waits=reserve) as store:
         if store.was_reserve and was_stopped(store):
             print("The run was stopped, so no reserve is needed.", file=sys.stderr, flush=True)
@@ -88,24 +99,24 @@ def serve_run(store_url: str, run_file: Path | None, new: bool, reserve: bool, o
 
 
 def was_stopped(store: Store) -> bool:
-    """Whether the last coordinator has ended because an operator wished so."""
+    """Whether an operator has ended the last coordinator."""
     newest = [record.event for record in store.page(max(store.last - MOST_AFTER, 0))]
     told = [event for event in newest if isinstance(event, RunStarted | RunResumed | RunStopped)]
     return isinstance(told[-1] if told else None, RunStopped)
 
 
 def _check_reserve(store_url: str, new: bool, authority: Path | None) -> None:
-    """Raises ValueError for what would show only when the reserve is needed."""
+    """Raises ValueError for mistakes that would show only when the reserve is needed."""
     if new:
         raise ValueError(
-            "--new starts over, and --reserve goes on with what another coordinator did; leave one of them out"
+            "--new starts over, and --reserve goes on with the log of another coordinator; leave one of them out"
         )
     if store_url.startswith("sqlite:"):
         raise ValueError("--reserve needs a store that other machines reach too: --store postgresql+psycopg://...")
     if authority is None or not authority.exists():
         raise ValueError(
-            "--reserve needs the key by which nodes know the run's coordinators: copy the file to which `serve --authority FILE` "
-            "has written it, and name the copy with --authority"
+            "--reserve needs the key that shows nodes the run's coordinators: copy the file of `serve --authority FILE`, and "
+            "name the copy with --authority"
         )
     authority_key(authority)
 
@@ -206,7 +217,7 @@ async def _serve(
 
 
 def _written_before(file: Path) -> Invitation | None:
-    """The invitation that an earlier start wrote there, if it can be read. Raises ValueError if something else is there."""
+    """The invitation that an earlier start wrote to the file, if it can be read. Raises ValueError if something else is there."""
     try:
         with file.open("rb") as opened:
             text = opened.read(MOST_CHARACTERS + 1).decode(errors="replace").strip()
@@ -223,7 +234,7 @@ def _written_before(file: Path) -> Invitation | None:
 
 
 def _leads_here(file: Path, shown: Invitation, server: Server) -> bool:
-    """Whether it lets somebody in still, and nobody but its owner may read the file."""
+    """Whether the invitation still lets somebody in, and nobody but its owner may read the file."""
     try:
         read_private(file)
     except (FileNotFoundError, ValueError):

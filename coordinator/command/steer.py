@@ -17,23 +17,44 @@ if TYPE_CHECKING:  # the commands that read a log start faster without it
 
 
 def pause(where: Where = "", json_lines: Json = False) -> None:
-    """Pauses the run: after the step in hand, or with rounds the next exchange, no other begins until `continue`. Nodes stay.
+    """Pauses the run: after the current step, or with rounds the next exchange, no other step begins until `continue`. Nodes
+    stay.
 
-    A checkpoint is written meanwhile. The pause outlives a restart of the coordinator.
+    A checkpoint is written during the pause. The pause outlives a restart of the coordinator.
     """
     _steer(where, "PAUSE", json_lines)
 
 
-def go_on(where: Where = "", json_lines: Json = False) -> None:
-    """Goes on with a run that is paused, or that is about to stop."""
-    _steer(where, "CONTINUE", json_lines)
+def go_on(
+    where: Where = "",
+    lost: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="weights|start",
+            help="Where to go on once the run's state is lost. weights: from the newest weights on the coordinator's disk or in "
+            "[checkpoint] uri; AdamW's moments begin at zero. start: from step 1, on the same samples.",
+        ),
+    ] = "",
+    json_lines: Json = False,
+) -> None:
+    """Goes on with a run that is paused, or that is about to stop.
+
+    With --from, goes on with a run whose state is lost: no node that is here has it. Such a run waits. `watch`, `members` and the
+    page say which nodes have the state and are away, what else there is, and how many steps and minutes each way loses. The run
+    goes on by itself once those nodes are back. While a run has its state, --from is refused. The run file can answer
+    beforehand: [cluster] when_state_is_lost.
+    """
+    if lost not in ("", "weights", "start"):
+        raise ValueError(f"--from {lost} is neither weights nor start; leave it out to go on with a run that is paused")
+    _steer(where, f"FROM_{lost.upper()}" if lost else "CONTINUE", json_lines)
 
 
 def stop(
     where: Where = "",
     now: Annotated[
         bool,
-        typer.Option("--now", help="Do not wait for the step in hand and the checkpoint: the next start goes back."),
+        typer.Option("--now", help="Do not wait for the current step and the checkpoint: the next start goes back."),
     ] = False,
     json_lines: Json = False,
 ) -> None:
@@ -54,7 +75,7 @@ def set_key(
 ) -> None:
     """Changes a key of the run file while the run goes on. More train.steps also continue a run that is over.
 
-    The log keeps the change, so that it outlives a restart. A key that cannot change is refused by a list of those that can.
+    The log keeps the change, so that it outlives a restart. If a key cannot change, the refusal lists the keys that can.
     """
     key, equals, value = change.partition("=")
     if not equals:
@@ -70,7 +91,7 @@ def rollback(
 ) -> None:
     """Goes back to an earlier step, while the run goes on or is paused: to a snapshot on the nodes' disks, or to a checkpoint.
 
-    Later steps and their checkpoints are lost. Where only the weights are left, AdamW's moments begin at zero. An unknown step is
+    Later steps and their checkpoints are lost. If only the weights are left, AdamW's moments begin at zero. An unknown step is
     refused with a list of the steps there are.
     """
     if not yes:
@@ -91,7 +112,8 @@ def _steer(where: str, wish: str, json_lines: bool, key: str = "", value: str = 
 
 
 def tell(where: str, call: str, json_lines: bool, asked: Mapping[str, str], **fields: Any) -> None:
-    """Makes this call, with these fields of its request, and prints the coordinator's sentence; ``asked``: what, for scripts."""
+    """Makes this call, with these fields of its request, and prints the coordinator's sentence. ``asked``: the name of the
+    request, for scripts."""
     from dtfm.coordinator.command.client import ask
 
     reply: wire.Done = asyncio.run(ask(where, call, **fields))

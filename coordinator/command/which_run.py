@@ -1,4 +1,4 @@
-"""The run that a command means if it names none: the run of the current folder, as with git, or else the only run that is up."""
+"""The run that a command means if it names none: the run of the current folder, as with git, or the only run that is up."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dtfm.protos.identity.proof import ClockError
 LOOK_SECONDS = 3.0
 """How long to look which of several coordinators answer."""
 MOST_RUNS = 20
-"""The newest of the runs that this user remembers."""
+"""The number of runs to look at: the newest ones that this user remembers."""
 OF_A_RUN = "*.authority.pem"
 """The key of a run's authority, beside its store."""
 
 
 async def which_run(roles: Sequence[Role], folder: Path, *, or_as_member: bool = False) -> Access | None:
-    """What this user may do, in one of the ``roles``, at the coordinator that a command in the ``folder`` means. None: this user
-    has no such role anywhere. ``or_as_member``: the role of a node will do, too. Raises ValueError if it cannot be told which is
-    meant, or if this user has nodes there and none of the roles."""
+    """This user's access, in one of the ``roles``, to the coordinator that a command in the ``folder`` means. None: this user
+    has no such role anywhere. ``or_as_member``: the role of a node suffices too. Raises ValueError if it is unclear which
+    coordinator is meant, or if this user has nodes there and none of the roles."""
     members = _enrolled([Role.NODE])
     runs: dict[
         bytes, Access
@@ -94,5 +94,5 @@ def _named(run: Access) -> str:
 
 
 def _enrolled(roles: Sequence[Role]) -> list[Access]:
-    """The newest first."""
+    """The user's accesses in these roles, the newest first."""
     return [access for access in kept(roles) if access.enrolled]

@@ -28,6 +28,7 @@ WHILE_IT_RUNS = (
     "cluster.nodes",
     "cluster.prices",
     "cluster.currency",
+    "cluster.when_state_is_lost",
     "trust.audit_rate",
     "trust.keys_per_address",
 )

@@ -12,22 +12,22 @@ from dataclasses import replace
 from dtfm.coordinator.core.copies import snapshot, standby
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import fail
-from dtfm.coordinator.core.findings import Doubt, Gone, OtherPrecision, Setback
+from dtfm.coordinator.core.findings import Doubt, Gone, OtherPrecision, Setback, Unwell
+from dtfm.coordinator.core.health import nodes, pairs
+from dtfm.coordinator.core.health.run_fault import fault_of_the_run
 from dtfm.coordinator.core.members import welcoming
-from dtfm.coordinator.core.members.quarantine import clear, quarantine
+from dtfm.coordinator.core.members.quarantine import quarantine
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Gathering, Stepping, Switching
 from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
-from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot, undo
-from dtfm.coordinator.core.plan.replanning import Wait, WaitReason, decide
-from dtfm.coordinator.core.reach import links
+from dtfm.coordinator.core.plan.going_back import undo
+from dtfm.coordinator.core.plan.replanning import Wait, WaitReason, decide, drop_stale_choice
 from dtfm.coordinator.core.step import evaluation, pause
 from dtfm.coordinator.core.step.commits import commit
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.trust.verdict import Guilty, Verdict, unseparable, verdict
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import NODE_LEFT, OVERDUE, UNAUDITED
 
 STEPS_BETWEEN = 10
@@ -41,6 +41,8 @@ def carry_out(transition: Transition) -> None:
             case tuple() as doubts:
                 _suspect(transition, doubts)
                 _sentence(transition, verdict(transition.state))
+            case Unwell() as unwell:
+                _leave_out(transition, [unwell])
             case Setback() as setback:
                 _set_back(transition, setback)
             case Gone(node, reason):
@@ -65,6 +67,11 @@ def _set_back(transition: Transition, setback: Setback) -> None:
     if setback.mismatch is not None:
         transition.emit(setback.mismatch)
     doubts = (*setback.doubts, *_give_up(transition, setback))
+    if setback.problem == OVERDUE:
+        transition.state = replace(transition.state, stalls=transition.state.with_stall)
+    _leave_out(transition, setback.unwell)
+    if transition.state.stopped:
+        return
     _suspect(transition, doubts)
     if setback.proven is not None:
         found = Verdict((Guilty(setback.node, setback.proven, setback.reason),))
@@ -75,7 +82,7 @@ def _set_back(transition: Transition, setback: Setback) -> None:
         return
     if setback.since is not None and not (setback.unless_settled and found.guilty):
         undo(transition, setback.since, setback.reason)
-    changed = found.guilty or found.apart or found.broken or setback.since is not None or setback.lost_state
+    changed = found.guilty or found.apart or setback.unwell or setback.since is not None or setback.lost_state
     if changed or isinstance(transition.state.phase, Gathering):
         regroup(transition, setback.reason)
     elif setback.switches and (chosen := transition.state.planner.chosen) is not None:
@@ -90,7 +97,7 @@ def _give_up(transition: Transition, setback: Setback) -> tuple[Doubt, ...]:
     if not isinstance(phase, Stepping):
         return ()
     has_left = setback.lost_state and not setback.doubts  # it may be here again by now
-    ended_it = has_left or any(setback.node in doubt.by for doubt in setback.doubts)
+    ended_it = has_left or setback.unwell or any(setback.node in doubt.by for doubt in setback.doubts)
     doubts = auditing.interrupted(transition, phase, setback.node if ended_it else "")
     reason = setback.reason
     transition.emit(ev.StepAborted(phase.step, ledger.training.generation, setback.problem, setback.node, reason))
@@ -109,28 +116,28 @@ def _suspect(transition: Transition, doubts: Iterable[Doubt]) -> None:
     for doubt in doubts:
         training, party = transition.state.ledger.training, transition.state.ledger.party
         one = {party(node): node for node in (*reversed(doubt.nodes), *doubt.by)}.values()
-        nodes = (
-            tuple(node for node in doubt.nodes if node in one) if doubt.charge is not Charge.PEER_LOST else doubt.nodes
-        )
+        suspects = tuple(node for node in doubt.nodes if node in one)
         transition.emit(
-            ev.Suspected(training.step + 1, training.generation, doubt.charge, nodes, doubt.reason, doubt.by)
+            ev.Suspected(training.step + 1, training.generation, doubt.charge, suspects, doubt.reason, doubt.by)
         )
+
+
+def _leave_out(transition: Transition, unwell: Iterable[Unwell]) -> None:
+    """Plans do without these nodes and pairs from now on. If several fail alike, the run may be at fault: it ends."""
+    for each in unwell:
+        if each.peer:
+            pairs.lost(transition, each.node, each.peer, each.why)
+        else:
+            nodes.failed(transition, each.node, each.problem, each.why)
+            if fault := fault_of_the_run(transition.state, each.node):
+                fail(transition, fault)
+                return
+    drop_stale_choice(transition)
 
 
 def _sentence(transition: Transition, found: Verdict) -> None:
-    state = transition.state
-    if found.run:
-        held = state.ledger.training.step > 0 and state.ledger.state_is_held
-        if found.charge is Charge.PLAN_FAILED and held and not state.ledger.is_alone:
-            reason = "the nodes could not take up the state that they hold; the last attempt goes without it"
-            go_back(transition, newest_snapshot(state), reason)
-            return
-        clear(transition, found.charge)
-        fail(transition, found.run)
-        return
     for guilty in found.guilty:
         quarantine(transition, guilty)
-    links.count_as_broken(transition, found.broken, found.reason)
 
 
 def _go_on_without(transition: Transition, node: str, reason: str) -> None:

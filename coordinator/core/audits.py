@@ -50,7 +50,7 @@ class Audit:
 @dataclass(frozen=True, slots=True)
 class Auditing:
     """What is remembered from audit to audit. ``number`` is the last request's. ``due``: by node whose work is audited in any
-    case when it next takes part in a step, as an audit of it came to nothing, in how many steps it was drawn for that."""
+    case when it next takes part in a step (auditing.py, audit_next), in how many steps it was drawn for that."""
 
     number: int = 0
     due: Mapping[str, int] = field(default_factory=dict)

@@ -21,9 +21,21 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
+class Unwell:
+    """``node`` does not work, for this reason; or with a ``peer``, it says that it could not reach that one. Nobody is guilty of
+    it. ``problem``: as in StepAborted, or PLAN_FAILED."""
+
+    node: str
+    problem: str
+    why: str
+    peer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Setback:
     """The step, the beginning of a plan or the pause in hand is given up because of ``node``, for this ``reason``, and tried
-    again. ``problem``: as in StepAborted, of a step. ``proven``: what the node has said proves it guilty of this, and it is
+    again. ``problem``: as in StepAborted, of a step.
+    ``unwell``: what plans do without from now on. ``proven``: what the node has said proves it guilty of this, and it is
     quarantined at once. ``since``: what was done after this step is in doubt as well; None: nothing is. ``unless_settled``: that
     holds only if nobody turns out to be guilty. ``lost_state``: the node is gone, or does not hold what it should, so that the
     same plan cannot go on. ``mismatch``: goes into the log first. ``switches``: the plan that is chosen takes over at once."""
@@ -32,6 +44,7 @@ class Setback:
     node: str
     reason: str
     doubts: tuple[Doubt, ...] = ()
+    unwell: tuple[Unwell, ...] = ()
     proven: Charge | None = None
     since: int | None = None
     unless_settled: bool = False
@@ -56,8 +69,8 @@ class OtherPrecision:
     by: str
 
 
-Finding = tuple[Doubt, ...] | Setback | Gone | OtherPrecision
-"""Doubts alone: somebody is in doubt, and the work in hand goes on."""
+Finding = tuple[Doubt, ...] | Unwell | Setback | Gone | OtherPrecision
+"""Doubts alone: somebody is in doubt, and the work in hand goes on. So it does where somebody is unwell alone."""
 
 
 def contradicting(charge: Charge, pairs: Iterable[tuple[str, str]], reason: str) -> tuple[Doubt, ...]:

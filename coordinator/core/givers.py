@@ -53,18 +53,6 @@ def could_name(named: Collection[Givers], bucket: int, layers: int) -> frozenset
     return frozenset(name for table in named for layer in table[of] for name in layer)
 
 
-def only_givers(ledger: Ledger, named: Mapping[str, Givers], nodes: Collection[str]) -> frozenset[str]:
-    """The nodes of each party that alone was ``named`` to one of ``nodes`` for some of its state. Where it was named several
-    parties it has a choice, and none of them is to blame."""
-    only = set[str]()
-    for stage in ledger.training.in_force.stages:
-        for node in set(nodes).intersection(stage.replicas):
-            for holders in named.get(node, ())[slice(*stage.layers)]:
-                if node not in holders and len(set(map(ledger.party, holders))) == 1:
-                    only.update(holders)
-    return frozenset(only)
-
-
 def _doubted(ledger: Ledger) -> frozenset[frozenset[str]]:
     """The sets of parties of which one is at fault that state differed: who had it and who gave it."""
     return frozenset(

@@ -26,6 +26,28 @@ def part_message(bucket: int, part: SnapshotPart, nodes: Sequence[str]) -> contr
     return control_pb2.Part(bucket=bucket, size_bytes=part.size_bytes, digest=bytes.fromhex(part.digest), nodes=nodes)
 
 
+def last_commit(ledger: Ledger) -> control_pb2.Commit | None:
+    """With what the last step was applied; None: there is none, or the run has gone back."""
+    last, applied = ledger.training.last, ledger.training.optimizer
+    if last is None or applied is None:
+        return None
+    return control_pb2.Commit(
+        generation=last.generation,
+        step=last.step,
+        learning_rate=last.learning_rate,
+        weight_decay=applied.weight_decay,
+        clips=(
+            control_pb2.Commit.Clip(
+                island=clip.island,
+                first_layer=clip.layers[0],
+                past_last_layer=clip.layers[1],
+                factor=clip.factor,
+            )
+            for clip in ledger.training.clips
+        ),
+    )
+
+
 def assignments(
     ledger: Ledger,
     reason: str,
@@ -36,7 +58,7 @@ def assignments(
     """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from its ``givers`` (by node), or,
     if there are none, all of it from the ``snapshot``. A node is told of the links that begin at it: all links among hundreds of
     nodes would not fit into a message."""
-    plan, last, applied = ledger.training.in_force, ledger.training.last, ledger.training.optimizer
+    plan = ledger.training.in_force
     source = control_pb2.SnapshotSource() if givers else snapshot
     on_disks = {node for part in source.parts for node in part.nodes}
     giving = {name for table in set(givers.values()) for layer in table for name in layer}
@@ -48,17 +70,7 @@ def assignments(
         step=ledger.training.step,
         snapshot=source,
         reason=reason,
-        last_commit=control_pb2.Commit(
-            generation=last.generation,
-            step=last.step,
-            gradient_norm=last.gradient_norm,
-            learning_rate=last.learning_rate,
-            clip_norm=applied.clip_norm,
-            weight_decay=applied.weight_decay,
-            island_norms=last.norms_by_island,
-        )
-        if last is not None and applied is not None
-        else None,
+        last_commit=last_commit(ledger),
         counts_from=ledger.training.counts_from,
     )
     islands = {replica: stage.island for stage in plan.stages for replica in stage.replicas}

@@ -44,6 +44,7 @@ class Switching:
 
     awaiting: frozenset[str]
     deadline: float
+    since: float
     progress: Mapping[str, wire.Progress] = field(default_factory=dict)
     codecs: Mapping[str, Codecs] = field(default_factory=dict)
     states: States = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Pausing:
 
     deadline: float
     awaiting: frozenset[str]
+    since: float
     for_leaver: bool = False
     applied: Mapping[str, wire.Applied] = field(default_factory=dict)
 

@@ -27,6 +27,9 @@ ATTEMPTS = 3
 Layers = tuple[int, int]
 """[first, past_last)."""
 
+StageKey = tuple[int, int, int]
+"""A stage: its island, and its layers [first, past_last)."""
+
 
 class Admission(enum.Enum):
     """How far a node has come since its stream opened."""
@@ -80,7 +83,8 @@ class Session:
     done. ``links_changed``: how often it was told so, and has not answered by choosing codecs. ``disk_bytes``: free on its
     disk when it had read the run; 0: not known. ``beat``: its last heartbeat; the page shows what the driver says.
     ``device``: its kind, and whether that has bf16. ``precision``: the one that it was told to prepare the run in. ``timed``:
-    when it last told that it had timed its device again. ``told_idle``: what it was last told of why it is idle."""
+    when it last told that it had timed its device again. ``told_idle``: what it was last told of why it is idle.
+    ``work``: what its heartbeats say of its work; None: nothing."""
 
     node: str
     stream: int
@@ -106,12 +110,22 @@ class Session:
     precision: str = ""
     timed: float = -math.inf
     told_idle: str = ""
+    work: Work | None = None
 
     def without_peer(self, node: str) -> Session:
         if not (node in self.probing or node in self.reaching or node in self.to_measure):
             return self
         to_measure = {peer: times for peer, times in self.to_measure.items() if peer != node}
         return replace(self, probing=self.probing - {node}, reaching=self.reaching - {node}, to_measure=to_measure)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a process of a node says of its work (control.proto, Heartbeat.Work), and ``since`` when it has said just that."""
+
+    done: int
+    waits: bool
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +138,31 @@ class Dialled:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a broken link is measured again, and the pause after that. ``works_since``: None while it is broken."""
+    """When a broken link is measured again, and the pause before that. ``works_since``: None while it is broken. ``is_first``: it
+    has not been measured since it broke."""
 
     due: float
     pause: float
     works_since: float | None = None
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """When a node that is out of use is tested. ``asked``: when it was asked for the test; None: it was not yet."""
+
+    due: float
+    asked: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A node that left without a word, and may have kept the state that it had in memory. ``heard``: its last sign of life.
+    ``silent``: its lease ended; otherwise its connection broke. ``back``: when it came back; None: it has not."""
+
+    heard: float
+    silent: bool
+    back: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +170,24 @@ class Members:
     """Who is connected, and what is remembered of those who left.
 
     ``sessions`` are by node, and ``streams`` says whose each is. ``ended``: those that left for good last, the oldest first.
-    ``retries`` are of broken links, and ``slow`` of those that became slow, by their two nodes in order of name. ``dialled``:
-    by who, then by whom, what came of dialling; ``tried``: by two nodes in order of name, the relays that did not work between
-    them. ``looked``: when this process last looked at the clock; ``hearing``: since when it has done so without a gap, and
-    heard nodes as they spoke. ``decisions``: the number of times a plan has decided the run's precision.
+    ``away``: by node, those that left without a word, and when they came back. ``retries`` are of broken links, and ``slow`` of
+    those that became slow, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of dialling;
+    ``tried``: by two nodes in order of name, the relays that did not work between them. ``tests`` are by node that is out of
+    use. ``lost``: by node, those that it says to have lost since the last commit, after so many commits of the run.
+    ``looked``: when this process last looked at the clock; ``hearing``: since when it has done so without a gap, and heard
+    nodes as they spoke. ``decisions``: the number of times a plan has decided the run's precision.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
     streams: Mapping[int, str] = field(default_factory=dict)
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
+    tests: Mapping[str, Test] = field(default_factory=dict)
+    lost: Mapping[str, tuple[int, frozenset[str]]] = field(default_factory=dict)
     slow: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
     dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     ended: tuple[str, ...] = ()
+    away: Mapping[str, Away] = field(default_factory=dict)
     decisions: int = 0
     looked: float = -math.inf
     hearing: float = -math.inf
@@ -369,6 +408,14 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
+class Norms:
+    """The ``last`` gradient norms of a stage, and whether each was ``large`` for it (step/norms.py)."""
+
+    last: tuple[float, ...] = ()
+    large: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Speeds:
     """Speeds of one device or link in this generation's steps: the ``recent`` ones, the ``times`` when they were measured, and
     the median of the ``first``. ``changed_since``: since when the recent ones have been far from the first. ``noise`` outlives
@@ -385,7 +432,9 @@ class Speeds:
 class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
     devices, by (source, destination) for links, and by (node, node) for what a node delivers of what it claims (plan/drift.py).
+    ``norms``: the last gradient norms of each stage of the plan (step/norms.py).
     ``overdue``: the last step that may go on from where it stood, as its deadline had passed (plan/adoption.py).
+    ``stalls``: the number of commits of the run, and how often a deadline has passed since the last of them.
     ``disk_bytes``: free on the coordinator's own disk when this process started.
     ``exit_code``: of this process, once it has ``stopped``. Then nothing but farewells happens."""
 
@@ -400,7 +449,9 @@ class State:
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     auditing: Auditing = field(default_factory=Auditing)
+    norms: Mapping[StageKey, Norms] = field(default_factory=dict)
     overdue: int | None = None
+    stalls: tuple[int, int] = (0, 0)
     disk_bytes: float = math.inf
     exit_code: int | None = None
 
@@ -413,9 +464,22 @@ class State:
             evaluation=None,
             safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
             speeds={},
+            norms={},
             auditing=Auditing(self.auditing.number),
             overdue=None,
+            stalls=(0, 0),
         )
+
+    @property
+    def stalls_since_commit(self) -> int:
+        """How often a deadline has passed since the last commit."""
+        commits, times = self.stalls
+        return times if commits == self.ledger.trust.commits else 0
+
+    @property
+    def with_stall(self) -> tuple[int, int]:
+        """``stalls``, now that another deadline has passed."""
+        return self.ledger.trust.commits, self.stalls_since_commit + 1
 
     @property
     def stopped(self) -> bool:

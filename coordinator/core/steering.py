@@ -123,6 +123,11 @@ def _steer(transition: Transition, wish: wire.SteerRequest.Wish, by: str) -> str
             if hold is not None:
                 transition.emit(ev.RunContinued(by))
             return "the run is not paused" if hold is None else "the run goes on"
+        case wire.SteerRequest.FROM_WEIGHTS | wire.SteerRequest.FROM_START:
+            told = rollback.go_on_from(transition, weights=wish == wire.SteerRequest.FROM_WEIGHTS, by=by)
+            if hold is not None:
+                transition.emit(ev.RunContinued(by))
+            return told
         case wire.SteerRequest.STOP_NOW:
             put_down(transition, by)
             return "the run stops now"

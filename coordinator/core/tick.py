@@ -12,12 +12,13 @@ from dataclasses import replace
 from dtfm.coordinator.core import act, steering, transition as t
 from dtfm.coordinator.core.copies import checkpoints, snapshot, standby
 from dtfm.coordinator.core.ending import stop
+from dtfm.coordinator.core.health import nodes, pairs
 from dtfm.coordinator.core.members import invitations, leaving, membership, quarantine, timing
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.plan import adoption, drift, replanning, slow_lines
 from dtfm.coordinator.core.refusal import Refused, shorten
 from dtfm.coordinator.core.state import Session, State
-from dtfm.coordinator.core.step import beginning, commits, evaluation, pause, telling, votes
+from dtfm.coordinator.core.step import beginning, commits, evaluation, hung, pause, telling, votes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.validation.beats import checked
@@ -127,7 +128,7 @@ _FIRST = (
     steering.stop_when_safe,
 )
 _OF_PLANS = (replanning.replan, slow_lines.leave_slow_line, act.separate_or_quarantine, standby.arrange)
-_LAST = (snapshot.end_overdue, standby.end_overdue, leaving.let_go)
+_LAST = (snapshot.end_overdue, standby.end_overdue, leaving.let_go, pairs.measure_broken, nodes.test)
 """The rules, in the order in which they apply. Those of plans depend on the ledger, the planner and the phase."""
 
 
@@ -198,9 +199,11 @@ def _dispatch(transition: Transition, session: Session, event: t.Heard) -> None:
 
 
 def _overdue(transition: Transition) -> None:
-    """Ends a phase that has passed its deadline."""
+    """Ends a phase in which a node hangs, or that has passed its deadline."""
     phase = transition.state.phase
-    if transition.state.stopped or isinstance(phase, Gathering) or transition.now <= phase.deadline:
+    if transition.state.stopped or isinstance(phase, Gathering) or hung.leave_out_hung(transition):
+        return
+    if transition.now <= phase.deadline:
         return
     match phase:
         case Switching():

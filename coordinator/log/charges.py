@@ -1,4 +1,4 @@
-"""What members are suspected of, and quarantined for."""
+"""What members are suspected of, and quarantined for: wrong work. Whether a node works at all is health (log/health.py)."""
 
 from __future__ import annotations
 
@@ -25,23 +25,18 @@ class Charge(enum.StrEnum):
     SNAPSHOT = "SNAPSHOT"
     """It wrote another file of the same state than another replica."""
     WITHHELD = "WITHHELD"
-    """It did not hand out what an audit needed, or left while its own work was being audited."""
-    SILENT = "SILENT"
-    """It did not answer an audit that it was asked for."""
-    NON_FINITE = "NON_FINITE"
-    """NaN or infinity began with it."""
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    """Its device ran out of memory."""
-    STEP_FAILED = "STEP_FAILED"
-    """It could not do its part of a step."""
-    PLAN_FAILED = "PLAN_FAILED"
-    """It could not take its part in a plan, or did not hand out the state that another needed for that."""
-    STALLED = "STALLED"
-    """It was waited for in vain, though its heartbeats came."""
-    PEER_LOST = "PEER_LOST"
-    """It and another node could not reach each other. Nobody is quarantined for this: the line may be at fault."""
+    """It refused to hand out what an audit needed, or left once an auditor of its work had got another result."""
     OPERATOR = "OPERATOR"
     """An operator has expelled it."""
+
+    # Older logs also have these. Nobody is suspected of them any more.
+    SILENT = "SILENT"
+    NON_FINITE = "NON_FINITE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    STEP_FAILED = "STEP_FAILED"
+    PLAN_FAILED = "PLAN_FAILED"
+    STALLED = "STALLED"
+    PEER_LOST = "PEER_LOST"
 
     @property
     def is_contradiction(self) -> bool:
@@ -49,13 +44,27 @@ class Charge(enum.StrEnum):
         return self in _CONTRADICTIONS
 
     @property
+    def is_health(self) -> bool:
+        """Whether it says only that the node did not work, as older logs do."""
+        return self in _HEALTH
+
+    @property
     def commits(self) -> int:
-        """The number of commits after which a suspicion of this is forgotten. With 1, a commit clears who took part in it."""
-        if self in _CONTRADICTIONS:
-            return 100
-        return 30 if self in (Charge.WITHHELD, Charge.SILENT) else 1
+        """The number of commits after which a suspicion of this is forgotten."""
+        return 100 if self in _CONTRADICTIONS else 30
 
 
 _CONTRADICTIONS = frozenset(
     {Charge.DIGEST, Charge.STATE, Charge.GRADIENT_NORM, Charge.HOP, Charge.AUDIT, Charge.EVALUATION, Charge.SNAPSHOT}
+)
+_HEALTH = frozenset(
+    {
+        Charge.SILENT,
+        Charge.NON_FINITE,
+        Charge.OUT_OF_MEMORY,
+        Charge.STEP_FAILED,
+        Charge.PLAN_FAILED,
+        Charge.STALLED,
+        Charge.PEER_LOST,
+    }
 )

@@ -27,6 +27,10 @@ from dtfm.coordinator.log.copies import (
     StandbyPromoted as StandbyPromoted,
     StateAgreed as StateAgreed,
 )
+from dtfm.coordinator.log.health import (
+    NodeOutOfUse as NodeOutOfUse,
+    NodeTested as NodeTested,
+)
 from dtfm.coordinator.log.members import (
     DeviceDrifted as DeviceDrifted,
     DeviceSeen as DeviceSeen,
@@ -68,6 +72,7 @@ from dtfm.coordinator.log.steps import (
     DigestMismatch as DigestMismatch,
     Evaluated as Evaluated,
     GradientsClipped as GradientsClipped,
+    StageBounded as StageBounded,
     StepAborted as StepAborted,
     StepCommitted as StepCommitted,
 )
@@ -83,9 +88,11 @@ from dtfm.coordinator.log.trust import (
     NodeForgiven as NodeForgiven,
     NodeQuarantined as NodeQuarantined,
     StandingChanged as StandingChanged,
+    StandingLost as StandingLost,
     Suspected as Suspected,
     WorkAudited as WorkAudited,
 )
+from dtfm.coordinator.log.unaudited import StagesUnaudited as StagesUnaudited
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger

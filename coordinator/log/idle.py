@@ -35,7 +35,8 @@ def idle_nodes(ledger: Ledger, nodes: Iterable[str], most: int | None = None) ->
     if plan is None:
         return {}
     taking_part, members, found = set(plan.nodes), ledger.members, {}
-    idle = (n for n in nodes if n not in taking_part and members[n].ready and members[n].relay != "only")
+    out = {node: each.why for node, each in ledger.health.items() if each.out}
+    idle = (n for n in nodes if (n not in taking_part or n in out) and members[n].ready and members[n].relay != "only")
     shown = [*islice(idle, most)]
     peers = plan.nodes[:MOST_COMPARED] if shown else ()
     rates = [rate for each in peers if (rate := _rate(ledger, each, peers)) is not None]
@@ -44,6 +45,11 @@ def idle_nodes(ledger: Ledger, nodes: Iterable[str], most: int | None = None) ->
     its, slowest = dict(zip(shown, speeds[len(at_work) :], strict=True)), min(speeds[: len(at_work)], default=0.0)
     for node in shown:
         member = members[node]
+        if node in out:
+            found[node] = Idle(
+                f"it is left out until it has been tested, which comes by itself, because it failed: {out[node]}"
+            )
+            continue
         if member.leaving:
             found[node] = Idle(f"it is leaving: {member.leaving}")
             continue

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtfm.coordinator.log.access import Access
 from dtfm.coordinator.log.copies import Copies
+from dtfm.coordinator.log.health import Health
 from dtfm.coordinator.log.members import Member, recounted
 from dtfm.coordinator.log.reach import Reach
 from dtfm.coordinator.log.run import Described, Listens, RunFailed, RunFinished, RunPaused
@@ -59,6 +60,7 @@ class Ledger:
     """Under the one plan in force: see training.py."""
     copies: Copies = field(default_factory=Copies)
     trust: Trust = field(default_factory=Trust)
+    health: Health = field(default_factory=dict)
     leaving: tuple[str, ...] = ()
     """The members that want to leave, by name."""
     is_alone: bool = True
@@ -94,8 +96,13 @@ class Ledger:
 
     @property
     def staying(self) -> tuple[str, ...]:
-        """The nodes to plan with, by name: those that are ready and do not want to leave."""
-        return tuple(sorted(node for node, member in self.members.items() if member.ready and not member.leaving))
+        """The nodes to plan with, by name: those that work and do not want to leave."""
+        return tuple(node for node in self.working if not self.members[node].leaving)
+
+    @property
+    def working(self) -> tuple[str, ...]:
+        """The nodes that are ready and not out of use, by name."""
+        return tuple(node for node in self.ready if node not in self.health or not self.health[node].out)
 
     @property
     def holders(self) -> tuple[tuple[str, ...], ...]:

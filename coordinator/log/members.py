@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.health import without_process
 from dtfm.coordinator.log.wording import Remark, memory_in_words
 from dtfm.protos.identity.access import Role
 
@@ -99,7 +99,8 @@ class NodeJoined:
         member = Member(self.address, self.device, self.incarnation, candidates=self.candidates, relay=self.relay)
         members, worked = {**ledger.members, self.node: member}, ledger.trust.worked
         worked = {**worked, self.node: worked.get(self.node, 0)}
-        return recounted(replace(ledger, members=members, trust=replace(ledger.trust, worked=worked)))
+        health = without_process(ledger.health, self.node, self.incarnation)
+        return recounted(replace(ledger, members=members, trust=replace(ledger.trust, worked=worked), health=health))
 
     def narrate(self) -> str:
         device = self.device
@@ -196,9 +197,7 @@ class NodeLeft:
     def apply(self, ledger: Ledger) -> Ledger:
         members = {name: member for name, member in ledger.members.items() if name != self.node}
         reach, training = ledger.reach.without(self.node), ledger.training.with_loss(self.node)
-        # That others have lost it says nothing of their lines any more.
-        trust = ledger.trust.but(lambda each: each.said.charge is Charge.PEER_LOST and self.node in each.nodes)
-        return recounted(replace(ledger, members=members, reach=reach, trust=trust, training=training))
+        return recounted(replace(ledger, members=members, reach=reach, training=training))
 
     def narrate(self) -> str:
         return f"{self.node} left: {self.reason}"

@@ -37,6 +37,11 @@ class Described:
         return self.layouts[2 * LAYOUT_BYTES * bucket :][: 2 * LAYOUT_BYTES]
 
     @property
+    def is_tied(self) -> bool:
+        """Whether layers share parameters."""
+        return self.buckets > len(self.workload.layers)
+
+    @property
     def data_digest(self) -> str:
         """What the run file pins as trust.data (hex)."""
         return _digest(self.data_fingerprint, self.training_samples, self.evaluation_samples, self.tokens_per_sample)
@@ -152,9 +157,10 @@ class DataConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Remark):
-    """Nothing trains, for this reason."""
+    """Nothing trains, for this reason. ``asks``: an operator has to say how to go on, and the reason names the commands."""
 
     reason: str
+    asks: bool = False
     event: Literal["waiting"] = "waiting"
 
     def narrate(self) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from dtfm.coordinator.log.wording import MOST_NAMED, Remark, seconds_in_words
+from dtfm.coordinator.log.health import after_a_commit
+from dtfm.coordinator.log.wording import MOST_NAMED, Remark, name_first, seconds_in_words
+from dtfm.protos.clipping import clip_coefficient
 
 if TYPE_CHECKING:
     from dtfm.coordinator.log.ledger import Ledger
+    from dtfm.scheduler.model.plan import Plan
 
 NODE_LEFT = "NODE_LEFT"
 """StepAborted.problem when a node of the plan left. The step itself is not at fault."""
@@ -34,8 +37,18 @@ ROLLED_BACK = "ROLLED_BACK"
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """What the gradients of the stage that has these ``layers`` [first, past_last) of an island are multiplied with."""
+
+    island: int
+    layers: tuple[int, int]
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
+    """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping to the run's norm, with as
+    much of each stage's as counts (StageBounded); ``compute_seconds`` and
     ``wait_seconds`` are by node, and empty in most steps of a long run (core/step/commits.py). ``resumed``: part of the step was
     done in an earlier generation, and ``seconds`` is the time of the rest. ``learning_rate``: that of the step.
 
@@ -75,19 +88,38 @@ class StepCommitted:
             step=self.step,
             last=self,
             optimizer=ledger.optimizer,
+            clips=self._clips(ledger, plan) if plan is not None else (),
+            bounded=(),
             timed=timed,
             step_seconds=seconds,
+            work=ledger.training.work.with_step(self.step, self.seconds),
             writer=None,
         )
         if plan is not None:
             trained, at_rest = training.trained(self.step), training.rounds.at_rest(self.step)
             debts = training.debts.with_step(plan, trained, self.learning_rate, at_rest=at_rest)
             training = replace(training, writer=plan.stages[0].island, debts=debts)
-        trust = ledger.trust.after_a_commit(self.step, plan.nodes if plan is not None else (), ledger.party)
+        nodes = plan.nodes if plan is not None else ()
+        trust, health = (
+            ledger.trust.after_a_commit(self.step, nodes, ledger.party),
+            after_a_commit(ledger.health, nodes),
+        )
         losses = ledger.losses
         if not self.exchange:
             losses = losses.having("training", losses.training.with_loss(self.step, self.loss))
-        return replace(ledger, training=training, trust=trust, losses=losses)
+        return replace(ledger, training=training, trust=trust, losses=losses, health=health)
+
+    def _clips(self, ledger: Ledger, plan: Plan) -> tuple[Clip, ...]:
+        """Each island is clipped by its norm, and a bounded stage by its own."""
+        norms, most = self.norms_by_island, ledger.optimizer.clip_norm
+        of_island = {
+            stage.island: clip_coefficient(norms.get(stage.island, self.gradient_norm), most) for stage in plan.stages
+        }
+        by_itself = {each.stage: clip_coefficient(each.norm, most) for each in ledger.training.bounded}
+        return tuple(
+            Clip(stage.island, stage.layers, by_itself.get(index, of_island[stage.island]))
+            for index, stage in enumerate(plan.stages)
+        )
 
     def narrate(self) -> str:
         if self.exchange:
@@ -95,6 +127,36 @@ class StepCommitted:
         speed = self.tokens_per_second
         rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
         return f"step {self.step}: loss {self.loss:.4f}, gradient norm {self.gradient_norm:.3f}{rate}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageBounded:
+    """One party alone holds this stage, by its ``nodes``, and says a ``norm`` of its gradients of which more than ``most`` cannot
+    count (core/step/norms.py). The ``usual`` norm counts in its place, and the stage clips its gradients by its own norm alone.
+    ``rise``: how many times as large as usual the norms of other stages are. The commit of the step follows."""
+
+    step: int
+    generation: int
+    stage: int
+    nodes: tuple[str, ...]
+    norm: float
+    most: float
+    usual: float
+    rise: float
+    event: Literal["stage_bounded"] = "stage_bounded"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        training = replace(ledger.training, bounded=(*ledger.training.bounded, self))
+        return replace(ledger, training=training, trust=ledger.trust.with_bounded(map(ledger.party, self.nodes)))
+
+    def narrate(self) -> str:
+        rise = f", as those of other stages have risen {self.rise:.3g} times" if self.rise > 1 else ""
+        return (
+            f"step {self.step}: {name_first(self.nodes)} alone says the gradient norm of stage {self.stage}, {self.norm:.3g}; "
+            f"{self.usual:.3g} is usual{rise}, and up to {self.most:.3g} would count. The step counts {self.usual:.3g}, and the "
+            f"stage clips its gradients by itself. Its work is audited next, and plans put another party's node beside "
+            f"{name_first(self.nodes)} where they can"
+        )
 
 
 @dataclass(frozen=True, slots=True)

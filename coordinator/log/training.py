@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dtfm.coordinator.log.debts import Debts
-from dtfm.coordinator.log.steps import StepCommitted
+from dtfm.coordinator.log.steps import Clip, StageBounded, StepCommitted
 from dtfm.coordinator.log.wording import codecs_in_use, describe_codecs, describe_plan, describe_seconds
+from dtfm.coordinator.log.work import Work
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
@@ -63,10 +64,16 @@ class Training:
     """The last commit; None after going back."""
     optimizer: Optimizer | None = None
     """With which the last step was applied; None: there is none, or training has gone back."""
+    clips: tuple[Clip, ...] = ()
+    """By what each stage clipped its gradients in the last step; empty: there is none, or training has gone back."""
+    bounded: tuple[StageBounded, ...] = ()
+    """The stages whose norms count only in part in the commit that follows; empty otherwise."""
     timed: StepCommitted | None = None
     """The last one of which the log has each node's times."""
     step_seconds: float | None = None
     """The time of the last step that began and ended under one plan."""
+    work: Work = field(default_factory=Work)
+    """How long the steps up to the last one took."""
     predicted: float | None = None
     """Seconds that a step of the plan in force is expected to take; None: not known."""
     bound: float | None = None
@@ -139,8 +146,10 @@ class Training:
             writer=None,
             last=None,
             optimizer=None,
+            clips=(),
             counts_from=self.generation + 1,
             step=step,
+            work=self.work.back_to(step),
             all_rounds=(NO_ROUNDS, Rounds(step, before=exchanges)) if exchanges else known,
             debts=self.debts.back_to(self.trained(step)),
         )

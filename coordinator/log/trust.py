@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +28,9 @@ MOST_KNOWN = 20_000
 
 MOST_SUSPICIONS = 1000
 """The number of suspicions that are remembered, the last ones."""
+
+BOUNDED_COMMITS = 200
+"""The number of commits for which plans do without a party as a stage's only one, once a norm that it alone says was bounded."""
 
 MOST_QUARANTINED = 10_000
 """The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
@@ -107,7 +110,9 @@ class WorkAudited:
         trust, who = ledger.trust, ledger.party(self.node)
         now = trust.audits.get(who, Audits()).and_another(self, ledger.party(self.by))
         audits = {**{each: kept for each, kept in trust.audits.items() if each != who}, who: now}
-        return replace(ledger, trust=replace(trust, audits=dict(list(audits.items())[-MOST_KNOWN:])))
+        bounded = {each: last for each, last in trust.bounded.items() if each != who}
+        audits = dict(list(audits.items())[-MOST_KNOWN:])
+        return replace(ledger, trust=replace(trust, audits=audits, bounded=bounded))
 
     def narrate(self) -> str:
         found = "found it right" if self.clean else "got another result"
@@ -130,6 +135,8 @@ class Suspected:
 
     def apply(self, ledger: Ledger) -> Ledger:
         trust = ledger.trust
+        if self.charge.is_health:
+            return ledger
         held = (*trust.suspicions, Suspicion(self, trust.commits))[-MOST_SUSPICIONS:]
         return replace(ledger, trust=replace(trust, suspicions=held))
 
@@ -142,36 +149,43 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What was ``said``, and the number of commits of the run until then. ``left``: of its nodes those that no commit has
-    cleared; None: all."""
+    """What was ``said``, and the number of commits of the run until then."""
 
     said: Suspected
     commits: int
-    left: tuple[str, ...] | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """One of them is at fault."""
-        return self.said.nodes if self.left is None else self.left
+        return self.said.nodes
 
     @property
     def attempt(self) -> tuple[int, int]:
         return self.said.generation, self.said.step
 
-    def after_a_commit(self, commits: int, nodes: Collection[str]) -> Suspicion | None:
-        """What is left of it after commit number ``commits``, in which ``nodes`` took part; None: nothing. Where a commit clears
-        who took part, others may have left so as not to be waited for."""
-        charge = self.said.charge
-        if charge.commits > 1:
-            return self if commits - self.commits < charge.commits else None
-        left = tuple(node for node in self.nodes if node not in nodes)
-        if not left or charge is Charge.PEER_LOST or commits - self.commits > MOST_ABSENT:
-            return None
-        return self if len(left) == len(self.nodes) else replace(self, left=left)
+    def is_over(self, commits: int) -> bool:
+        """Whether it is forgotten after commit number ``commits``."""
+        return commits - self.commits >= self.said.charge.commits
 
 
-MOST_ABSENT = 100
-"""The number of commits after which a suspicion is forgotten, of whoever has not taken part in one since."""
+@dataclass(frozen=True, slots=True)
+class StandingLost:
+    """The node failed, or left, while its work was being audited. It begins again as a newcomer: audits have to find its work
+    right once more."""
+
+    node: str
+    reason: str
+    event: Literal["standing_lost"] = "standing_lost"
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        trust, who = ledger.trust, ledger.party(self.node)
+        if (audits := trust.audits.get(who)) is None:
+            return ledger
+        again = replace(audits, clean=0, by=(), could=0)
+        return replace(ledger, trust=replace(trust, audits={**trust.audits, who: again}))
+
+    def narrate(self) -> str:
+        return f"{self.node} begins again as a newcomer: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +272,9 @@ class Trust:
     """Those that are not forgotten yet, the oldest first."""
     commits: int = 0
     """The number of commits of the run, those included that were undone."""
+    bounded: Mapping[str, int] = field(default_factory=dict)
+    """By party, at how many commits one of its stages was last bounded (StageBounded). An audit that finds its work right, or
+    BOUNDED_COMMITS without that, end it."""
     damaged_by: tuple[str, ...] = ()
     """Since a plan last started, who said that the snapshot to go on from is damaged, each once."""
 
@@ -269,9 +286,15 @@ class Trust:
             began = dict(list({**began, **dict.fromkeys(sorted(new), step - 1)}.items())[-MOST_KNOWN:])
         commits, left = self.commits + 1, self.suspicions
         if left:
-            after = (each.after_a_commit(commits, nodes) for each in left)
-            left = tuple(each for each in after if each is not None)
-        return replace(self, worked={**self.worked, **did}, began=began, commits=commits, suspicions=left)
+            left = tuple(each for each in left if not each.is_over(commits))
+        bounded = self.bounded
+        if bounded:
+            bounded = {who: last for who, last in bounded.items() if commits - last < BOUNDED_COMMITS}
+        worked = {**self.worked, **did}
+        return replace(self, worked=worked, began=began, commits=commits, suspicions=left, bounded=bounded)
+
+    def with_bounded(self, parties: Iterable[str]) -> Trust:
+        return replace(self, bounded={**self.bounded, **dict.fromkeys(parties, self.commits)})
 
     def back_to(self, step: int) -> Trust:
         """Training has gone back to this step."""

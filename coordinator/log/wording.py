@@ -88,6 +88,13 @@ def seconds_in_words(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
+def duration_in_words(seconds: float) -> str:
+    """Like "40 s", "12 min" or "3.5 h"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def money_in_words(value: float, currency: str = "") -> str:
     """Like "1,234.50 EUR", "$0.35", or "0.35" without a currency."""
     if len(currency) == 1 and not currency.isalnum():

@@ -1,4 +1,4 @@
-"""Taking connections from a socket that strangers reach, at little cost for those that are refused."""
+"""Takes connections from a socket that strangers reach. Refused connections cost little."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 64
-"""So many are taken before those that are open get their turn."""
+"""The number of connections to take before the open ones get their turn."""
 PAUSE_SECONDS = 1.0
-"""After the system had no more files to give."""
+"""The pause when the system has no files left to give."""
 REFUSED_PAUSE_SECONDS = 0.02
-"""After strangers were refused. While many come they are refused by the dozen, which costs less than to wake up for each."""
+"""The pause after strangers were refused. While many come they are refused by the dozen, which costs less than waking up for
+each."""
 _RESET = struct.pack("ii", 1, 0)
 
 Take = Callable[[socket.socket, Address], bool]
-"""Returns whether the connection is kept, whose other end is at this address; if it is, it is the callee's to close."""
+"""Returns whether the connection, from this address, is kept. The callee has to close a kept connection."""
 
 
 class Accepting:
-    """Gives each connection that comes to ``listening`` to ``take``, in a ``loop`` of asyncio; resets those that are not kept."""
+    """Gives each connection of ``listening`` to ``take``, in a ``loop`` of asyncio, and resets the refused ones."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, listening: socket.socket, take: Take) -> None:
         self._loop = loop
@@ -38,12 +39,12 @@ class Accepting:
         listening.setblocking(False)
 
     def begin(self) -> None:
-        """In the loop's thread, as all methods."""
+        """Begins to accept. Call all methods in the loop's thread."""
         if not self._over:
             self._loop.add_reader(self._listening, self.accept)
 
     def end(self) -> None:
-        """Takes no more. The socket stays open."""
+        """Stops accepting. The socket stays open."""
         self._over = True
         self._loop.remove_reader(self._listening)
 

@@ -1,4 +1,4 @@
-"""At which addresses others reach a coordinator, so that an invitation works where it is pasted."""
+"""The addresses where others reach a coordinator, so that an invitation works where it is pasted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def public_addresses(host: str, port: int, advertised: Sequence[str]) -> tuple[str, ...]:
-    """For a server that listens on ``host``: what the operator ``advertised`` (HOST or HOST:PORT), if anything; else the host
-    itself, or those of this machine's interfaces where it listens on all of them. Raises ValueError."""
+    """The public addresses of a server that listens on ``host``. If the operator ``advertised`` some (HOST or HOST:PORT),
+    these. Otherwise the host itself, or all addresses of this machine's interfaces if the server listens on all. Raises
+    ValueError."""
     if advertised:
         return tuple(address_of(*read_address(with_port(text, port))) for text in advertised)[:MOST_ADDRESSES]
     if host not in EVERYWHERE:
@@ -37,7 +38,8 @@ def own_hosts() -> list[str]:
 
 
 def usable(hosts: Iterable[str], *, ipv6: bool) -> list[str]:
-    """Without loopback and link-local addresses, and without the second of equals. ``ipv6``: whether these are heard too."""
+    """The hosts without loopback and link-local addresses, and without duplicates. ``ipv6``: whether the server listens on IPv6
+    too."""
     kept = []
     for host in dict.fromkeys(hosts):
         address = ipaddress.ip_address(host.partition("%")[0])

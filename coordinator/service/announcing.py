@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # it loads zeroconf
     from dtfm.protos.local_network.announcement import Announcement
 
 Say = Callable[[int, str], None]
-"""Takes a level of the log, and a sentence."""
+"""Logs a sentence at a level of the log."""
 
 LOOK_SECONDS = 2.0
-"""Between two looks at this machine's addresses and at the run."""
+"""Seconds between two looks at this machine's addresses and at the run."""
 TRY_AGAIN_SECONDS = 60.0
-"""After the network could not be told."""
+"""Seconds to wait after the network could not be told."""
 
 
 @asynccontextmanager
@@ -62,8 +62,8 @@ async def announcing(
 
 @dataclass(frozen=True, slots=True)
 class Announcer:
-    """``announcement`` returns the present announcement, or None. ``say`` tells a person once that the network hears it, or why
-    the network does not."""
+    """``announcement`` returns the present announcement, or None. ``say`` tells a person when the network first hears it, or
+    why the network does not."""
 
     announcement: Callable[[], Announcement | None]
     say: Say
@@ -93,7 +93,7 @@ class Announcer:
                     await self._while_same(now, self.try_again_seconds)
 
     async def _tell(self, now: Announcement, *, quiet: bool) -> None:
-        """Announces the run until something else is to be told."""
+        """Announces the run until the announcement changes."""
         from dtfm.protos.local_network.announcement import fingerprint, service
         from dtfm.protos.local_network.multicast import multicast
 
@@ -110,7 +110,7 @@ class Announcer:
             await self._while_same(now)
 
     async def _while_same(self, now: Announcement, most: float = float("inf")) -> None:
-        """Waits until something else is to be told, at most ``most`` seconds."""
+        """Waits until the announcement changes, at most ``most`` seconds."""
         waited = 0.0
         while waited < most and self.announcement() == now:
             await asyncio.sleep(self.look_seconds)
@@ -118,7 +118,7 @@ class Announcer:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server on ``host`` is reached from its own machine alone."""
+    """Whether only its own machine reaches a server on ``host``."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -133,7 +133,7 @@ def local_addresses(host: str, port: int) -> tuple[str, ...]:
 
 
 def announcement_of(ledger: Ledger, pin: bytes, addresses: Sequence[str]) -> Announcement | None:
-    """What is told of the run; None once it is over, or where there is no local network."""
+    """The announcement of the run. None: the run is over, or there is no local network."""
     from dtfm.protos.local_network.announcement import Announcement
 
     if ledger.outcome is not None or not addresses:
@@ -142,7 +142,7 @@ def announcement_of(ledger: Ledger, pin: bytes, addresses: Sequence[str]) -> Ann
 
 
 def what_it_trains(ledger: Ledger) -> str:
-    """The model in a few words, like "Qwen2-0.5B, 494M parameters". Of a path or a URL the last part alone."""
+    """The model in a few words, like "Qwen2-0.5B, 494M parameters". If it is a path or a URL, its last part alone."""
     model = ledger.run.get("model", {})
     pretrained, _, _ = str(model.get("pretrained", "")).partition("@")
     name = PurePosixPath(pretrained).name or str(model.get("family", ""))

@@ -1,4 +1,4 @@
-"""The key of the run's authority: a file of its own, so that who reads the log cannot certify anybody."""
+"""The key of the run's authority. It is a file of its own: readers of the log cannot certify anybody."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ STORE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 def authority_file(store_url: str, run_id: str) -> Path:
     """Where the key is unless the operator names another file: beside an SQLite store, and for any other store in the user's
-    state folder. Of a store's name only one of STORE_SUFFIXES is left out, so two stores of one folder have two keys, unless
-    they differ in nothing but these."""
+    state folder. Only one of STORE_SUFFIXES is left out of a store's name. So two stores of one folder have two keys, unless
+    their names differ in the suffix alone."""
     if path := sqlite_file(store_url):
         store = Path(path)
         return store.with_name(f"{store.stem if store.suffix in STORE_SUFFIXES else store.name}.authority.pem")
@@ -22,7 +22,7 @@ def authority_file(store_url: str, run_id: str) -> Path:
 
 
 def authority_key(path: Path) -> bytes:
-    """The key in ``path`` (PEM), made if there is none. Raises ValueError."""
+    """The key in ``path`` (PEM). Makes the key if there is no file. Raises ValueError."""
     try:
         key = read_private(path)
     except FileNotFoundError:

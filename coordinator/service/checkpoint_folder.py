@@ -1,6 +1,7 @@
 """A checkpoint's folder: one safetensors file per bucket, and manifest.json, which is written last and makes it whole.
 
-One with the weights alone has an index too, with which transformers' ``from_pretrained`` loads the folder as it is."""
+A checkpoint with the weights alone also has an index, so that transformers' ``from_pretrained`` loads the folder.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +25,19 @@ from dtfm.protos.places import told_by
 
 FORMAT = 1
 INDEX = "model.safetensors.index.json"
-"""Where transformers looks for the files of a model."""
+"""transformers looks here for the files of a model."""
 MAX_MANIFEST_BYTES = 16 << 20
 
 FIRST_BYTES = 1 << 16
-"""Of a bucket's file that are read at once to look at its header, which mostly is shorter."""
+"""Bytes of a bucket's file to read first, for its header, which mostly is shorter."""
 
 READ_BYTES = 4 << 20
-"""Of a file that are in memory at a time."""
+"""The most bytes of a file that are in memory at a time."""
 
 
 class CheckpointError(ValueError):
-    """The checkpoint cannot be used. The message says why, and what to do. ``bucket``: whose file is to blame, if one is."""
+    """The checkpoint cannot be used. The message names the cause and the fix. ``bucket``: the bucket whose file is to blame, if
+    one is."""
 
     def __init__(self, message: str, bucket: int | None = None) -> None:
         super().__init__(message)
@@ -55,7 +57,8 @@ class BucketFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``run`` is the run file as JSON, so that a checkpoint alone is enough to go on. ``exchanges``: of the steps up to then."""
+    """``run`` is the run file as JSON, so that a checkpoint alone is enough to go on. ``exchanges``: their number up to
+    ``step``."""
 
     run: Mapping[str, Any]
     run_id: str
@@ -82,9 +85,11 @@ def write_manifest(
 ) -> str:
     """Makes the checkpoint whole; ``files`` are in order of bucket. Returns the BLAKE3 (hex) of the manifest.
 
-    ``layout_of``: by bucket, the digest (hex) of its file's layout; empty: not known. ``states``: if they are known, the digests
-    (hex) of the buckets' states, by which weights on this machine's disk are checked. ``card`` returns the model card, given the
-    BLAKE3 (hex) of the manifest. Raises CheckpointError if a file is missing, or is not what its node should have sent."""
+    ``layout_of``: by bucket, the digest (hex) of its file's layout; empty: not known. ``states``: the digests (hex) of the
+    buckets' states, if they are known. Weights on this machine's disk are checked against them. ``card`` returns the model
+    card, given the BLAKE3 (hex) of the manifest. Raises CheckpointError if a file is missing, or differs from the file that its
+    node should have sent.
+    """
     buckets = tuple(
         BucketFile(index, bucket_file(index, file.nonce), file.size_bytes, file.digest, file.moments)
         for index, file in enumerate(files)
@@ -175,11 +180,13 @@ def mark(uri: str, run_id: str) -> None:
 def tidy(
     uri: str, run_id: str, newest: int, keep: int, *, under_way: Collection[int] = (), given_up: Collection[int] = ()
 ) -> None:
-    """Deletes the run's checkpoints before its ``keep`` last whole ones up to step ``newest``, and what there is of those
-    ``given_up``, but for the steps ``under_way``; and in the newest one's folder, what earlier attempts at it left.
+    """Deletes the run's old checkpoints: all before its ``keep`` last whole ones up to step ``newest``. Also deletes the
+    remains of the ones ``given_up``, except the steps ``under_way``. In the newest checkpoint's folder it deletes the files of
+    earlier attempts.
 
-    Other runs may share the folder: a whole checkpoint is this run's if its manifest says so, and one without a manifest goes
-    only if it was given up. Raises CheckpointError if something cannot be deleted; the rest is."""
+    Other runs may share the folder: a whole checkpoint is this run's if its manifest says so, and a checkpoint without a
+    manifest goes only if it was given up. Raises CheckpointError if something cannot be deleted; the rest is.
+    """
     problems: list[str] = []
     try:
         filesystem, path = fsspec.url_to_fs(uri)
@@ -216,7 +223,7 @@ def tidy(
 
 
 def newest(uri: str) -> str | None:
-    """Folder of the newest whole checkpoint under ``uri``; None: there is none. Raises CheckpointError."""
+    """Folder of the newest whole checkpoint under ``uri``, or None. Raises CheckpointError."""
     try:
         filesystem, path = fsspec.url_to_fs(uri)
         return next(
@@ -236,13 +243,13 @@ def newest(uri: str) -> str | None:
 
 
 def _steps(filesystem: Any, path: str) -> list[int]:
-    """The steps of which there is a folder, the newest first."""
+    """The steps that have a folder, the newest first."""
     steps = (step_of(name) for name in _names(filesystem, path))
     return sorted((step for step in steps if step is not None), reverse=True)
 
 
 def _names(filesystem: Any, path: str) -> list[str]:
-    """What is in a folder."""
+    """The names in a folder."""
     filesystem.invalidate_cache()
     return [str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(path, detail=False)]
 
@@ -261,7 +268,7 @@ def _check_size(filesystem: Any, path: str, wanted: BucketFile) -> None:
 
 
 def _header(filesystem: Any, path: str, wanted: BucketFile) -> bytes:
-    """The text of the file's header, as far as it can be one."""
+    """The text of the file's header, as far as the file can have one."""
     begin = filesystem.cat_file(path, start=0, end=min(wanted.bytes, FIRST_BYTES))
     length = LENGTH_BYTES + int.from_bytes(begin[:LENGTH_BYTES], "little")
     if len(begin) < length <= min(wanted.bytes, LENGTH_BYTES + MOST_HEADER_BYTES):
@@ -270,7 +277,7 @@ def _header(filesystem: Any, path: str, wanted: BucketFile) -> bytes:
 
 
 def _buffers(filesystem: Any, path: str) -> list[str]:
-    """The names of the tensors that are not trained, if the model has such."""
+    """The names of the tensors that are not trained, if the model has any."""
     if not filesystem.exists(f"{path}/{BUFFERS}"):
         return []
     size = filesystem.size(f"{path}/{BUFFERS}")
@@ -278,7 +285,7 @@ def _buffers(filesystem: Any, path: str) -> list[str]:
 
 
 def _check_state(path: str, wanted: BucketFile, begin: int, state: str) -> None:
-    """That the file is the one that its node has sent, with the weights that their trainers agreed on."""
+    """Raises CheckpointError unless the file is its node's, with the weights that their trainers agreed on."""
     whole, data = blake3(), blake3()
     with open(path, "rb") as file:
         whole.update(file.read(begin))
@@ -290,13 +297,13 @@ def _check_state(path: str, wanted: BucketFile, begin: int, state: str) -> None:
 
 
 def state_of_weights(digest: bytes, moments: str) -> str:
-    """The digest (hex) of a bucket's state, as nodes take it (Bucket.digest), of which the weights have the BLAKE3 ``digest``.
+    """The digest (hex) of a bucket's state, as nodes take it (Bucket.digest), from the BLAKE3 ``digest`` of its weights.
     ``moments``: see CheckpointFile."""
     return blake3(digest + bytes.fromhex(moments)).hexdigest()
 
 
 def _tensors(header: bytes) -> list[str]:
-    """The names of its tensors. None: it is no header."""
+    """The names of the header's tensors. None: it is no header."""
     try:
         named = json.loads(header)
     except ValueError:
@@ -305,7 +312,7 @@ def _tensors(header: bytes) -> list[str]:
 
 
 def check_layout(header: bytes, data_bytes: int, layout: str, path: str, bucket: int, *, weights: bool) -> None:
-    """Raises CheckpointError if the header of the file at ``path``, which so many bytes follow, has another layout."""
+    """Raises CheckpointError if the header of the file at ``path`` has another layout. ``data_bytes`` follow the header."""
     whole, alone = layout[:LAYOUT_BYTES], layout[LAYOUT_BYTES:]  # in hex
     if layout_digest(header, data_bytes).hex() != (alone if weights else whole):
         raise CheckpointError(
@@ -315,8 +322,8 @@ def check_layout(header: bytes, data_bytes: int, layout: str, path: str, bucket:
 
 
 async def claim(place: str, run_id: str, seconds: float) -> None:
-    """Marks the place, which an operator names while the run goes on, as the run's. Raises Refused if that is not possible within
-    ``seconds``, or another run's checkpoints are there."""
+    """Marks the place as the run's: an operator names it while the run goes on. Raises Refused if that is not possible within
+    ``seconds``, or if another run's checkpoints are there."""
     try:
         async with asyncio.timeout(seconds):
             await asyncio.to_thread(_claim, place, run_id)

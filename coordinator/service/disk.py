@@ -1,7 +1,8 @@
-"""The coordinator's own disk, for runs that name no other storage: nodes put the files of checkpoints there, and read them back.
+"""The coordinator's own disk, for runs that name no other storage: nodes put the files of checkpoints there, and read them
+back.
 
-A file is written beside its place, and moved there when it is whole. Who may write which file, and how large it may be, the
-core says (core/copies/checkpoints.py): no member can write what another one is to write.
+A file is written beside its place, and moved there when it is whole. The core decides who may write which file, and how large
+the file may be (core/copies/checkpoints.py). So no member can write another member's file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Disk:
         self._pretrained = pretrained
 
     def put(self, request: wire.PutRequest, most_bytes: int) -> None:
-        """Writes a piece. ``most_bytes``: how large the caller may make the file; 0: it may not write it. Raises Forbidden."""
+        """Writes a piece. ``most_bytes``: the largest size that the caller may give the file; 0: the caller may not write it.
+        Raises Forbidden."""
         place = self._place(request.path)
         size = request.offset + len(request.data)
         if size > most_bytes or not most_bytes:
@@ -59,7 +61,7 @@ class Disk:
             os.close(file)
 
     def look(self, path: str) -> list[wire.LookReply.Entry]:
-        """What is at a path. Raises FileNotFoundError and Forbidden."""
+        """Describes the file or folder at a path. Raises FileNotFoundError and Forbidden."""
         place = self._place(path, folder=True)
         found = [each for each in sorted(place.iterdir()) if each.suffix != ".part"] if place.is_dir() else [place]
         return [
@@ -76,7 +78,7 @@ class Disk:
             return file.read(min(length, MOST_PIECE_BYTES))
 
     def _place(self, path: str, *, folder: bool = False) -> Path:
-        """Raises Forbidden unless it is a file's of a checkpoint, or with ``folder`` a checkpoint's."""
+        """The place of a path. Raises Forbidden unless the path is a file of a checkpoint, or with ``folder`` a checkpoint."""
         first, _, name = path.partition("/")
         known = step_of(first) is not None or gathering_of(first) is not None
         parent = self._pretrained if first == PRETRAINED else self._root / first if known else None
@@ -94,7 +96,7 @@ class Disk:
         part.replace(place)
 
     def _forget_attempts(self, place: Path) -> None:
-        """Removes what was begun before of the bucket's file, or of the model's: one attempt lies there at a time."""
+        """Removes earlier attempts at the bucket's file, or at the model's: only one attempt is there at a time."""
         bucket = bucket_of(place.name)
         begun = f"{place.name}.*.part" if bucket is None else f"bucket-{bucket:05d}-*.part"
         for part in place.parent.glob(begun):

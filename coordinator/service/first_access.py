@@ -1,4 +1,4 @@
-"""What lets the first ones in: the key of the user who runs the coordinator, and a first invitation."""
+"""The first access to a run: the key of the user who runs the coordinator, and a first invitation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dtfm.protos.identity.credentials import make_key, public_key
 from dtfm.protos.identity.invitation import new_secret, secret_digest
 
 FIRST_USES = 100
-"""Of the first invitation, where the members know each other. Among strangers each key needs one of its own."""
+"""Uses of the first invitation, if the members know each other. Among strangers each key needs an invitation of its own."""
 FIRST_SECONDS = 7 * 86400.0
 
 
 def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> list[Enrolled]:
-    """Makes the user who runs this process an operator: so this user's commands and nodes on this machine need no invitation. The
-    key is remembered in the user's state folder. Returns the event of it, unless the ledger has it already. Raises
+    """Makes the user who runs this process an operator: so this user's commands and nodes on this machine need no invitation.
+    The key is remembered in the user's state folder. Returns the event for this, unless the ledger has it already. Raises
     ValueError."""
     run = str(ledger.run.get("name", ""))
     for access in kept([Role.OPERATOR], pin):
@@ -36,7 +36,7 @@ def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> li
 def first_invitation(
     ledger: Ledger, at: float, uses: int, *, another: bool = False
 ) -> tuple[InvitationMade, bytes] | None:
-    """An invitation for nodes, and its secret; None if the ledger has one that is good still, unless ``another`` is needed."""
+    """An invitation for nodes, and its secret. None if the ledger has a valid one, unless ``another`` is needed."""
     if not another and any(
         invited.role == Role.NODE and invited.is_usable(at) for invited in ledger.access.invitations.values()
     ):
@@ -45,7 +45,7 @@ def first_invitation(
 
 
 def node_invitation(at: float, uses: int, name: str) -> tuple[InvitationMade, bytes]:
-    """For nodes, made by the coordinator itself, and its secret."""
+    """An invitation for nodes by the coordinator itself, and its secret."""
     id, secret = new_secret()
     made = InvitationMade(
         id, secret_digest(secret), name, Role.NODE.value, at, at + FIRST_SECONDS, uses, "the coordinator"

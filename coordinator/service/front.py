@@ -1,12 +1,12 @@
-"""The coordinator's port. What comes here is passed on to gRPC's server, byte by byte, over a socket that only this user can
-reach.
+"""The coordinator's port. The front passes bytes on to gRPC's server, over a socket that only this user can reach.
 
-gRPC's server cannot tell a member's connection from a stranger's before a call is made on it: it bounds neither connections by
-address nor what they send until then. So this does. A stranger's connection has HELLO_SECONDS for the first bytes of TLS,
-STRANGER_SECONDS, MOST_STRANGE_BYTES and MOST_STRANGE_CALLS until a call on it is let in, and is one of few of its origin
-(strangers.py). It reaches gRPC only once it has begun with TLS. What a member sends is bounded by gRPC and by streams.py.
+gRPC's server cannot tell a member's connection from a stranger's before a call is made on the connection. Until then it limits
+neither the connections of an address nor their bytes. So the front limits them. Until a call on it is let in, a stranger's
+connection has HELLO_SECONDS for the first bytes of TLS, STRANGER_SECONDS in all, MOST_STRANGE_BYTES and MOST_STRANGE_CALLS. It
+is one of few of its origin (strangers.py). It reaches gRPC only after it has begun with TLS. gRPC and streams.py limit a
+member's bytes.
 
-It has a thread of its own, so that connections stay alive while the coordinator is busy, and the other way round.
+The front has a thread of its own, so that connections stay alive while the coordinator is busy, and the other way round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 5.0
 STRANGER_SECONDS = 15.0
-"""Both from the connection on. Who is far away (a round trip of half a second) needs two or three until a call is let in."""
+"""Both count from the connection on. A distant caller (a round trip of half a second) needs two or three seconds until a call
+is let in."""
 MOST_STRANGE_BYTES = 16 << 10
 """TLS's greeting has at most 2 KiB, a call's headers with its token as much, the largest request of a stranger 4."""
 MOST_STRANGE_CALLS = 4
@@ -40,15 +41,15 @@ MOST_STRANGE_CALLS = 4
 MOST_OF_A_KEY = 128
 """Connections that the members of one key may have open at a time. A machine has a key, and may have 32 members."""
 CLOSING_SECONDS = 0.5
-"""How long what gRPC's server has said last may take, once it has ended."""
+"""How long the last bytes of gRPC's server may take, after the server has ended."""
 GONE_MILLISECONDS = 20_000
-"""A connection whose other side acknowledges nothing for so long is dead: as gRPC has it on its own sockets."""
+"""A connection is dead if its other side acknowledges nothing for this time. gRPC has the same limit on its own sockets."""
 
 _FOLDER = "dtfm-front-"
 _SOCKET = "grpc"
 _MOST_PARENT_BYTES = 70
-"""Of the path in which the folder is made. A Unix socket's may have 103 bytes where it is least (macOS), and below that are the
-folder's name (19) and a connection's number."""
+"""The longest path for the folder's parent. A Unix socket's path may have 103 bytes on the strictest system (macOS). The
+folder's name (19) and a connection's number follow the parent."""
 _TLS_HEAD = 6
 
 
@@ -65,7 +66,7 @@ class Front:
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._strangers = Strangers[_Caller](limits, members)
         self._most_of_members = limits.members
         self._passed_on: dict[str, _Caller] = {}
@@ -94,7 +95,8 @@ class Front:
             self._loop.call_soon_threadsafe(each.begin)
 
     async def close(self) -> None:
-        """Frees the port, and ends all connections. gRPC's server has ended. May be called more than once, also at a time."""
+        """Frees the port, and ends all connections. gRPC's server must have ended. May be called several times, also at the
+        same time."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -111,18 +113,18 @@ class Front:
 
     @property
     def has_died(self) -> bool:
-        """Whether it takes no connections any more, though nobody has closed it."""
+        """Whether it has stopped taking connections, though nobody has closed it."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def seen(self, peer: str) -> Address | None:
-        """Where the caller is whom gRPC's server sees as ``peer`` (context.peer()); None once it is gone."""
+        """The address of the caller that gRPC's server sees as ``peer`` (context.peer()). None: the caller is gone."""
         with self._lock:
             caller = self._passed_on.get(peer)
         return None if caller is None else caller.address
 
     def let_in(self, peer: str, key: str) -> bool:
-        """A member who has this key has made a call on the connection that gRPC's server sees as ``peer``: it is no stranger's
-        any more. False if this key, or all members together, have too many."""
+        """Call it when a member with this key has made a call on the connection that gRPC's server sees as ``peer``: the caller
+        is no stranger. Returns False if this key, or all members together, have too many connections."""
         with self._lock:
             caller = self._passed_on.get(peer)
             if caller is None or caller.key:
@@ -136,7 +138,7 @@ class Front:
         return True
 
     def called(self, peer: str) -> None:
-        """A call was made on the connection that gRPC's server sees as ``peer``."""
+        """Notes a call on the connection that gRPC's server sees as ``peer``."""
         with self._lock:
             caller = self._passed_on.get(peer)
             if caller is None or caller.key:
@@ -185,7 +187,7 @@ class Front:
         try:
             inner.setblocking(False)
             path = self._folder / str(next(self._numbers))
-            inner.bind(str(path))  # the name by which gRPC's server sees it
+            inner.bind(str(path))  # gRPC's server sees it under this name
             caller.peer = f"unix:{path}"
             with self._lock:
                 self._passed_on[caller.peer] = caller
@@ -223,7 +225,7 @@ class Front:
 
 
 class _Side(asyncio.Protocol):
-    """One of two sockets that are joined. What one hears the other says, no faster than that is read."""
+    """One of two sockets that are joined. Each side passes on the other's bytes, no faster than they are read."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -263,8 +265,8 @@ class _Inner(_Side):
 
 
 class _Caller(_Side):
-    """The side of who connects: a stranger until a call on it shows a ``key`` that is let in. ``peer`` is what gRPC's
-    server calls it."""
+    """The caller's side: a stranger until a call on it shows a ``key`` that is let in. ``peer`` is the name that gRPC's server
+    has for it."""
 
     def __init__(self, front: Front, address: Address) -> None:
         super().__init__()
@@ -307,7 +309,7 @@ class _Caller(_Side):
             self._front.run(self._front.pass_on(self))
 
     def joined(self) -> None:
-        """gRPC's server hears from now on."""
+        """From now on gRPC's server gets the caller's bytes."""
         assert self.inner.transport is not None
         if self.over.is_set():
             self.inner.transport.abort()
@@ -337,8 +339,8 @@ class _Caller(_Side):
 
 
 def _may_be_tls(first: bytes) -> bool:
-    """Whether TLS may begin so: with a handshake record (22), version 3.x, that begins with a ClientHello (1); RFC 8446, 4
-    and 5.1."""
+    """Whether these bytes can begin TLS: with a handshake record (22), version 3.x, that begins with a ClientHello (1); RFC
+    8446, 4 and 5.1."""
     return all(first[at : at + 1] in (b"", wanted) for at, wanted in ((0, b"\x16"), (1, b"\x03"), (5, b"\x01")))
 
 

@@ -35,16 +35,16 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Forgive": frozenset({Role.OPERATOR}),
     "Steer": frozenset({Role.OPERATOR}),
 }
-"""Every method but Enrol, which is for those who have no role yet."""
+"""Every method except Enrol: Enrol is for callers that have no role yet."""
 
 CALLS_PER_SECOND, CALLS_AT_ONCE = 20.0, 500.0
-"""What one name may call over a while, and at once; who calls more often is answered later."""
+"""Calls of one name: the lasting rate, and the most in a burst. A caller above it is answered later."""
 
 _DENIED = (wire.ROLE, wire.REVOKED)
 
 
 class Gate:
-    """``pin``: of the authority; ``ledger`` returns the present one."""
+    """``pin``: of the authority. ``ledger`` returns the present ledger."""
 
     def __init__(self, pin: bytes, ledger: Callable[[], Ledger], front: Front) -> None:
         self._pin = pin
@@ -74,7 +74,7 @@ class Gate:
             await refuse(context, Refused(wire.UNKNOWN_KEY, str(error)))
 
     async def check_enrolment(self, context: Context, request: wire.EnrolRequest) -> None:
-        """Ends the call unless the owner of the key that is to be enrolled makes it, under the name that it wishes."""
+        """Ends the call unless the owner of the key to enrol makes it, under the name that the owner wishes."""
         self._front.called(context.peer())
         try:
             name, token = claimed_name(context.invocation_metadata())
@@ -87,7 +87,7 @@ class Gate:
             await refuse(context, Refused(wire.MALFORMED, str(error)))
 
     def let_in(self, context: Context, key: str) -> None:
-        """The caller has shown that it has this key (base64), which may be here. Raises Refused if there are too many
+        """The caller has shown that it has this key (base64), and the key is admitted. Raises Refused if there are too many
         connections."""
         if not self._front.let_in(context.peer(), key):
             raise Refused(

@@ -37,13 +37,13 @@ if TYPE_CHECKING:  # it makes the services
     from dtfm.coordinator.service.server import Server
 
 STORY_PIECE = 1 << 19
-"""The number of characters of a story that are sent at once."""
+"""The number of characters of a story in one message."""
 Done = TypeVar("Done")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Joins:
-    """``seen`` returns the address of who calls (context.peer())."""
+    """``seen`` returns the address of a caller (context.peer())."""
 
     def __init__(self, streams: Streams, server: Server, gate: Gate, seen: Callable[[str], Address | None]) -> None:
         self._seen = seen
@@ -71,8 +71,8 @@ class Joins:
 
 
 class Files:
-    """What members write and read on the coordinator's disk, in a ``thread`` of its own; operators may read. ``state`` returns
-    the present one."""
+    """Lets members write and read files on the coordinator's disk, in a ``thread`` of its own; operators may read. ``state``
+    returns the present state."""
 
     def __init__(self, state: Callable[[], State], gate: Gate) -> None:
         run = state().run
@@ -100,7 +100,7 @@ class Files:
         return wire.GetReply(data=await self._done(piece, caller, context))
 
     async def _done(self, work: Callable[[], Done], caller: str, context: Context) -> Done:
-        """Its result. Ends the call if it fails, or is not for the caller."""
+        """The result of ``work``. Ends the call if it fails, or if the caller may not have it."""
         ledger = self._state().ledger
         holder = ledger.access.names.get(caller)
         try:
@@ -165,7 +165,7 @@ def _named(reply: Granted, state: State) -> Granted:
 
 
 class OtherMethods(grpc.GenericRpcHandler):
-    """Refuses every method that there is not, and counts such calls too. ``called`` is told who calls."""
+    """Refuses every unknown method, and counts such calls too. ``called`` hears who calls."""
 
     def __init__(self, called: Callable[[str], None]) -> None:
         self._called = called

@@ -1,4 +1,4 @@
-"""Writing the log: entries before anything is sent, and readers that follow."""
+"""Writes the log: entries are written before anything is sent, and readers follow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from dtfm.coordinator.store.store import Store
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.1
-"""Before a write that failed is tried again; then twice as long each time."""
+"""Seconds before a failed write is tried again; then twice as long each time."""
+SAY_AGAIN_SECONDS = 60.0
+"""After which it is said again that the log cannot be written."""
 READERS_PAUSE_SECONDS = 0.25
-"""Who follows the log is told this much later: nodes come first, and a reader may take as much work as a node."""
+"""Readers of the log are told this much later: nodes come first, and a reader may take as much work as a node."""
 
 What = TypeVar("What")
 Result = TypeVar("Result")
@@ -38,11 +40,12 @@ class LogWriter:
         self.is_failing = False  # the last write failed, and is tried again
 
     def on_event(self, listener: Callable[[Record], None]) -> None:
-        """Calls ``listener`` with every event from now on, once it is in the log."""
+        """Calls ``listener`` with every event from now on, when it is in the log."""
         self._listeners.add(listener)
 
     async def append(self, events: Sequence[Event]) -> None:
-        """One durable write. Raises StoreError, but nothing that a listener raises, as one that prints to a full disk does."""
+        """Writes the events durably. Raises StoreError. Does not raise an exception of a listener, which may print to a full
+        disk."""
         for record in await self._write(self._store.append, events):
             for listener in self._listeners:
                 try:
@@ -53,10 +56,10 @@ class LogWriter:
         self._appended = asyncio.Event()
 
     async def append_however_long(self, events: Sequence[Event], longest: float, stopped: asyncio.Event) -> float:
-        """Like ``append``, but tries again until the write succeeds, with pauses of at most ``longest`` seconds. Returns the
-        seconds since the first failure; 0: there was none. Raises StoreError if another coordinator writes to the log, or once
-        ``stopped`` is set."""
-        pause, began = FIRST_PAUSE_SECONDS, 0.0
+        """Like ``append``, but tries again until the write succeeds, with pauses of at most ``longest`` seconds. Says each minute
+        that the run waits. Returns the seconds since the first failure; 0: it succeeded the first time. Raises StoreError if
+        another coordinator writes to the log, or when ``stopped`` is set."""
+        pause, began, said = FIRST_PAUSE_SECONDS, 0.0, 0.0
         while True:
             try:
                 await self.append(events)
@@ -65,6 +68,8 @@ class LogWriter:
             except StoreError as error:
                 if not self.is_failing:
                     began, self.is_failing = time.monotonic(), True
+                if not said or time.monotonic() - said >= SAY_AGAIN_SECONDS:
+                    said = time.monotonic()
                     log.error(
                         "the run stands still until the log can be written, and then goes on by itself: %s", error
                     )
@@ -101,7 +106,7 @@ class LogWriter:
                 await asyncio.sleep(READERS_PAUSE_SECONDS)
 
     def let_follow(self, more: bool) -> None:
-        """Whether events follow. If not, who has heard all waits for no other."""
+        """Whether events follow. If not, followers that have read all events end."""
         self._closed = not more
         if not more:
             self._appended.set()

@@ -1,7 +1,7 @@
-"""Tells the operator's URL when a person should look ([notify] in the run file).
+"""Sends messages to the operator's URL when a person should look ([notify] in the run file).
 
-A thread sends one message after the other. Nothing waits for this thread: a message that finds no room in its queue is lost. The
-URL may hold a token, so no line of the log has it.
+A thread sends one message after the other. Nothing waits for this thread: if its queue is full, a message is lost. The URL may
+hold a token, so no line of the log has it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from dtfm.coordinator.view.so_far import MOVES_ON, is_stalled
 log = logging.getLogger(__name__)
 
 SEND_SECONDS = 10.0
-"""The longest silence of the receiver, and the longest wait at the end for messages that are left."""
+"""The longest silence of the receiver, and the longest wait at the end for the remaining messages."""
 MOST_WAITING = 16
 LOOK_SECONDS = 1.0
-"""Between two looks at whether the run stands still."""
+"""Seconds between two looks at whether the run stands still."""
 
 _TOLD = (
     ev.RunStarted
@@ -49,7 +49,8 @@ _TOLD = (
 async def notifying(
     url: str, ledger: Callable[[], Ledger], on_event: Callable[[Callable[[Record], None]], None]
 ) -> AsyncIterator[None]:
-    """Tells ``url`` of the run meanwhile; empty: nobody. ``on_event`` takes a function that hears of each later event."""
+    """A context that sends messages about the run to ``url``; empty: to nobody. ``on_event`` takes a function that hears of
+    each later event."""
     if not url:
         yield
         return
@@ -64,7 +65,7 @@ async def notifying(
 
 
 class Notifier:
-    """``ledger`` returns the present one. The event loop calls ``heard`` and ``look``."""
+    """``ledger`` returns the present ledger. The event loop calls ``heard`` and ``look``."""
 
     def __init__(self, url: str, ledger: Callable[[], Ledger]) -> None:
         self._url = url
@@ -83,13 +84,15 @@ class Notifier:
             self._tell(event.event, event.narrate())
         if isinstance(event, ev.Waiting):
             self._why = event.reason
+            if event.asks:
+                self._tell(event.event, event.narrate())
         if isinstance(event, MOVES_ON):
             if self._stalled and isinstance(event, ev.StepCommitted):
                 self._tell("run_goes_on", f"step {event.step} is committed")
             self._since, self._why, self._stalled = record.time, "", False
 
     async def look(self) -> None:
-        """Tells when the run stands still, until it is cancelled."""
+        """Sends a message when the run stands still, until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if not self._stalled and is_stalled(self._ledger(), self._since, time.time()):
@@ -99,7 +102,7 @@ class Notifier:
                 self._tell("run_stalled", f"no step was committed for {long:.0f} s, after step {step}{why}")
 
     def close(self) -> None:
-        """Sends what waits, as long as SEND_SECONDS."""
+        """Sends the waiting messages, for at most SEND_SECONDS."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         self._thread.join(SEND_SECONDS)
@@ -133,7 +136,7 @@ class Notifier:
 
 class _StayHere(HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
-        """A message would arrive elsewhere as a GET, without its content."""
+        """Refuses redirections: a message would arrive elsewhere as a GET, without its content."""
 
 
 _OPENER = build_opener(_StayHere)

@@ -1,4 +1,4 @@
-"""The line that somebody pastes to join, look or direct, and where its invitation leads."""
+"""The line for somebody to paste in order to join, look or direct, and where its invitation leads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINK = "link"
 
 
 def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
-    """``invitation`` may be empty: then the line is for those who have it elsewhere."""
+    """``invitation`` may be empty: then the line is for people who have it elsewhere."""
     words = [_COMMANDS[role], *([invitation] if invitation else [])]
     if role is Role.NODE:
         tokenizer = run.message("").data.tokenizer
@@ -33,12 +33,13 @@ def pasted_line(invitation: str, role: Role, run: RunFile) -> str:
 
 
 def page_link(page: str, id: str, secret: bytes) -> str:
-    """Opens the ``page`` (a URL) by the invitation with this id and secret. In hex, since mails cut links at other characters."""
+    """The URL that opens the ``page`` by the invitation with this id and secret. In hex, since mails cut links at other
+    characters."""
     return f"{page}?{LINK}={id}{secret.hex()}"
 
 
 def read_link(text: str) -> tuple[str, bytes]:
-    """The id and the secret, of what stands behind the link's ``=``. Raises ValueError."""
+    """The id and the secret, from the text behind the link's ``=``. Raises ValueError."""
     if not re.fullmatch(f"[0-9a-f]{{{2 * (ID_BYTES + SECRET_BYTES)}}}", text):
         raise ValueError("it is not whole; copy it again")
     return text[: 2 * ID_BYTES], bytes.fromhex(text[2 * ID_BYTES :])
@@ -59,7 +60,7 @@ def where_it_leads(addresses: Sequence[str]) -> str:
 
 
 def _ip_of(address: str) -> Address | None:
-    """None: it is a name."""
+    """The IP address. None: it is a name."""
     host = read_address(address)[0]
     try:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.partition("%")[0])

@@ -1,4 +1,4 @@
-"""The shell around ``tick``: one queue of inputs, one task that ticks through it, and what ticks want done."""
+"""The shell around ``tick``: one queue of inputs, one task that ticks through it, and the commands that ticks return."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dtfm.coordinator.core.steering import changed_run
 from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, TOGETHER_LEASES
-from dtfm.coordinator.log.events import Event, StepCommitted, WorkAudited
+from dtfm.coordinator.log.events import Event, RunStarted, StepCommitted, WorkAudited
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.service.checkpoint_folder import CheckpointError, claim, tidy, write_manifest
 from dtfm.coordinator.service.front import Front
@@ -57,20 +57,20 @@ log = logging.getLogger(__name__)
 
 
 class Deaf(RuntimeError):
-    """Nobody can connect any more."""
+    """Nobody can connect, from now on."""
 
 
 async def _compile() -> None:
-    """Loads the planner too: to be reached again after a restart, nodes need not wait a second for it."""
+    """Loads the planner too. Otherwise nodes would wait a second for it before they reach the coordinator after a restart."""
     planner = await asyncio.to_thread(import_module, "dtfm.coordinator.service.planner")
     await planner.compile_scheduler()
 
 
 class Server:
-    """The coordinator of one run. ``story`` is the store's so far. ``authority_key``: its authority's (PEM).
+    """The coordinator of one run. ``story`` is the store's story so far. ``authority_key`` is the authority's key (PEM).
 
-    ``pin`` is the authority's; invitations name it, and the ``addresses``, which are known once it listens. ``page``: where
-    it is opened; empty: nowhere.
+    ``pin`` is the authority's pin. Invitations name the pin and the ``addresses``, which are known after it listens. ``page``:
+    the page's URL; empty: there is no page.
     """
 
     def __init__(self, state: State, store: Store, story: Story, authority_key: bytes) -> None:
@@ -98,7 +98,7 @@ class Server:
         self._replaced: AnotherWriter | None = None  # the log is another coordinator's now
 
     def _clock(self) -> float:
-        """Seconds that never go back. It stands still while the log cannot be written: nobody is late because of that."""
+        """Seconds that never go back. The clock stands still while the log cannot be written: nobody is late because of that."""
         return time.monotonic() - self._lost
 
     @property
@@ -106,7 +106,7 @@ class Server:
         return self.state.ledger
 
     def _beats(self) -> Mapping[str, wire.Heartbeat]:
-        """By member, what its last heartbeat said; for any thread."""
+        """By member, its last heartbeat; for any thread."""
         return {node: each.beat for node, each in self.state.members.sessions.items() if each.beat is not None}
 
     async def bind(self, host: str, port: int) -> int:
@@ -147,15 +147,19 @@ class Server:
 
     async def run(self, events: Sequence[Event] = (), *, stays: bool = False) -> int:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
-        contains, go into the log first. ``stays``: a run that is complete goes on being served, until `ask_to_stop` is called.
-        Raises Deaf, and StoreError if these events cannot be written, if another coordinator writes to the log, or if it is to
-        stop while the log cannot be written."""
+        contains, go into the log first. ``stays``: a complete run goes on being served, until `ask_to_stop` is called.
+
+        Raises Deaf. Raises StoreError if a new run's events cannot be written, if another coordinator writes to the log, or if
+        it is to stop while the log cannot be written.
+        """
         work = (self._beat(), self._keep_the_lease(), self.follower.follow())
         working = {asyncio.create_task(each) for each in work}
         self._compiling = asyncio.create_task(_compile())
         try:
-            if events:
+            if events and isinstance(events[0], RunStarted):
                 await self.log.append(events)
+            elif events:
+                self._lost += await self.log.append_however_long(events, self.state.lease, self._told_to_stop)
             await self._clear_unfinished()  # of the process before: nothing is under way yet
             while True:
                 while not self.state.stopped:
@@ -184,7 +188,7 @@ class Server:
             raise Deaf("the thread that takes connections has ended, so that nobody can connect any more")
 
     async def close(self) -> None:
-        """Ends all streams and frees the port. `run` does so by itself."""
+        """Ends all streams and frees the port. `run` calls it by itself."""
         for answer in self._answers.values():
             answer.cancel()
         await self.log.close()
@@ -195,19 +199,19 @@ class Server:
         await self._front.close()
 
     def ask_to_stop(self, reason: str) -> None:
-        """Makes ``run`` return. The nodes return once a coordinator answers again."""
+        """Makes ``run`` return. The nodes return when a coordinator answers again."""
         self._told_to_stop.set()
         self._inputs.put_nowait(t.StopAsked(reason))
 
     def begin_with(self, events: Sequence[Event]) -> None:
-        """Adds to the state what ``run`` is then given, before the server starts."""
+        """Adds the events to the state before the server starts. ``run`` gets the same events."""
         self.state = replace(self.state, ledger=fold(events, self.state.ledger))
 
     async def ask(self, request: t.Request, by: str = "") -> t.Granted:
-        """What the core answers to ``by``; about a plan, once the planner has looked for a better one. Raises Refused."""
+        """The core's answer to ``by``. For a plan, waits until the planner has looked for a better one. Raises Refused."""
         made, secret = ("", ""), b""
         if isinstance(request, wire.EnrolRequest):
-            check_enrolment(self.ledger, request, time.time())  # who is refused has not kept the core busy
+            check_enrolment(self.ledger, request, time.time())  # refusals here do not keep the core busy
         elif isinstance(request, wire.InviteRequest):
             id, secret = new_secret()
             made = id, secret_digest(secret)
@@ -250,14 +254,14 @@ class Server:
             self.state, ready = tick(self.state, event, now)
         except Exception as error:
             what = kind_of(event)
-            if (what, type(error)) not in self._stumbled:  # anybody may send the same again and again
+            if (what, type(error)) not in self._stumbled:  # anybody may repeat the same message
                 self._stumbled.add((what, type(error)))
                 log.exception("a bug in dtfm: the coordinator stumbled over %s, and goes on without it", what)
             self.state, ready = after_an_error(self.state, event, now)
         if ready.entries:
             self._lost += await self.log.append_however_long(ready.entries, self.state.lease, self._told_to_stop)
         if isinstance(event, t.Greeted | t.Heard | t.StreamClosed):
-            # A commit comes of everybody's votes, and audits are asked for: these are nobody's.
+            # Everybody's votes cause a commit, and audits are asked for: nobody pays for these.
             free = any(isinstance(entry, StepCommitted | WorkAudited) for entry in ready.entries)
             self._streams.logged(event, 0 if free else len(ready.entries))
         for command in ready.commands:
@@ -356,7 +360,7 @@ class Server:
             log.exception("older checkpoints in %s could not be deleted", command.uri)
 
     async def _clear_unfinished(self) -> None:
-        """Deletes what there is of checkpoints that are not whole. No file that a node sends is being written meanwhile."""
+        """Deletes the files of unfinished checkpoints. No file from a node is being written during that."""
         try:
             await asyncio.get_running_loop().run_in_executor(
                 self._files.thread, clear, self.state.run.checkpoints, self.ledger.run_id
@@ -382,7 +386,7 @@ class Server:
             await asyncio.sleep(self.state.lease * HEARTBEAT_LEASES)
 
     async def _let_nodes_go(self) -> None:
-        """The nodes hear why, and hang up. After a lease, the server hangs up on the rest."""
+        """Tells the nodes why the run ends, and lets them hang up. After a lease, the server hangs up on the rest."""
         until = self._clock() + self.state.lease
         while self.state.stopped and self._streams.any_open and self._clock() < until:
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Starting a coordinator: a new run, or one that goes on from its log or its newest checkpoint."""
+"""Starts a coordinator: a new run, or a run that goes on from its log or its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ REASONS = {
 
 
 def open_run(store: Store, run: RunFile | None) -> tuple[State, Story, list[ev.Event]]:
-    """The state to start with, the story of the log, and the events that start the run, which the caller writes once it listens.
-    The run in the store goes on; with an empty store, the run goes on from its newest checkpoint, or starts. ``run`` None: the
-    run file of before, or the defaults. Raises ValueError."""
+    """The state to start with, the story of the log, and the events that start the run. The caller writes these when it
+    listens.
+
+    A run in the store goes on. With an empty store, the run goes on from its newest checkpoint, or starts. ``run`` None: the
+    earlier run file, or the defaults. Raises ValueError.
+    """
     story = story_of(store.snapshots(store.last), store.read)
     ledger = story.now.ledger
     if not ledger.run_id:
@@ -52,7 +55,7 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, Story, list[ev.E
     elif run is not None and run.name != ledger.run.get("name"):
         raise ValueError(
             f"the store {store.url} holds run {ledger.run.get('name')!r} (step {ledger.training.step}), and the run file is of "
-            f"run {run.name!r}; give {run.name!r} a store of its own with --store, or put the other one aside with --new"
+            f"run {run.name!r}. Give {run.name!r} a store of its own with --store, or put the other one aside with --new"
         )
     else:
         step, file = ledger.training.step, dict(ledger.file)
@@ -84,7 +87,7 @@ def open_run(store: Store, run: RunFile | None) -> tuple[State, Story, list[ev.E
 
 
 def start_over(store_url: str, run: RunFile) -> list[str]:
-    """Puts aside the log in the store, and the run's checkpoints on this machine's disk. Returns where they are now. Raises
+    """Puts aside the log in the store, and the run's checkpoints on this machine's disk. Returns their new places. Raises
     ValueError."""
     aside = []
     if newest(run.checkpoints) is not None:
@@ -101,8 +104,8 @@ def start_over(store_url: str, run: RunFile) -> list[str]:
 
 async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays: bool = False) -> int:
     """Runs a server that listens until its run is over or a signal comes; returns the exit code. A second signal ends the
-    process at once: the log is whole at every moment. ``events`` go into the log first. ``stays``: a run that is complete
-    is served until a signal comes."""
+    process immediately: the log is whole at every moment. ``events`` go into the log first. ``stays``: a complete run is served
+    until a signal comes."""
     asked = False
 
     def on_signal(number: signal.Signals) -> None:
@@ -124,7 +127,7 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event], *, stays:
 
 
 def _free(folder: Path) -> int:
-    """Bytes on the disk on which ``folder`` is, or will be."""
+    """Free bytes on the disk of ``folder``, which need not exist yet."""
     return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 
@@ -134,8 +137,8 @@ def _start(run: RunFile) -> list[ev.Event]:
 
 
 def _own_weights(run: RunFile) -> dict[str, Any]:
-    """Where model.pretrained names another run's folder on this disk, or one of its checkpoints: the tables of the run file with
-    the checkpoint, which nodes read from here, and that run's tokenizer. Raises ValueError if it cannot be begun with."""
+    """The tables of the run file if model.pretrained names another run's folder on this disk, or one of its checkpoints. They
+    name the checkpoint, which nodes read from here, and that run's tokenizer. Raises ValueError if a run cannot begin with it."""
     named = Path(run.model.pretrained).expanduser().resolve()
     if run.model.pretrained.startswith("dtfm-runs/") and not named.is_dir():  # it would pass for a name on the hub
         there = ", ".join(sorted(each.name for each in Path("dtfm-runs").glob("*"))) or "no run"
@@ -168,8 +171,8 @@ def _from_checkpoint(folder: str, run: RunFile) -> list[ev.Event]:
     if manifest.weights:
         raise ValueError(
             f"{folder} holds the weights of run {before.name!r} (step {step}) without the optimizer's state, and the store does "
-            "not hold that run's log: name its log with --store to go on with it, or start over with --new, which puts them "
-            "aside"
+            "not hold that run's log. Name its log with --store to go on with it, or start over with --new, which puts the "
+            "weights aside"
         )
     now = run.with_precision(bf16=before.train.precision == "bf16")
     check_same(before, parse_run(now.model_dump(mode="json"), "the run file"), step)

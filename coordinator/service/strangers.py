@@ -1,4 +1,4 @@
-"""How many connections strangers may have, before it is known who makes them. Pure: the time is passed in."""
+"""The limits on strangers' connections, before it is known who makes them. Pure: the time is passed in."""
 
 from __future__ import annotations
 
@@ -13,45 +13,52 @@ Who = TypeVar("Who", bound=Hashable)
 """A connection."""
 
 MOST_REMEMBERED = 4096
-"""Origins of members that are remembered."""
+"""The most origins of members to remember."""
 CONNECTIONS_OF_A_MEMBER = 2
-"""Who comes looks at the certificate over one, and calls over the next."""
+"""A newcomer looks at the certificate over one connection, and calls over the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``open``: connections of strangers at a time; ``rate`` and ``burst``: new ones a second, and at once. Those of one origin,
-    and those of all. From origins of members ``open`` more may come. ``members``: connections of members at a time.
-    ``rate_of_key`` and ``burst_of_key``: of one key's, those that give back what they have used up. A TLS handshake takes about a
-    millisecond of a core, and a household, a university or a rack that comes back at once is one origin."""
+    """Limits on connections. A TLS handshake takes about a millisecond of a core. A household, a university or a rack that
+    returns all together is one origin."""
 
     open_of_one: int = 256
+    """Strangers' connections of one origin at a time."""
     rate_of_one: float = 8.0
+    """New connections of one origin a second."""
     burst_of_one: float = 512.0
+    """New connections of one origin in a burst."""
     open: int = 512
+    """Strangers' connections at a time. From origins of members as many more may come."""
     rate: float = 256.0
+    """New connections a second."""
     burst: float = 2048.0
+    """New connections in a burst."""
     members: int = 16384
+    """Members' connections at a time."""
     rate_of_key: float = 2.0
+    """Connections of one key a second that do not count against their origin."""
     burst_of_key: float = 256.0
+    """The same in a burst."""
 
     @classmethod
     def within(cls, files: int) -> Limits:
-        """For a process that may have that number of ``files`` open. Each connection takes three. Strangers get a quarter of
-        all files, half of these for origins of members; members get a half. Of the rest about a half is for the page and the
-        metrics, and the other half is the coordinator's own."""
+        """The limits for a process that may have this number of ``files`` open. Each connection takes three. Strangers get a
+        quarter of all files, half of these for origins of members; members get a half. About half of the rest is for the page
+        and the metrics, and the other half is the coordinator's own."""
         usual = cls()
         most = min(usual.open, files // 24)
         return cls(open=most, open_of_one=min(usual.open_of_one, most), members=min(usual.members, files // 6))
 
 
 class Strangers(Generic[Who]):
-    """Counts the connections of those who have not shown yet who they are, by origin. ``members``: origins of members."""
+    """Counts the connections of callers that have not shown who they are, by origin. ``members``: origins of members."""
 
     def __init__(self, limits: Limits, members: Iterable[str] = ()) -> None:
         self._limits = limits
         self._unknown = _Places[Who](limits.open)
-        self._known = _Places[Who](limits.open)  # of those that came from an origin of members
+        self._known = _Places[Who](limits.open)  # connections from an origin of members
         self._all = TokenBucket(limits.rate, limits.burst)
         self._each: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that was used last is last
         self._keys: OrderedDict[str, TokenBucket] = OrderedDict()  # of members; as above
@@ -63,10 +70,13 @@ class Strangers(Generic[Who]):
         return len(self._unknown.origins) + len(self._known.origins)
 
     def come(self, who: Who, origin: str, now: float) -> list[Who] | None:
-        """Takes another connection from there, and returns those that have to end for it, at most one; None: it is refused. Each
-        that is taken must be followed by `go`. An origin from
-        which a member has come has its own bounds alone. When there are too many, who comes takes the place of the oldest
-        connection of the origin that has most, unless its own has as many."""
+        """Takes another connection from ``origin``. Returns the connections that have to end for it, at most one. None: it is
+        refused.
+
+        Call `go` later for each connection that is taken. An origin of members has its own limits alone. When there are too
+        many connections, the new one takes the place of the oldest connection of the most crowded origin. If its own origin has
+        as many, it is refused.
+        """
         places = self._known if origin in self._members else self._unknown
         if places.count(origin) >= self._limits.open_of_one:
             return None
@@ -83,13 +93,13 @@ class Strangers(Generic[Who]):
         return places.take(who, origin)
 
     def go(self, who: Who) -> None:
-        """The connection has ended, or has been told to."""
+        """Call it when the connection has ended, or has been told to end."""
         self._unknown.free(who)
         self._known.free(who)
 
     def let_in(self, who: Who, origin: str, key: str, now: float) -> None:
-        """The connection, from there, turned out to be a member's who has this key. What it has used up of its origin's bounds is
-        given back, unless this key makes too many: a handshake costs as much, whoever makes it."""
+        """Call it when the connection turns out to be a member's with this key. Gives its part of the origin's limits back,
+        unless this key makes too many connections: a handshake costs the same for everybody."""
         self.go(who)
         its = self._keys.setdefault(key, TokenBucket(self._limits.rate_of_key, self._limits.burst_of_key))
         if not its.take(now):
@@ -105,7 +115,7 @@ class Strangers(Generic[Who]):
 
 
 class _Places(Generic[Who]):
-    """Where ``most`` connections have room. ``origins``: where each comes from."""
+    """Room for ``most`` connections. ``origins``: by connection, its origin."""
 
     def __init__(self, most: int) -> None:
         self.origins: dict[Who, str] = {}
@@ -135,8 +145,8 @@ class _Places(Generic[Who]):
 
 
 def _forget(buckets: OrderedDict[str, TokenBucket], now: float) -> None:
-    """Drops those that say nothing any more. The rest was used within the seconds in which a bucket fills, and those who are
-    enrolled are as few as their names, and origins as `Strangers._all` allows."""
+    """Drops full buckets. The others were used within the seconds that a bucket takes to fill. There are few of these: members
+    are limited by their names, and origins by `Strangers._all`."""
     while buckets:
         name, bucket = next(iter(buckets.items()))
         if not bucket.is_full(now):

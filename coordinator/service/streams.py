@@ -1,5 +1,5 @@
-"""The nodes' open streams: what nodes say goes into one queue of inputs, of which each stream has a small share; what they are
-told waits in a queue for each stream."""
+"""The nodes' open streams. Nodes' messages go into one queue of inputs; each stream has a small share of it. Messages to nodes
+wait in a queue for each stream."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.token_bucket import TokenBucket
 
 MOST_UNREAD, MOST_UNREAD_BYTES = 10_000, 16 << 20
-"""What may wait for a slow reader: messages, and bytes, or a single message that is larger."""
+"""The most that may wait for a slow reader: messages, and bytes, or a single message that is larger."""
 
 MOST_INPUTS, MOST_INPUT_BYTES = 16, 1 << 20
-"""What may wait of one stream for the core. Who says more is not read until there is room, so that HTTP/2 stops the sender. A
-message that is larger than all of this waits alone."""
+"""The most of one stream's messages that may wait for the core. Above that, the stream is not read until there is room, so that
+HTTP/2 stops the sender. A message that is larger than all of this waits alone."""
 MOST_WAITING_BYTES = 64 << 20
-"""The same for all streams together."""
+"""The most bytes for all streams together."""
 
 MESSAGES_PER_SECOND, MESSAGES_AT_ONCE = 500.0, 2500.0
 BYTES_PER_SECOND, BYTES_AT_ONCE = float(1 << 20), float(16 << 20)
-"""What one stream may say over a while, and at once; who says more is read more slowly. A node says a handful at each step."""
+"""The limits of one stream: the lasting rate, and the most in a burst. A stream above them is read more slowly. A node sends a
+handful of messages at each step."""
 
 EVENTS_PER_SECOND, EVENTS_AT_ONCE = 2.0, 1000.0
-"""What one party's words may put into the log over a while, and at once, whatever it says, on however many streams, one after the
-other or at a time. Who is over that is not heard until it is not."""
+"""The events in the log that one party's messages may cause: the lasting rate, and the most in a burst. All its messages on all
+its streams count, one after the other or at the same time. A party above them is not heard until it is below."""
 
 LAST_WORDS_SECONDS = 1.0
-"""How long a stream that ends waits for the node to read what it was told before."""
+"""How long a stream that ends waits for the node to read its earlier messages."""
 
 
 class Inputs:
-    """What the core is to take, in order. What the coordinator itself puts is bounded by what it has begun."""
+    """The inputs for the core, in order. The coordinator's own inputs are limited by the work that it has begun."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[tuple[t.Input, Place | None, int]] = asyncio.Queue()
-        self._crowded_out: set[Place] = set()  # those that wait until there is room in what all have together
+        self._crowded_out: set[Place] = set()  # streams that wait for room among all inputs
         self._bytes = 0
 
     def put_nowait(self, event: t.Input) -> None:
@@ -87,7 +88,7 @@ class Place:
 
 
 class _Outgoing:
-    """What one node is told, in order. ``ended`` is set once nothing more will follow."""
+    """The messages to one node, in order. ``ended`` is set when nothing more will follow."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -95,7 +96,8 @@ class _Outgoing:
         self._bytes = 0
 
     def put(self, message: wire.CoordinatorMessage | None) -> None:
-        """None ends it, after what was put before; so does a message too many, as the node does not read."""
+        """Adds a message. None ends the stream, after the earlier messages. A message too many also ends it: the node does not
+        read."""
         size = 0 if message is None else message.ByteSize()
         if message is not None and not self._has_room(size):
             message, size = None, 0
@@ -119,14 +121,14 @@ class _Outgoing:
 
 class Streams:
     """Streams are numbered from 1. A stream whose first message does not come within ``first_message_seconds`` is refused.
-    ``party``: whose a name is."""
+    ``party`` returns the party of a name."""
 
     def __init__(
         self, inputs: Inputs, first_message_seconds: float, party: Callable[[str], str] = lambda name: name
     ) -> None:
         self._inputs = inputs
         self._party = party
-        self._events: dict[str, TokenBucket] = {}  # by party; only of those who are enrolled
+        self._events: dict[str, TokenBucket] = {}  # by party; only of enrolled ones
         self._pays: dict[int, TokenBucket] = {}  # by stream, until its end has been taken in
         self._first_message_seconds = first_message_seconds
         self._numbers = itertools.count(1)
@@ -143,8 +145,8 @@ class Streams:
         caller: str,
         seen: str = "",
     ) -> None:
-        """Serves one stream, which ``caller`` has opened, from its first message to its end. ``seen``: the address from which it
-        comes (see Greeted)."""
+        """Serves one stream, which ``caller`` has opened, from its first message to its end. ``seen``: the address of the
+        caller (see Greeted)."""
         stream = next(self._numbers)
         outgoing = self._outgoing[stream] = _Outgoing()
         events = self._events.setdefault(self._party(caller), TokenBucket(EVENTS_PER_SECOND, EVENTS_AT_ONCE))
@@ -164,12 +166,12 @@ class Streams:
             self._inputs.put_nowait(t.StreamClosed(stream, "its connection broke"))
 
     def put(self, stream: int, message: wire.CoordinatorMessage | None) -> None:
-        """Sends the message; None ends the stream after what was sent before. A stream that has ended is ignored."""
+        """Sends the message. None ends the stream after the earlier messages. A stream that has ended is ignored."""
         if (outgoing := self._outgoing.get(stream)) is not None:
             outgoing.put(message)
 
     def logged(self, said: t.Greeted | t.Heard | t.StreamClosed, events: int) -> None:
-        """Charges the stream's party for the ``events`` that went into the log because of what it said."""
+        """Charges the stream's party for the ``events`` that its message ``said`` has put into the log."""
         if (pays := self._pays.get(said.stream)) is not None:
             pays.draw(time.monotonic(), events)
             if isinstance(said, t.StreamClosed):
@@ -180,7 +182,7 @@ class Streams:
         pause = self._pays[stream].draw(time.monotonic(), 0.0)
         if pause:
             await asyncio.sleep(pause)
-            await self._solvent(stream)  # others of the party may have said more meanwhile
+            await self._solvent(stream)  # others of the party may have sent more since
 
     async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], caller: str, seen: str) -> None:
         reason, place = "it closed its stream", Place()

@@ -1,6 +1,6 @@
-"""Checkpoints that are not whole: their files are gathered in a folder of its own name, which is renamed or deleted.
+"""Unfinished checkpoints. Their files are gathered in a folder with a name of its own, which is renamed or deleted.
 
-So each folder that has the name of a checkpoint is one, where folders can be renamed at all (protos/checkpoint_names.py).
+So each folder that has the name of a checkpoint is one, if folders can be renamed at all (protos/checkpoint_names.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dtfm.protos.places import is_local_url
 
 
 def publish(gathered: str, folder: str, run_id: str) -> None:
-    """Gives the whole checkpoint in the folder ``gathered`` its name, in one go. What the run has under this name goes. Raises
-    CheckpointError."""
+    """Gives the whole checkpoint in the folder ``gathered`` its name, in one step. Deletes the run's earlier files of this
+    name. Raises CheckpointError."""
     if gathered == folder:
         return
     source, target = (Path(url_to_fs(each)[1]) for each in (gathered, folder))
@@ -36,8 +36,8 @@ def publish(gathered: str, folder: str, run_id: str) -> None:
 
 
 def clear(uri: str, run_id: str, under_way: Collection[int] = ()) -> None:
-    """Deletes what the run has gathered under ``uri`` of checkpoints that are not ``under_way``. Raises CheckpointError if
-    something cannot be deleted; the rest is."""
+    """Deletes all files under ``uri`` that the run has gathered for checkpoints that are not ``under_way``. Raises
+    CheckpointError if something cannot be deleted; the rest is."""
     if not is_local_url(uri):
         return
     problems = []

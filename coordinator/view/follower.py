@@ -30,7 +30,7 @@ FRESH_SECONDS = 1.0
 page."""
 
 OWN_DISK = Path("dtfm-runs")
-"""The folder where the coordinator runs: it keeps checkpoints there."""
+"""The folder of checkpoints on the coordinator's own disk, in its working folder."""
 
 FINISH_SECONDS = 1.0
 """How long the follower goes on reading at the end."""

@@ -37,7 +37,7 @@ class Severity(enum.IntEnum):
     WARNING = 1
     """The run goes on, with something less."""
     PROBLEM = 2
-    """A node did wrong, or the run is at its end."""
+    """A node did wrong, the run is at its end, or it does not go on without an operator."""
 
     @property
     def word(self) -> str:
@@ -52,6 +52,7 @@ _WARNINGS = (
     ev.DiskShort,
     ev.PlanFailed,
     ev.GradientsClipped,
+    ev.StageBounded,
     ev.DescriptionDropped,
     ev.RunPaused,
     ev.Suspected,
@@ -66,6 +67,8 @@ def severity(event: ev.Event) -> Severity:
     match event:
         case ev.NodeLeft(reason=reason):
             return Severity.INFO if reason.startswith(IN_ORDER) else Severity.WARNING
+        case ev.Waiting(asks=asks):
+            return Severity.PROBLEM if asks else Severity.INFO
         case ev.DeviceDrifted(reason=reason):
             return Severity.WARNING if "slower" in reason else Severity.INFO
         case ev.LinksMeasured(links=links):

@@ -77,6 +77,8 @@ class SoFar:
     """The members that have read the run and timed their devices."""
     said: str = ""
     """What the coordinator waits for, in its last words since the last plan."""
+    asks: bool = False
+    """Whether the coordinator waits for an operator's word."""
     held_since: float = 0.0
     """When somebody last asked for a pause."""
     unsaved: str = ""
@@ -150,15 +152,15 @@ class SoFar:
                 nodes = [node for node in event.plan.nodes if node in before.members]
                 self.speeds = dict(zip(nodes, planned_flops(before, nodes), strict=True))
                 self.plan, self.reason, self.adopted, self.adopted_after = event.plan, event.reason, time, event.step
-                self.begun, self.slow, self.said = False, {}, ""
+                self.begun, self.slow, self.said, self.asks = False, {}, "", False
             case ev.PlanStarted():
                 self.begun = True
             case ev.Waiting():
-                self.said = event.reason
+                self.said, self.asks = event.reason, event.asks
             case ev.Evaluated():
                 self.held_out = self.held_out.after(event.step, event.loss)
             case ev.RolledBack():
-                self.trend, self.held_out = Trend(), HeldOut()
+                self.trend, self.held_out, self.asks = Trend(), HeldOut(), False
             case ev.DeviceTimed():
                 self.timed.add(event.node)
             case ev.NodeJoined() | ev.NodeLeft():
@@ -170,7 +172,7 @@ class SoFar:
             case ev.CheckpointWritten():
                 self.unsaved = ""
             case ev.RunStarted() | ev.RunResumed():
-                self.stopped, self.said = "", ""
+                self.stopped, self.said, self.asks = "", "", False
                 self.timed.clear()
             case ev.RunStopped() | ev.CoordinatorStopped():
                 self.stopped = event.reason

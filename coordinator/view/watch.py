@@ -52,10 +52,11 @@ def render(so_far: SoFar, console: Console, now: float | None = None) -> Rendera
         _nodes(ledger),
         *_idle(ledger),
         _grid(ledger, expected),
-        _links(ledger),
     )
-    rows = console.height - 2 - len(console.render_lines(upper))  # without the title, and the cursor's
-    return Group(upper, _events(so_far.recent, console, max(rows, LEAST_EVENT_ROWS)))
+    rows = console.height - 3 - len(console.render_lines(upper))  # without the two titles, and the cursor's
+    shown = max(1, min(MOST_LINKS, rows - LEAST_EVENT_ROWS))
+    events = _events(so_far.recent, console, max(rows - shown, LEAST_EVENT_ROWS))
+    return Group(upper, _links(ledger, shown), events)
 
 
 def live_view(so_far: SoFar, console: Console) -> Live:
@@ -182,7 +183,7 @@ def _grid(ledger: Ledger, expected: str) -> RenderableType:
     return table
 
 
-def _links(ledger: Ledger) -> RenderableType:
+def _links(ledger: Ledger, most: int) -> RenderableType:
     """The slowest links of the plan; before there is a plan, of all links."""
     table = Table(box=None)
     table.add_column("slowest links", overflow="fold")
@@ -192,7 +193,7 @@ def _links(ledger: Ledger) -> RenderableType:
     table.add_column("codec", no_wrap=True)
     links = [link for row in ledger.reach.links.values() for link in row.values()]
     used = [link for link in links if ledger.training.codecs.get(link.source, {}).get(link.destination)]
-    for link in heapq.nsmallest(MOST_LINKS, used or links, key=lambda link: (link.bandwidth, -link.latency_seconds)):
+    for link in heapq.nsmallest(most, used or links, key=lambda link: (link.bandwidth, -link.latency_seconds)):
         rate = f"{link.bandwidth * 8 / 1e6:,.0f}" if link.bandwidth > 0 else "none"
         codecs = ledger.training.codecs.get(link.source, {}).get(link.destination, {})
         under = "/".join(dict.fromkeys(codec for _, codec in sorted(codecs.items())))

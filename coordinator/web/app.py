@@ -119,8 +119,8 @@ def is_here(host: str) -> bool:
 
 
 class CalledHere:
-    """Refuses requests for a page without links unless they name this machine's loopback. A stranger's site may have pointed
-    its own name there, to read the page."""
+    """Refuses requests for a page that asks for no link, unless they name this machine's loopback. A stranger's site may have
+    pointed its own name there, to read the page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

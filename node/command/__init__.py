@@ -1,1 +1,1 @@
-"""What `dtfm-node` does, a file per command."""
+"""The commands of `dtfm-node`, a file per command."""

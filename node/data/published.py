@@ -36,10 +36,13 @@ class TokenIndex:
 
     dtype: str
     tokens: int
+    """The number of tokens."""
     shards: tuple[str, ...]
+    """The BLAKE3 (hex) of each SHARD_BYTES of the tokens."""
     sequence_length: int
     evaluation_fraction: float
     left_out: tuple[int, ...] = ()
+    """Windows without anything to learn."""
 
     @property
     def windows(self) -> int:

@@ -18,7 +18,7 @@ from dtfm.node.data.messages import MESSAGES, SHAREGPT, Conversation, conversati
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.reaching import hub_cache, hub_token, needs_leave
 
-# Characters per piece, which a tokenizer gets at once.
+# Characters per piece. A tokenizer gets a whole piece.
 PIECE = 1 << 16
 # Longest JSON line, in characters.
 LONGEST_LINE = 1 << 26

@@ -30,8 +30,8 @@ def brought(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class DeviceWork:
-    """What one thread queues on its stream of ``device``, piece by piece: how long the device takes for it, and how far it is
-    behind. A CPU is never behind."""
+    """Work that one thread queues on its stream of ``device``, piece by piece: how long the device takes for it, and how far
+    the device is behind. A CPU is never behind."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -45,10 +45,10 @@ def keep_freed_memory() -> None:
 def open_device(name: str, asked: str = "") -> torch.device:
     """The device named ``auto`` (the first GPU, or the CPU of a machine without one), ``cpu``, ``cuda`` or ``cuda:N``.
 
-    ``asked``: what the user calls it, where this process sees that GPU alone. Also sets malloc to keep freed memory.
+    ``asked``: the user's name for it, if this process sees that GPU alone. Also sets malloc to keep freed memory.
 
-    Raises ValueError for a device that does not exist, and for ``auto`` if PyTorch cannot
-    use the GPU of this machine: its owner would not notice that the CPU works instead.
+    Raises ValueError for a device that does not exist, and for ``auto`` if PyTorch cannot use the GPU of this machine: its
+    owner would not notice that the CPU works instead.
     """
     keep_freed_memory()
     if name == "auto":
@@ -80,7 +80,7 @@ LEAST_BF16_CAPABILITY = (8, 0)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether it is a GPU with arithmetic in bfloat16."""
+    """Whether the device is a GPU with arithmetic in bfloat16."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_BF16_CAPABILITY
 
 
@@ -96,8 +96,8 @@ def check_bf16(device: torch.device) -> None:
 
 
 def why_slow_in_fp32(device: torch.device) -> str:
-    """What a run in fp32 does not use of ``device``, as a sentence: its tensor cores, if it is a GPU older than bf16. Empty
-    otherwise."""
+    """A sentence on the part of ``device`` that a run in fp32 leaves unused: its tensor cores, if it is a GPU without bf16.
+    Empty otherwise."""
     if device.type != "cuda" or has_bf16(device):
         return ""
     capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
@@ -134,8 +134,8 @@ def measure_device(device: torch.device, gpus: int | None = None) -> Device:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The CPU's model as Linux tells it (of an ARM core its implementer and part); elsewhere what Python knows, which may be the
-    architecture alone. At most MOST_NAME printable characters. The coordinator learns by it which devices round alike."""
+    """The CPU's model from Linux (for an ARM core its implementer and part). On other systems Python's answer, which may be the
+    architecture alone. At most MOST_NAME printable characters. The coordinator uses it to tell which devices round alike."""
     try:
         lines = cpuinfo.read_text(errors="replace").split("\n\n", 1)[0].splitlines()  # of the first core
     except OSError:
@@ -148,7 +148,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free memory in bytes: the GPU's, or for a CPU the host's, or what a container may still take of it."""
+    """Free memory in bytes: the GPU's, the host's for a CPU, or the part of it that a container may still take."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     room = room_in_groups()
@@ -166,7 +166,7 @@ def _available() -> int:
 
 
 def measure_flops(device: torch.device, dtype: torch.dtype, seconds: float = MEASURE_SECONDS) -> float:
-    """FLOP/s of a product of two square matrices: the median of those computed in ``seconds``, after a warm-up."""
+    """FLOP/s of a product of two square matrices: the median of the products in ``seconds``, after a warm-up."""
     size = 4096 if device.type == "cuda" else 512
     # Of random numbers: where all bits are alike, a GPU takes less power, and is faster.
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -214,7 +214,7 @@ def room_in_groups(own: Path = OWN, mounted: Path = MOUNTED) -> int | None:
 
 
 def _room(group: Path, limit: str, usage: str, cached: str) -> int | None:
-    """None: the group is not there, or has no limit."""
+    """The bytes that the group may still take. None: the group is not there, or has no limit."""
     try:
         most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

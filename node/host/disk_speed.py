@@ -11,8 +11,8 @@ _PIECE = 4 << 20
 
 
 def measure_disk(folder: Path, size: int) -> tuple[float, float]:
-    """Writes ``size`` bytes to an unnamed file in ``folder``, and reads them. Returns the bytes per second of both; of writing
-    until they are on the disk (fsync). Raises OSError."""
+    """Writes ``size`` bytes to an unnamed file in ``folder``, and reads them. Returns the bytes per second of both. Writing
+    counts until the bytes are on the disk (fsync). Raises OSError."""
     piece = os.urandom(_PIECE)  # some disks compress
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         began = time.perf_counter()

@@ -73,8 +73,9 @@ def is_too_new(built_for: str, driver: Driver) -> bool:
 
 
 def line_for(driver: Driver | None, in_machine: bool, torch_here: bool, built_for: str | None) -> tuple[str, str]:
-    """The shell line that installs what a node on this machine needs, and why this one. ``torch_here``: PyTorch is installed, for
-    the CUDA ``built_for``. Raises ValueError, with the fix, where a GPU is there that no build of PyTorch can use."""
+    """The shell line that installs the packages of a node on this machine, and the reason for this line. ``torch_here``:
+    PyTorch is installed, for the CUDA ``built_for``. Raises ValueError, with the fix, if no build of PyTorch can use the
+    machine's GPU."""
     if driver is None:
         if in_machine:
             raise ValueError(
@@ -105,7 +106,7 @@ def nvidia_driver(said: Path = Path("/proc/driver/nvidia/version")) -> Driver | 
 
 
 def has_nvidia_gpu(root: Path = Path("/")) -> bool:
-    """Whether an NVIDIA GPU is in this machine, as the kernel says, with or without a driver. A container sees its host's."""
+    """Whether an NVIDIA GPU is in this machine, as the kernel says, with or without a driver. A container sees its host's GPU."""
     if any(root.glob("proc/driver/nvidia/gpus/*")) or any(root.glob("dev/nvidia[0-9]*")):
         return True
     if (root / "dev/dxg").exists():  # WSL, which passes on GPUs of other makers too

@@ -1,7 +1,7 @@
 """The names of the nodes on this machine, each with a slot in the user's state folder, kept across restarts.
 
-A process has its slot while it runs. So a node that is started again gets its old name, and a second one gets another, and the
-same one each time.
+A process has its slot while it runs. So a restarted node gets its old name. A second node gets another name, and the same one
+each time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MOST_HOST_CHARACTERS = 40
 
 
 def take_name(slot: str = "") -> str:
-    """A name that is this process's from now on: the one of ``slot`` (letters and digits), or else of the first free one. Raises
-    ValueError if it, or all, are in use, or if none can be remembered."""
+    """A name that is this process's from now on: the name of ``slot`` (letters and digits), or of the first free slot. Raises
+    ValueError if the slot, or all slots, are in use, or if no name can be remembered."""
     folder = state_folder()
     slots = [slot] if slot else [str(number) for number in range(1, MOST_NAMES_OF_A_KEY + 1)]
     try:

@@ -1,9 +1,8 @@
-"""Says what a node is doing whenever that takes long, so that nobody takes it for stuck."""
+"""Logs what a node is doing whenever that takes long, so that nobody takes it for stuck."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -14,25 +13,10 @@ log = logging.getLogger(__name__)
 LONG_SECONDS = 2.0
 
 
-class Repeated:
-    """What would be said again and again, as of attempts that fail in the same way."""
-
-    def __init__(self, every_seconds: float) -> None:
-        self._every = every_seconds
-        self._last = ("", -math.inf)
-
-    def is_news(self, what: str, now: float) -> bool:
-        """Whether to say it ``now``: it is something else than the last time, or that was long ago."""
-        if what == self._last[0] and now - self._last[1] < self._every:
-            return False
-        self._last = (what, now)
-        return True
-
-
 @contextmanager
 def long_part(what: str, long_seconds: float = LONG_SECONDS) -> Iterator[None]:
-    """A context for one part of the way to the first step. Once it has taken ``long_seconds`` the log says ``what`` it is, and at
-    its end how long it took."""
+    """A context for one part of the way to the first step. When the part has taken ``long_seconds`` the log says ``what`` it
+    is, and at its end how long it took."""
     began = time.monotonic()
     timer = threading.Timer(long_seconds, log.info, ("%s ...", what))
     timer.daemon = True

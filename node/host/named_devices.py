@@ -1,4 +1,4 @@
-"""The devices that a user names, which may be several. PyTorch is loaded only where GPUs are to be counted: it takes seconds."""
+"""The devices that a user names, which may be several. PyTorch takes seconds to load: it is loaded only to count GPUs."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def slots(devices: Sequence[str]) -> list[str]:
 
 
 def gpus_here(devices: Path = Path("/dev")) -> int | None:
-    """The number of GPUs that this process may use, without asking CUDA; None if nothing says it, as in WSL."""
+    """The number of GPUs that this process may use, without asking CUDA. None if nothing tells, as in WSL."""
     if (visible := _visible()) is not None:
         return len(visible)
     return len([each for each in devices.glob("nvidia*") if each.name.removeprefix("nvidia").isdecimal()]) or None
 
 
 def see_only(name: str) -> str:
-    """Hides all other GPUs from this process, if ``name`` is cuda:N and that GPU is there. Returns what PyTorch calls it now.
+    """Hides all other GPUs from this process, if ``name`` is cuda:N and that GPU is there. Returns PyTorch's new name for it.
 
-    Call it before CUDA is used. Each new thread begins on the first GPU that the process sees, and would take memory there for a
-    context. N counts in CUDA_VISIBLE_DEVICES as the user has set it, be that numbers, GPU-... or MIG-...
+    Call it before CUDA is used. Each new thread begins on the first GPU that the process sees, and would take memory there for
+    a context. N counts within the user's CUDA_VISIBLE_DEVICES, be that numbers, GPU-... or MIG-...
     """
     kind, _, number = name.partition(":")
     count = gpus_here()
@@ -68,7 +68,7 @@ def see_only(name: str) -> str:
 
 
 def _visible() -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES names; CUDA reads it up to the first name that cannot be. None: it is not set."""
+    """The devices in CUDA_VISIBLE_DEVICES; CUDA reads it up to the first impossible name. None: it is not set."""
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is None:
         return None
@@ -77,7 +77,7 @@ def _visible() -> list[str] | None:
 
 
 def _count_gpus() -> int:
-    """Counted by a process of its own: CUDA does not work in the forks of a process that has begun to use it."""
+    """Counts the GPUs in a process of its own: CUDA does not work in the forks of a process that has begun to use it."""
     import torch
 
     if (child := os.fork()) == 0:

@@ -11,14 +11,14 @@ STAT = Path("/proc/stat")
 
 
 class OtherWork:
-    """Says what share of the cores other processes used since it was last asked, or made."""
+    """Measures the share of the cores that other processes have used since the last call, or since it was made."""
 
     def __init__(self, read: Callable[[], tuple[float, float] | None] = lambda: cores_used()) -> None:
         self._read = read
         self._before = self._now()
 
     def share(self) -> float:
-        """From 0 to 1. Where the kernel does not say it, its load in the last minute counts."""
+        """From 0 to 1. If the kernel does not tell, its load in the last minute counts."""
         before, self._before = self._before, self._now()
         if before is None or self._before is None:
             return min(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)

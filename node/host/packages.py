@@ -1,4 +1,4 @@
-"""What a node needs to have installed beside what a coordinator needs."""
+"""The packages that a node needs in addition to a coordinator's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from dtfm.installed import torch_line
 
 EXTRA = ("torch", "transformers", "safetensors")
-"""What the extra "node" brings in that no node can do without."""
+"""The packages of the extra "node" that no node can do without."""
 
 
 def missing_packages() -> list[str]:
@@ -15,7 +15,7 @@ def missing_packages() -> list[str]:
 
 
 def require_extra() -> None:
-    """Raises ValueError, with the fix, where the extra is not installed."""
+    """Raises ValueError, with the fix, if the extra is not installed."""
     if missing := missing_packages():
         raise ValueError(
             f"dtfm-node: {missing[0]} is not installed; a node needs more than the coordinator: {torch_line('node')} (with a GPU "

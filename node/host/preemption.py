@@ -23,14 +23,14 @@ from typing import Any, cast
 log = logging.getLogger(__name__)
 
 FIRMWARE = Path("/sys/class/dmi/id")
-"""What the machine's firmware says of it, as Linux shows it."""
+"""Linux shows here how the machine's firmware describes it."""
 SERVICE = "169.254.169.254", 80
 ANSWER_SECONDS = 2.0
 """Most seconds for an answer, from the connection to the last byte."""
 MOST_BYTES = 1 << 16
 """Bytes of an answer, with its headers. A longer answer is not read."""
 LONGEST_PAUSE_SECONDS = 60.0
-"""Between two questions while the service does not answer, as in a container that cannot reach it."""
+"""The longest pause between two questions while the service does not answer, as in a container that cannot reach it."""
 
 #: fetch(method, path, headers) returns status and body. Raises OSError or ValueError.
 Fetch = Callable[[str, str, Mapping[str, str]], Awaitable[tuple[int, bytes]]]
@@ -102,7 +102,7 @@ CLOUDS = (
 
 
 def cloud_here(firmware: Path = FIRMWARE) -> Cloud | None:
-    """Whose machine this is, as its firmware says; None if it is nobody's of CLOUDS."""
+    """The cloud that owns this machine, by its firmware. None if it is none of CLOUDS."""
 
     def said(file: str) -> str:
         try:
@@ -197,5 +197,5 @@ def _parsed(status: int, body: bytes) -> object:
 
 
 def _at(time: object) -> str:
-    """A time as the cloud writes it, if it is one that may be printed."""
+    """A time in the cloud's notation, if it may be printed."""
     return f" at {time}" if isinstance(time, str) and re.fullmatch(r"[A-Za-z0-9:,.+ -]{1,40}", time) else ""

@@ -1,4 +1,4 @@
-"""A sign of life on disk, for supervisors: what a node on this machine says of itself, and whether it still says it."""
+"""A sign of life on disk, for supervisors: a node's own report, and whether it still gives one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a node said. ``problem``: why it does not take part; empty: it does, or waits to. ``said``: its status line."""
+    """A node's report. ``problem``: why it does not take part; empty: it takes part, or waits to. ``said``: its status line."""
 
     node: str
     pid: int
@@ -46,7 +46,7 @@ def pulse_folder() -> Path:
 
 @asynccontextmanager
 async def pulse(node: str, problem: Callable[[], str], line: Callable[[], str]) -> AsyncIterator[None]:
-    """Gives signs of life while it is entered. A sign that cannot be written harms nothing."""
+    """A context that gives signs of life. A sign that cannot be written harms nothing."""
     file = pulse_folder() / f"{node}.json"
     forget_the_dead()
     beating = asyncio.create_task(_beat(file, node, problem, line))
@@ -68,7 +68,7 @@ async def _beat(file: Path, node: str, problem: Callable[[], str], line: Callabl
 
 
 def write(file: Path, sign: Pulse) -> None:
-    """Raises OSError."""
+    """Writes the sign. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     half = file.with_suffix(".new")
     half.write_text(json.dumps(asdict(sign)))
@@ -76,7 +76,7 @@ def write(file: Path, sign: Pulse) -> None:
 
 
 def pulses(node: str = "") -> Iterator[Pulse]:
-    """The last signs of all nodes of this user here, or of one. What cannot be read is passed over."""
+    """The last signs of all nodes of this user here, or of one node. Unreadable signs are passed over."""
     for file in sorted(pulse_folder().glob("*.json")):
         found = None
         with suppress(OSError, ValueError, TypeError), file.open() as opened:
@@ -86,8 +86,8 @@ def pulses(node: str = "") -> Iterator[Pulse]:
 
 
 def forget_the_dead() -> None:
-    """Deletes the signs of nodes whose processes are gone. One with this process's number is of an earlier process: in containers
-    numbers repeat."""
+    """Deletes the signs of nodes whose processes are gone. A sign with this process's number is from an earlier process: in
+    containers numbers repeat."""
     for each in pulses():
         if each.pid == os.getpid() or not is_alive(each.pid):
             with suppress(OSError):

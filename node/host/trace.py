@@ -1,7 +1,7 @@
 """What this node does, and when: spans, passed to listeners. Process-wide, like logging, and nearly free without listeners.
 
-`write_trace` writes them as a Chrome trace, to be opened at ui.perfetto.dev. Times are wall-clock times, so that the files of
-several nodes can be opened together.
+`write_trace` writes them as a Chrome trace, for ui.perfetto.dev. Times are wall-clock times, so that the files of several nodes
+can be opened together.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def forget(listener: Listener) -> None:
 
 
 def span(activity: Activity, step: int, index: int = 0, track: str = "") -> AbstractContextManager[None]:
-    """A context that is a span. ``track`` is the thread's name unless given."""
+    """A context that is a span. ``track`` is the thread's name by default."""
     if not _listeners:
         return _NOTHING
     return _told(Span(activity, step, index, track or threading.current_thread().name, time.perf_counter()))

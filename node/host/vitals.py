@@ -1,4 +1,4 @@
-"""How busy and how warm a GPU is, as NVIDIA's driver says by its management library (NVML)."""
+"""How busy and how warm a GPU is, from the management library (NVML) of NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 
 LIBRARY = "libnvidia-ml.so.1"
-"""It comes with the driver."""
+"""The library's name. The driver brings it."""
 _OF_THE_GPU = 0  # NVML_TEMPERATURE_GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """``load``: how busy it was in the last moments, from 0 to 1. None: not known."""
+    """``load``: how busy the GPU was in the last moments, from 0 to 1. None: not known."""
 
     load: float | None = None
     celsius: float | None = None
@@ -29,16 +29,16 @@ class _Rates(ctypes.Structure):
 
 
 class Watched:
-    """Asks for vitals on a thread of its own: a driver that hangs holds up nobody, and what it said last is told no longer."""
+    """Asks for vitals on a thread of its own. A driver that hangs holds up nobody, and its last answer is dropped."""
 
     def __init__(self, read: Callable[[], Vitals] | None) -> None:
-        """``read`` None: they are never known."""
+        """``read`` None: the vitals are never known."""
         self._read = read
         self._known = Vitals()
         self._asking = False
 
     def now(self) -> Vitals:
-        """The vitals as of the call before, if they have come since. Asks again."""
+        """The vitals from the previous call's question, if they have come since. Asks again."""
         known, self._known = self._known, Vitals()
         if self._read is not None and not self._asking:
             self._asking = True
@@ -51,12 +51,12 @@ class Watched:
 
 
 def vitals_of(device: torch.device) -> Watched:
-    """The device's vitals. Of a CPU, and where the driver says nothing, they are not known."""
+    """The device's vitals. Not known for a CPU, or if the driver says nothing."""
     return Watched(nvml(f"GPU-{torch.cuda.get_device_properties(device).uuid}") if device.type == "cuda" else None)
 
 
 def nvml(uuid: str, library: str = LIBRARY) -> Callable[[], Vitals] | None:
-    """What asks for the vitals of the GPU with this UUID, from any thread. None: the driver knows no such GPU."""
+    """A function that asks for the vitals of the GPU with this UUID, from any thread. None: the driver knows no such GPU."""
     try:
         known = ctypes.CDLL(library)
         handle = ctypes.c_void_p()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from dtfm.kernels.transfer import to_host
-from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.plan_pb2 import Run
 
 CPU_CHUNK = 1 << 16
@@ -26,18 +27,20 @@ HOST_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms of a step's update, from its commit: operators may change them from step to step. ``gradient_norm`` is of the
-    whole model, before clipping to ``clip_norm`` (0: no clipping)."""
+    """The terms of a bucket's update, from the step's commit. ``clip``: the factor of its gradients."""
 
-    gradient_norm: float
+    clip: float
     learning_rate: float
-    clip_norm: float
     weight_decay: float
 
 
-def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
-    """The factor that brings the gradients' global norm down to ``clip_norm`` (0: no clipping)."""
-    return min(1.0, clip_norm / (gradient_norm + 1e-6)) if clip_norm > 0 else 1.0
+def terms_of(commit: Commit, spec: BucketSpec, island: int | None = None) -> Terms:
+    """The terms of a bucket of this ``island``; None: there is one. Raises ValueError if the commit says nothing of it."""
+    first = min(spec.layers)
+    for clip in commit.clips:
+        if clip.first_layer <= first < clip.past_last_layer and island in (None, clip.island):
+            return Terms(clip.factor, commit.learning_rate, commit.weight_decay)
+    raise ValueError(f"the commit of step {commit.step} says nothing of layer {first} in island {island or 0}")
 
 
 def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
@@ -56,9 +59,9 @@ def squared_norms(flats: Iterable[torch.Tensor]) -> list[float]:
 
 @torch.no_grad()
 def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: torch.Tensor) -> None:
-    """Updates a bucket's state in place, on its own device, with flat ``gradients`` of its dtype. A GPU that has the state
-    overwrites ``gradients``. ``step``: the number of steps since the moments were zero. ``train`` has the settings that no
-    operator changes.
+    """Updates a bucket's state in place, on the device or in the host's memory, with flat ``gradients`` of its dtype. A GPU
+    that has the state overwrites ``gradients``. ``step``: the number of steps since the moments were zero. ``train`` has the
+    settings that no operator changes.
 
     The rule is torch.optim.AdamW's (Loshchilov and Hutter, arXiv 1711.05101), in separate operations. torch's own kernels fuse
     multiply-adds differently on each device. Separate operations, each rounded by IEEE 754, give a CPU and a GPU replica the
@@ -68,7 +71,7 @@ def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: 
     rate = terms.learning_rate
     scalars = (  # in the order of kernels/adamw.py
         1 - rate * terms.weight_decay,  # the part that remains of a parameter that decays
-        clip_coefficient(terms.gradient_norm, terms.clip_norm),
+        terms.clip,
         train.beta1,  # the part that remains of the moments, and the part that is added
         1 - train.beta1,
         train.beta2,

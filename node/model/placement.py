@@ -253,8 +253,8 @@ def group_of(plan: Plan, layers: Collection[int]) -> Group:
 
 
 def exchange_group_of(plan: Plan, layers: Collection[int]) -> Group:
-    """The group of the bucket over all islands. Any two islands bring in the same bucket, each in proportion to its
-    micro-batches."""
+    """The group of the bucket over all islands. The members of an island bring in the same change, each with its part of the
+    island's micro-batches."""
     group = group_of(plan, layers)
     loads = tuple(len(plan.places[island]) / group.islands.count(island) for island in group.islands)
     return replace(group, stages=(0,) * len(loads), loads=loads)

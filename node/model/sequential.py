@@ -37,7 +37,7 @@ class SequentialModel(Model):
                 module[number].forward = weakly(compiled(module[number].forward))
             if number in self._changing:
                 module[number].forward = _with_copy(weakly(module[number].forward))
-            if checkpointed and number < len(self.layers) - 1:  # after the last one its backward pass follows at once
+            if checkpointed and number < len(self.layers) - 1:  # after the last one its backward pass follows directly
                 module[number].forward = computed_again(weakly(module[number].forward))
         if past_last == len(self.layers) and isinstance(module[-1], nn.Linear):
             return Part(module[first:-1], module[-1])

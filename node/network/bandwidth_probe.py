@@ -1,9 +1,9 @@
 """A bandwidth probe: bytes sent over a link whose arrivals show how fast the link is.
 
 TCP starts slowly and sends more in each round trip. So a far and fast link is full only after about ten round trips. A probe
-goes on until a window of time brings as much as the window before. The receiver answers each piece on arrival. The sender keeps
-at most as many bytes in flight as the link has shown that it can carry: bytes left in buffers when a probe is cancelled delay
-the next probe.
+goes on until a window of time brings at most as much as the window before. The receiver answers each piece on arrival. The
+sender keeps at most as many bytes in flight as the link has shown that it can carry: bytes left in buffers when a probe is
+cancelled delay the next probe.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def window_seconds(round_trip: float) -> float:
 
 
 def steady_rate(arrivals: Arrivals, window: float) -> float | None:
-    """Bytes per second in the last ``window`` seconds if the window before had as many; None while it had fewer.
+    """Bytes per second in the last ``window`` seconds if the window before had as many; None while the two differ.
 
     If less came than in an earlier window, a packet was lost. TCP then delivers nothing until it has sent the packet again.
     Then it delivers everything together, mostly in one window, and starts slowly again. So after RECOVERY_WINDOWS more windows,

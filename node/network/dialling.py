@@ -19,6 +19,14 @@ MOST_AT_ONCE, MOST_PER_SECOND = 2048, 64.0
 candidates needs many all the time."""
 
 
+class Lost(ConnectionError):
+    """``peer`` could not be reached, broke off, or refused what it was sent."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"{peer}: {why}")
+        self.peer = peer
+
+
 @dataclass(slots=True, eq=False)
 class Dialler:
     """Opens channels to peers."""

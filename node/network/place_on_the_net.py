@@ -20,7 +20,7 @@ def place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
     """This machine's address that faces the coordinator, and whether this machine is behind NAT.
 
     The coordinator's first address with a way to it counts. A loopback address counts only if it is the only one: otherwise
-    there are others elsewhere. Sends nothing. Raises NoWayThere.
+    other nodes are elsewhere. Sends nothing. Raises NoWayThere.
     """
     facing, problem = [], NoWayThere("the coordinator has no address")
     for address in coordinator.leads_to[0]:

@@ -16,6 +16,7 @@ import torch
 
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.storage import PIECE_BYTES
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.node.state.images import Scratch
 from dtfm.node.state.state_store import StateStore
@@ -53,6 +54,7 @@ def make_room(
     for index in order:
         bucket = store.held.buckets[index]
         bucket.forget_gradients()
+        WORK.did()
         if index not in expected:
             store.move(bucket, None)
         elif index in needed:

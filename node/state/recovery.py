@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dtfm.node.data.allowed import check_checkpoint
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement
@@ -128,6 +129,7 @@ def acquire_stage(
     from_peers: list[tuple[Bucket, list[Peer]]] = []
     from_disks: dict[int, tuple[Bucket, Part]] = {}
     for index, bucket in stage.buckets.items():
+        WORK.did()
         if index in usable:
             continue
         names = dict.fromkeys(n for layer in bucket.spec.layers for n in donors[layer] if n != placement.node)

@@ -21,7 +21,7 @@ import torch
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.problems import MOST_CHARACTERS
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import Terms, adamw, outer_step
+from dtfm.node.model.optimizer import Terms, adamw, outer_step, terms_of
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import TERMS
@@ -138,8 +138,7 @@ class StandbyCopies:
         for copy in self._copies.values():
             follows = copy.step is not None and self._rounds.next_rest(copy.step) == commit.step
             if follows and copy.voted is not None and copy.voted[0] == commit.generation:
-                numbers = commit.gradient_norm, commit.learning_rate, commit.clip_norm, commit.weight_decay
-                self._begin_update(copy, commit.step, Terms(*numbers))
+                self._begin_update(copy, commit.step, terms_of(commit, copy.bucket.spec))
         await self._updates()
         return {index: copy.bucket for index, copy in self._copies.items() if copy.step == commit.step}
 

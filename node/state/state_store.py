@@ -14,6 +14,7 @@ import torch
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.optimizer import terms_of
 from dtfm.node.state.images import Images
 from dtfm.node.state.update import pack
 from dtfm.protos.control_pb2 import Commit
@@ -21,7 +22,7 @@ from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
-TERMS = struct.Struct("<dddd")
+TERMS = struct.Struct("<ddd")
 """The payload of a COMMITTED frame: the numbers of `Terms`, in order."""
 
 MAX_BEHIND = 8
@@ -220,15 +221,10 @@ class StateStore:
             self.images.keep(shared=follows)
             update()
             self._held = replace(before, step=step)
-            numbers = commit.gradient_norm, commit.learning_rate, commit.clip_norm, commit.weight_decay
-            terms = memoryview(TERMS.pack(*numbers))
             for subscription in list(self._subscriptions):
-                headers = [
-                    _header(Kind.COMMITTED, 0, step, index, step, len(terms))
-                    for index in (sorted(subscription.started) if follows else ())
-                ]
-                subscription.count(len(headers) * len(terms))
-                subscription.put([(header, terms) for header in headers])
+                started = sorted(subscription.started) if follows else ()
+                subscription.count(len(started) * TERMS.size)
+                subscription.put([self._committed(commit, index) for index in started])
 
     @contextmanager
     def set_aside(self, sums: Mapping[int, torch.Tensor]) -> Iterator[None]:
@@ -295,6 +291,11 @@ class StateStore:
         reading = self.images.read(self._held.buckets[bucket], offset, outlasts=outlasts, shared=shared)
         step = self._held.step
         return _header(Kind.STATE, generation, step, bucket, step, reading.size_bytes), reading
+
+    def _committed(self, commit: Commit, bucket: int) -> Tensor:
+        terms = terms_of(commit, self._held.buckets[bucket].spec)
+        packed = TERMS.pack(terms.clip, terms.learning_rate, terms.weight_decay)
+        return _header(Kind.COMMITTED, 0, commit.step, bucket, commit.step, len(packed)), memoryview(packed)
 
     def _send_gradients(self, bucket: int, subscriptions: Sequence[Subscription]) -> None:
         """Sends the next step's, if that is one that standbys follow."""

@@ -13,7 +13,8 @@ import grpc
 import grpc.aio
 
 from dtfm.node.host.trace import Activity, span
-from dtfm.node.network.dialling import Dialler
+from dtfm.node.host.work import WORK
+from dtfm.node.network.dialling import Dialler, Lost
 from dtfm.node.state.gathered import Gathered, Take
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Kind, parse
@@ -53,7 +54,7 @@ async def fetch(
     for as long, since it may still be applying ``step``. Returns by bucket who gave it, more than one if a transfer broke.
 
     Raises:
-        ConnectionError: a bucket's donors are out of reach or do not have it; names the last problem.
+        Lost: a bucket's donors are out of reach or do not have it; names the last of them, and its problem.
         ValueError: by what ``finish`` says, every donor of a bucket sent bad data.
         What a ``finish`` raises.
     """
@@ -141,6 +142,7 @@ async def _fetch_one(
                         if donor not in gave:
                             gave.append(donor)
                         await come.add(payload)
+                        WORK.did()
                         until = math.inf
                         silence.end()
                 await come.flush()
@@ -166,7 +168,7 @@ async def _fetch_one(
             until = min(until, time.monotonic() + silence.patience)
         await asyncio.sleep(RETRY_SECONDS)
     sentence = f"bucket {wanted.bucket} as of step {step} could not be fetched: {problem}"
-    raise ConnectionError(sentence) if donors else ValueError(sentence)
+    raise Lost(donors[-1].node, sentence) if donors else ValueError(sentence)
 
 
 async def _payloads(frames: AsyncIterator[bytes], bucket: int, step: int, left: int) -> AsyncIterator[memoryview]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.host.work import WORK
 from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.audit import do_again, misfit
@@ -99,7 +100,8 @@ class Auditing:
                 raise Closed("the step is over")
             self._waiting = waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return waiting.result()
+            with WORK.waiting():
+                return waiting.result()
         except CancelledError:
             raise Closed("the step is over") from None
         finally:

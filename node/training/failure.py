@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from dtfm.node.data.problems import sentence_of
+from dtfm.node.network.dialling import Lost
 from dtfm.node.state.snapshot_files import SnapshotDamaged
 from dtfm.node.training.pipeline import NonFinite
-from dtfm.node.transport.sender import Lost
 from dtfm.programs import START_AGAIN
 from dtfm.protos.control_pb2 import PlanFailed, StepProblem
 
@@ -38,7 +38,8 @@ def peer_of(error: Exception) -> str:
 
 def plan_failed(generation: int, error: Exception) -> PlanFailed:
     damaged = isinstance(error, SnapshotDamaged)
-    return PlanFailed(generation=generation, problem=sentence_of(error), snapshot_damaged=damaged)
+    peer = next((cause.peer for cause in _causes(error) if isinstance(cause, Lost)), "")
+    return PlanFailed(generation=generation, problem=sentence_of(error), snapshot_damaged=damaged, peer=peer)
 
 
 def exit_code(error: Exception) -> int:

@@ -17,9 +17,10 @@ from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
 from dtfm.node.host.cuda_streams import after, brought
+from dtfm.node.host.work import WORK
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.optimizer import Terms, adamw, change_since_exchange, outer_step, squared_norms
+from dtfm.node.model.optimizer import adamw, change_since_exchange, outer_step, squared_norms, terms_of
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
@@ -161,7 +162,8 @@ class Generation:
             # A node without micro-batches, or a parameter without a gradient, adds nothing: that is final too.
             for index in self._unfinished:
                 self._tell_final(step, index)
-            reduction.result()
+            with WORK.waiting():  # the reduction has a thread, which works or waits by itself
+                reduction.result()
         except BaseException as error:
             if not isinstance(error, Closed):
                 self.progress.spoil()
@@ -186,7 +188,8 @@ class Generation:
             self.exchanger.queue.put(step, Final(index, after(self.stage.device)))
         reduction = self.exchanger.start(step, gradients, codec, lambda *_: None)
         try:
-            reduction.result()
+            with WORK.waiting():  # the reduction has a thread, which works or waits by itself
+                reduction.result()
         except BaseException as error:
             self.close(f"step {step} ended: {error}")
             raise
@@ -234,8 +237,6 @@ class Generation:
     def apply(self, commit: Commit) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for this step is stale."""
         step, rounds, train = commit.step, self.placement.rounds, self._loaded.run.train
-        norm = commit.island_norms.get(self.placement.island, commit.gradient_norm)
-        terms = Terms(norm, commit.learning_rate, commit.clip_norm, commit.weight_decay)
         began = self.placement.trained_before
         if rounds.restarts:
             began = max(began, rounds.trained(rounds.rested(step - 1)))
@@ -245,6 +246,7 @@ class Generation:
             if rounds.exchanges(step):
                 outer_step(train, bucket, bucket.gradients)
             else:
+                terms = terms_of(commit, bucket.spec, self.placement.island)
                 adamw(train, rounds.trained(step) - began, terms, bucket, bucket.gradients)
             self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more

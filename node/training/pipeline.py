@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dtfm.kernels.transfer import arriving
 from dtfm.node.host.cuda_streams import DeviceWork
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.host.work import WORK
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement
 from dtfm.node.training.progress import Progress
@@ -134,6 +135,7 @@ class TrainingStep:
                 self._backward(number, progress.outputs.pop(number), gradient)
             elif self._waiting and len(progress.outputs) < placement.in_flight:
                 (self._forward_and_backward if placement.last else self._forward)(min(self._waiting))
+                WORK.did()
             else:
                 began = time.perf_counter()
                 with span(Activity.WAIT, progress.step):
@@ -225,6 +227,7 @@ class TrainingStep:
         with self._work.piece(), span(Activity.BACKWARD, progress.step, number):
             torch.autograd.backward(root, gradient)
         progress.finished.add(number)
+        WORK.did()
         if not placement.first:
             entered = progress.inputs.pop(number).grad
             assert entered is not None
@@ -246,6 +249,7 @@ def evaluate(
     Raises Closed."""
     losses = dict[int, torch.Tensor]()
     for number in placement.evaluation_micro_batches:
+        WORK.did()
         if placement.first:
             x = compute.inputs(number)
         else:

@@ -128,6 +128,15 @@ class Preparation:
             return None
         return Timed(flops=self.flops, beside=self.timing.beside)
 
+    def compute_a_sample(self) -> Timed:
+        """Has the device compute a sample of the run's layers, or, where there is no room for that, a product. Raises what the
+        device raises."""
+        if (timed := self.time_again()) is not None:
+            return timed
+        ones = torch.ones(64, 64, device=self._equipment.device)
+        assert torch.mm(ones, ones).sum().item() == 64**3
+        return Timed(flops=self.flops or self._equipment.hardware.flops)
+
     def _time(self, model: Model, run: Run) -> None:
         others = OtherWork()
         self.flops = layer_flops(model, run, self._equipment.device, self._equipment.hardware)

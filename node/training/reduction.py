@@ -26,6 +26,7 @@ import torch
 from dtfm.kernels.codec import Codec, Encoded, decode, encode, encode_with_feedback
 from dtfm.node.host.cuda_streams import Beside, wait_beside
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import Group, Placement, pieces
 from dtfm.node.training.contribution_bound import Clipped, ContributionBound, Place
@@ -225,8 +226,10 @@ class _Reduction:
     def run(self) -> Residuals:
         """Returns the residuals of what was sent."""
         try:
-            while any(b.missing or b.final is None for b in self._buckets.values()):
-                self._take(self._reducer.queue.get(self._step))
+            with WORK.working():
+                while any(b.missing or b.final is None for b in self._buckets.values()):
+                    self._take(self._reducer.queue.get(self._step))
+                    WORK.did()
             wait(self._sent)
             _raise_first(self._sent)
         except Closed:

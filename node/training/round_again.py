@@ -16,6 +16,7 @@ import torch
 from dtfm.node.model.bucket import HOST, Bucket
 from dtfm.node.model.optimizer import Terms, adamw, squared_norms
 from dtfm.node.training.generation import Generation
+from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.control_pb2 import Audit
 
 #: set_aside(sums): see StateStore.set_aside.
@@ -65,7 +66,7 @@ def _train(generation: Generation, number: int, step: Audit.Trained, go_on: Call
         scored = stage.loss(compute.inputs(place), compute.labels(place), 1 / len(of_step), compute.positions(place))
         torch.autograd.backward(scored.weighted)
     norm = math.sqrt(sum(squared_norms(bucket.gradients for _, bucket in sorted(stage.buckets.items()))))
-    terms = Terms(norm, step.learning_rate, step.clip_norm, step.weight_decay)
+    terms = Terms(clip_coefficient(norm, step.clip_norm), step.learning_rate, step.weight_decay)
     for index, bucket in stage.buckets.items():
         adamw(generation.run.train, number, terms, bucket, bucket.gradients)
         stage.refresh(index)

@@ -67,14 +67,14 @@ class Status:
         self._copy = f"copies layers {first}-{past_last - 1}, to step in at once" if past_last else ""
 
     def line(self, problem: str = "") -> str:
-        """The line, without its end; empty before anything is known. ``problem``: why the coordinator is not heard."""
+        """The line, without its end; empty before anything is known. ``problem``: why this node has no part in the run."""
         run = self.run
         if not run.steps:
             return ""
         parts = [f"step {run.step:,} of {run.steps:,}"]
         if run.HasField("loss"):
             parts.append(f"loss {run.loss:.4f}")
-        if waiting := f"the coordinator does not answer: {problem}" if problem else run.waiting:
+        if waiting := problem or run.waiting:
             parts.append(f"waiting: {waiting}")
         elif self._speeds:
             tokens, seconds = (sum(column) for column in zip(*self._speeds, strict=True))

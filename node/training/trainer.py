@@ -20,6 +20,7 @@ from dtfm.node.data.holding import Holding
 from dtfm.node.data.problems import sentence_of
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement, placement_of, read_plan
@@ -126,6 +127,11 @@ class Trainer:
         generation = self._generation
         return generation.receiver.paces_so_far() if generation is not None else []
 
+    def work(self) -> wire.Heartbeat.Work:
+        """How much this node has done, and whether it waits for others."""
+        done, waits = WORK.so_far
+        return wire.Heartbeat.Work(done=done, waits=waits)
+
     def look_after_timing(self, others: float) -> None:
         """Has the device timed again if that is due and this node is idle, while other programs use this share of its machine."""
         timing = self._preparation.timing
@@ -136,6 +142,10 @@ class Trainer:
             and timing.is_due(time.monotonic(), others)
         ):
             self._commands.put(self._time_again)
+
+    def test(self) -> None:
+        """Shows that this node's device works, once its training thread is free."""
+        self._commands.put(self._test)
 
     def call_off(self, reason: str) -> None:
         """The present step is aborted: nobody applies it."""
@@ -223,7 +233,8 @@ class Trainer:
     def _run(self) -> None:
         while (command := self._commands.get()) is not None:
             try:
-                command()
+                with WORK.working():
+                    command()
             except Closed as closed:
                 log.info("called off: %s", closed)
             except Exception as error:
@@ -235,7 +246,8 @@ class Trainer:
         if self._adopting < self._newest:  # a newer plan came before there was anything to cancel
             waiting.cancel()
         try:
-            return waiting.result()
+            with WORK.waiting():
+                return waiting.result()
         except CancelledError:
             raise Closed("the wait for peers was called off") from None
         finally:
@@ -274,6 +286,17 @@ class Trainer:
         if self.at is None and self._commands.empty() and (timed := self._preparation.time_again()) is not None:
             log.info("the device was timed again: %.0f GFLOP/s", timed.flops / 1e9)
             self._report(wire.NodeMessage(timed=timed))
+
+    def _test(self) -> None:
+        try:
+            timed = self._preparation.compute_a_sample()
+        except Exception as error:
+            if is_device_lost(error):
+                raise
+            log.error("this node's device has failed its test: %s", error)  # the coordinator tries it again
+            return
+        log.info("this node has failed before; its device passes the test, with %.0f GFLOP/s", timed.flops / 1e9)
+        self._report(wire.NodeMessage(timed=timed))
 
     # Adopting a plan
 

@@ -14,6 +14,7 @@ import torch
 from dtfm.kernels.codec import DTYPES, Codec, decode
 from dtfm.kernels.memory import MEMORY
 from dtfm.node.host.trace import Activity, note_span
+from dtfm.node.host.work import WORK
 from dtfm.node.transport.frame_validation import Expectations, validate
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.control_pb2 import StepReady
@@ -135,6 +136,7 @@ class Receiver:
         key = (source, header.kind, header.step, header.index, header.part)
         with self._lock:
             validate(self._expect, self._applied, source, header)
+            WORK.came()
             if key in self._done:
                 raise FrameError(FrameProblem.DUPLICATE, f"{header.kind.name} {header.index} part {header.part}")
             assembly, began = self._partial.get(key) or (

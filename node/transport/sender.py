@@ -19,7 +19,8 @@ import torch
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.trace import Activity, span
-from dtfm.node.network.dialling import Dialler
+from dtfm.node.host.work import WORK
+from dtfm.node.network.dialling import Dialler, Lost
 from dtfm.node.transport.send_priority import Rank, SendPriority
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.frame import Header, Kind, frames
@@ -69,14 +70,6 @@ def ready(encoded: Encoded) -> Future[Encoded]:
     return future
 
 
-class Lost(ConnectionError):
-    """The stream to ``peer`` broke, also because the peer refused a frame."""
-
-    def __init__(self, peer: str, why: str) -> None:
-        super().__init__(f"{peer}: {why}")
-        self.peer = peer
-
-
 #: A tensor's header and its encoded bytes.
 _Item = tuple[Header, memoryview]
 
@@ -104,7 +97,8 @@ class _Lane:
                 if self._waiting_bytes == 0 or self._waiting_bytes + size <= QUEUE_BYTES:
                     self._waiting_bytes += size
                     return
-                self._room.wait()
+                with WORK.waiting():
+                    self._room.wait()
 
     def release(self, size: int) -> None:
         """Wakes those that wait for room."""
@@ -161,7 +155,7 @@ class Sender:
         `Dialler.target`), and closes all others.
 
         Returns when all are reachable. A peer that vanishes without a word counts as lost after about ``lease`` seconds. Raises
-        ConnectionError naming a peer that is not reachable within ``timeout`` seconds.
+        Lost for a peer that is not reachable within ``timeout`` seconds.
         """
         self._generation, self._closed = generation, None
         # A channel that breaks connects again as who it was made for, which must still be accepted then.
@@ -186,9 +180,10 @@ class Sender:
                 task.cancel()
         for node, task in ready.items():
             if task in pending:
-                raise ConnectionError(
-                    f"{node} cannot be reached at {targets[node]} within {timeout:.0f} s: is that port open in its firewall, "
-                    "and does its --advertise name an address that others can reach?"
+                raise Lost(
+                    node,
+                    f"it cannot be reached at {targets[node]} within {timeout:.0f} s: is that port open in its firewall, "
+                    "and does its --advertise name an address that others can reach?",
                 )
 
     def interrupt(self, reason: str) -> None:

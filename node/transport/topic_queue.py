@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from dtfm.node.host.work import WORK
+
 Topic = TypeVar("Topic", bound=Hashable)
 Item = TypeVar("Item")
 
@@ -39,7 +41,8 @@ class TopicQueue(Generic[Topic, Item]):
                     raise Closed(self._closed)
                 if queue := self._queues.get(topic):
                     return queue.popleft()
-                self._condition.wait()
+                with WORK.waiting():
+                    self._condition.wait()
 
     def get_nowait(self, topic: Topic) -> Item | None:
         """The next item of ``topic``, or None. Raises Closed."""

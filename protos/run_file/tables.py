@@ -390,6 +390,14 @@ class Cluster(Table):
         le=30 * 86400,
         description="Seconds for which members keep the run's state and look for the coordinator when it is gone.",
     )
+    when_state_is_lost: Literal["ask", "weights", "start"] = Field(
+        default="ask",
+        description="What happens when no node that is here has the run's state any more, and to go on would lose more than ten "
+        'minutes of work, or would begin again though weights are at home. "ask": the run waits until the nodes that have the '
+        "state are back, or until an operator says `dtfm-coordinator continue --from weights` or `--from start`. "
+        '"weights": it goes on from the newest weights at home, without AdamW\'s moments, and asks if there are none. "start": '
+        "it goes on from the newest whole snapshot that is here, or from the start.",
+    )
     prices: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(
         default={},
         max_length=100,

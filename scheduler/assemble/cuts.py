@@ -231,8 +231,8 @@ def nearly_fitting_cuts(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> N
 
 @compiled
 def _fit(t: Tables, sketch: Sketch, stages: int, extra: float, cuts: Ints) -> bool:
-    """Sets cuts that leave every member ``extra`` bytes of memory. Returns False, and leaves ``cuts`` unchanged, if there are
-    none.
+    """Sets cuts that all members have room for if each gets ``extra`` more bytes. Returns False, and leaves ``cuts`` unchanged,
+    if no cuts fit.
 
     Taking as many layers as fit from the front is not enough: the next stage must have room for one.
     """

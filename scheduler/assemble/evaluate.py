@@ -70,6 +70,11 @@ def price_of_members(t: Tables, sketch: Sketch, stages: int, cuts: Ints, keep_id
             for b in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
                 if np.isinf(t.link[a, b].slowness):
                     missing += 1
+    if t.tied and stages > 1:
+        for a in sketch.members[sketch.stage[0].first : sketch.stage[1].first]:
+            for b in sketch.members[sketch.stage[stages - 1].first : sketch.stage[stages].first]:
+                if np.isinf(t.link[a, b].slowness) or np.isinf(t.link[b, a].slowness):
+                    missing += 1
     if missing:
         return NO_LINK + missing
     while True:
@@ -211,6 +216,9 @@ def missing_links(problem: Problem, draft: Draft) -> int:
         used = flows > 0
         there, back = unreachable[np.ix_(senders, receivers)], unreachable[np.ix_(receivers, senders)].T
         count += int(there[used].sum()) + int(back[used].sum())
+    if problem.workload.tied and len(draft.groups) > 1:
+        first, last = draft.groups[0], draft.groups[-1]
+        count += int(unreachable[np.ix_(first, last)].sum()) + int(unreachable[np.ix_(last, first)].sum())
     return count
 
 

@@ -21,6 +21,7 @@ def shortfall(problem: Problem, best: Candidate) -> str:
         return "no plan that was found has a proven node in every stage"
     pairs = [(a, b) for group in draft.groups for a in group for b in group]
     pairs += [(a, b) for one, other in itertools.pairwise(draft.groups) for a in one for b in other]
+    pairs += [(a, b) for a in draft.groups[0] for b in draft.groups[-1] if problem.workload.tied]
     pairs += [(b, a) for a, b in pairs]
     a, b = next((a, b) for a, b in pairs if np.isinf(problem.slowness[a, b]))
     return (

@@ -19,7 +19,7 @@ MOST_NODES = 8
 MOST_LAYERS = 48
 """Largest number of layers."""
 AT_ONCE = 200_000
-"""Number of continuations that are bounded at once."""
+"""Number of continuations that are bounded together."""
 
 
 def is_small(problem: Problem) -> bool:

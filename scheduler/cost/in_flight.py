@@ -49,7 +49,7 @@ def depth_of(stages: int, stage: int, started: float, possible: float, micro_bat
     """
     least = _least_in_flight(stage, stages)
     if stage == stages - 1:
-        return least  # it turns around at once
+        return least  # its backward pass follows directly
     useful = np.ceil(started - 1e-6) + (stages - stage)
     return max(least, int(min(useful, np.floor(possible), float(micro_batches))))
 

@@ -1,7 +1,7 @@
 """How the scheduler's loops are compiled.
 
-The compiled code is kept beside each file, or elsewhere (dtfm/compiled_code.py), so only a machine's first call compiles, for
-some seconds. Compiled functions release the GIL, so several threads run them at once.
+The compiled code is kept beside each file, or elsewhere (dtfm/compiled_code.py). So only a machine's first call compiles, for
+some seconds. Compiled functions release the GIL, so that several threads run them at the same time.
 """
 
 from __future__ import annotations

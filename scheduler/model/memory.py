@@ -58,9 +58,10 @@ section 4.1; fused attention recomputes the scores). Without dropout masks these
 
 
 def in_flight(stage: int, stages: int) -> int:
-    """The largest number of micro-batches that a node of this stage holds between forward and backward unless the
-    plan says otherwise.
+    """The largest number of micro-batches that a node of this stage holds between forward and backward, unless the plan says
+    otherwise.
 
-    Two for each stage from this one on keep links and devices busy. The last stage turns around at once and holds one.
+    Two for each stage from this one on keep links and devices busy. The last stage starts each backward pass right after the
+    forward pass, and holds one.
     """
     return 1 if stage == stages - 1 else 2 * (stages - stage)

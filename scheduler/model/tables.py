@@ -59,6 +59,8 @@ class Tables(NamedTuple):
     """The number of links with a relay's line."""
     mixed: bool
     """Each stage needs a proven node."""
+    tied: bool
+    """Each node of the first stage needs a link with each of the last."""
     update_seconds_per_byte: float
     """keeping.update_seconds per byte that is kept in the host's memory."""
     paper: Floats
@@ -120,6 +122,7 @@ def tables(problem: Problem) -> Tables:
         micro_batches=int(workload.micro_batches),
         relayed=int((problem.via >= 0).sum()),
         mixed=problem.is_mixed,
+        tied=workload.tied,
         update_seconds_per_byte=float(
             workload.bytes_over_bus_per_parameter_byte / workload.host_bytes_per_parameter_byte / BUS_BYTES_PER_SECOND
         ),

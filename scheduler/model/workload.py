@@ -94,6 +94,8 @@ class Workload:
     """Where every node keeps weights and moments. None: the scheduler decides, node by node."""
     paper: PaperCosts | None = None
     """The costs for the paper's objective, read by nothing else. None: not given."""
+    tied: bool = False
+    """The first and the last stage share parameters, so that all their nodes exchange gradients."""
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -22,6 +22,8 @@ from tests.cluster.ports import free_port
 from tests.cluster.runs import GPT2, run_file
 
 MANY = 2000
+SLOWEST = 3.0
+"""Seconds for a step on a machine that others use."""
 FEW_FILES = 1024
 """The usual bound of a process."""
 WITH_FEW_FILES = ["prlimit", f"--nofile={FEW_FILES}:{FEW_FILES}"]
@@ -87,6 +89,7 @@ def test_a_coordinator_with_few_files_answers_while_its_page_is_flooded(tmp_path
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_2000_connections_to_the_page_cost_at_most_a_tenth_of_the_steps(tmp_path: Path) -> None:
     port = free_port()
     text = run_file(model=GPT2, stages=[1], steps=100_000, learning_rate=1e-3)
@@ -94,7 +97,7 @@ def test_2000_connections_to_the_page_cost_at_most_a_tenth_of_the_steps(tmp_path
     with Cluster(tmp_path, text, place=lambda name, command: [*place.get(name, []), *command], start=False) as cluster:
         cluster.start_coordinator("--web", f"127.0.0.1:{port}")
         cluster.add("a")
-        cluster.wait_for("step_committed")
+        cluster.wait_for("step_committed", where=lambda event: event["step"] >= 20)
         ratios = []
         for _ in range(5):
             quiet = steps_a_second(cluster)
@@ -103,10 +106,13 @@ def test_2000_connections_to_the_page_cost_at_most_a_tenth_of_the_steps(tmp_path
     assert median(ratios) >= 0.9, ratios
 
 
-def steps_a_second(cluster: Cluster, steps: int = 150) -> float:
+def steps_a_second(cluster: Cluster, steps: int = 100) -> float:
     """Of the next ``steps``, by the coordinator's clock."""
     first = cluster.wait_for("step_committed", after=len(cluster.events))
     last = cluster.wait_for(
-        "step_committed", after=len(cluster.events), where=lambda event: event["step"] >= first["step"] + steps
+        "step_committed",
+        after=len(cluster.events),
+        where=lambda event: event["step"] >= first["step"] + steps,
+        timeout=SLOWEST * steps,
     )
     return float((last["step"] - first["step"]) / (last["time"] - first["time"]))

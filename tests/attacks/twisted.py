@@ -92,6 +92,11 @@ def another_norm(vote: StepReady) -> None:
     vote.squared_gradient_norm *= 1.01
 
 
+def huge_norm(vote: StepReady) -> None:
+    """By which everybody's gradients would be multiplied with 1e-12."""
+    vote.squared_gradient_norm = 1e24
+
+
 def nan(vote: StepReady) -> None:
     vote.loss_sum = math.nan
 
@@ -176,6 +181,7 @@ TWISTS: dict[str, Twist] = {
     "too_many_samples": votes(too_many_samples),
     "another_digest": votes(another_digest),
     "another_norm": votes(another_norm),
+    "huge_norm": votes(huge_norm, since=1),
     "nan": votes(nan),
     "huge_loss": votes(huge_loss),
     "no_plan_suits": no_plan_suits,

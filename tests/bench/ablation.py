@@ -1,10 +1,11 @@
-"""What each part of the evolutionary search brings: seconds per step without it over those with it.
+"""What each part of the evolutionary search brings: seconds per step without it over seconds with it.
 
     python -m tests.bench.ablation [--nodes 8 32 128] [--seconds 2 6 30] [--clusters 3] [--seeds 3] [--parts NAME ...] [--json]
 
 For clusters.unequal. Every run has the same CPU time of this process, on one thread. A row is the median over all clusters and
-seeds. The last rows lose a node of the plan (`a node lost`) or gain one (`a node joined`): the plan in a tenth of the time, over
-what the whole time finds from the kept population, without that and with it.
+seeds. The last rows lose a node of the plan (`a node lost`) or gain one (`a node joined`). They take the plan after a tenth of
+the time, without the kept population and with it. They compare it with the plan that the whole time finds from the kept
+population.
 """
 
 from __future__ import annotations

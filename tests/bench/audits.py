@@ -1,18 +1,20 @@
 """What audits cost: ``python -m tests.bench.audits [--pairs 5] [--steps 60] [--json]``.
 
-Four nodes of four owners, two stages of two replicas, train a Llama of 7 million parameters on this machine, in mode "open". Each
-round has four runs that differ in ``[trust] audit_rate`` alone:
+Four nodes of four owners, two stages of two replicas, train a Llama of 7 million parameters on this machine, in mode "open".
+Each round has four runs that differ in ``[trust] audit_rate`` alone:
 
-- "none": 0
-- "default": 0.02, as in any open run
-- "digests": so small that nothing is done again; but votes commit to all that is sent
-- "often": 0.2, so that there are enough steps of each kind in one run
+- "none": 0.
+- "default": 0.02, as in any open run.
+- "digests": so small that no work is repeated; but votes commit to all tensors that are sent.
+- "often": 0.2, so that there are enough steps of each kind in one run.
 
-Figures are medians over the rounds, of ratios within a round. Of a run the first steps do not count. Few steps of
-"default" are audited. So what it costs in the long run is also put together from its parts: the times of steps in "often" of
-which nothing, a part or whole shares were done again, and how often each is drawn for proven members. (Of others more is done
-again.)
-Bytes are those of the machine's loopback, so nothing else may use it.
+Figures are medians over the rounds, of ratios within a round. The first steps of a run do not count.
+
+Few steps of "default" are audited. So the cost in the long run is also put together from its parts. One part is the times of
+the steps in "often" without an audit, with a part of a share repeated, and with whole shares repeated. The other is how often
+each kind is drawn for proven members. (For other members more is repeated.)
+
+Bytes are counted on the machine's loopback, so nothing else may use it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ RATES = {"none": 0.0, "default": 0.02, "digests": 1e-12, "often": 0.2}
 NODES = ("a", "b", "c", "d")
 TOKENS = 16 * 128
 MICRO_BATCHES = 4
-"""Of each node."""
+"""The micro-batches of each node."""
 
 WARM_UP = 5
 """Steps that do not count, as memory is taken and threads begin; standbys are made in them too."""
@@ -72,14 +74,18 @@ audit_rate = RATE
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """By one run. ``steps`` are seconds of those of which nothing, a "part" or "whole" shares were done again; ``second`` is the
-    mean of all. ``cpu`` (seconds per step) and ``memory`` (bytes at most) are by node; ``wire`` is of all, in bytes per step."""
+    """What one run takes."""
 
     second: float
+    """The mean seconds of a step."""
     steps: Mapping[str, Sequence[float]]
+    """The seconds of the steps, by the repeated work: "nothing", a "part" or "whole" shares."""
     cpu: Mapping[str, float]
+    """By node, seconds per step."""
     memory: Mapping[str, int]
+    """By node, bytes at most."""
     wire: float
+    """Of all nodes, in bytes per step."""
 
     def median(self, kind: str) -> float | None:
         return statistics.median(self.steps[kind]) if self.steps[kind] else None
@@ -110,7 +116,7 @@ def run(rate: float, steps: int) -> Taken:
 
 
 def by_kind(events: Sequence[Event], after: int, until: int) -> Mapping[str, Sequence[float]]:
-    """Seconds of the steps in between, by what of them was done again."""
+    """Seconds of the steps in between, by the repeated work."""
     kinds: dict[int, str] = {}
     for event in events:
         if event["event"] == "work_audited":
@@ -124,7 +130,7 @@ def by_kind(events: Sequence[Event], after: int, until: int) -> Mapping[str, Seq
 
 
 def cpu_seconds(cluster: Cluster) -> Mapping[str, float]:
-    """Of each node's process until now."""
+    """The CPU seconds of each node's process until now."""
     taken = {}
     for name, process in cluster.nodes.items():
         fields = Path(f"/proc/{process.running.pid}/stat").read_text().rpartition(")")[2].split()
@@ -133,7 +139,7 @@ def cpu_seconds(cluster: Cluster) -> Mapping[str, float]:
 
 
 def loopback_bytes() -> int:
-    """That the loopback interface of this network namespace has carried."""
+    """The bytes that the loopback interface of this network namespace has carried."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, fields = line.partition(":")
         if name.strip() == "lo":
@@ -155,7 +161,7 @@ def rows(rounds: Sequence[Mapping[str, Taken]]) -> list[Row]:
         return result
 
     def extra(kind: str) -> float:
-        """Of a step of which so much is done again, over one of which nothing is, in the same run."""
+        """The extra time of a step with repeated work of this kind, over a step without, in the same run."""
 
         def of(each: Mapping[str, Taken]) -> float | None:
             audited, others = each["often"].median(kind), each["often"].median("nothing")
@@ -168,8 +174,8 @@ def rows(rounds: Sequence[Mapping[str, Taken]]) -> list[Row]:
     audits = drawn.whole * extra("whole") + drawn.part * extra("part")
     digests = tokens[-1].ratio or float("nan")
     parts = [
-        Row("step of which a part is done again", 1 + extra("part"), "", "step of which nothing is", 1 + extra("part")),
-        Row("step of which whole shares are", 1 + extra("whole"), "", "step of which nothing is", 1 + extra("whole")),
+        Row("step with a part repeated", 1 + extra("part"), "", "step without", 1 + extra("part")),
+        Row("step with whole shares repeated", 1 + extra("whole"), "", "step without", 1 + extra("whole")),
         Row(
             "tokens/s at the default, made up of its parts", digests / (1 + audits), "", "none", digests / (1 + audits)
         ),

@@ -1,4 +1,4 @@
-"""The clusters and workloads for which the scheduler's benchmark plans."""
+"""The clusters and workloads of the scheduler's benchmarks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What torch.compile brings a model's layers: ``python -m tests.bench.compiled_layers [--device cuda] [--json]``.
 
-A stage of six Llama layers and the same stage with [train] compile do forward and backward passes by turns. The ratio is that of
-the medians. The default sizes suit a CPU; on a GPU take wider layers, like ``--hidden 2048``.
+A stage of six Llama layers and the same stage with [train] compile do forward and backward passes by turns. The ratio is
+between the medians. The default sizes suit a CPU; on a GPU take wider layers, like ``--hidden 2048``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The load that one coordinator can carry: ``python -m tests.bench.coordinator [--json] [--nodes 1000] [--storm 200]``.
 
-- Restart: the time from the start of ``dtfm-coordinator serve`` on a log of 100,000 events until it says "listening",
-  with and without a snapshot in the store. Each is the median of several starts, which alternate.
+- Restart: the time from the start of ``dtfm-coordinator serve`` on a log of 100,000 events until it says "listening", with and
+  without a snapshot in the store. Each is the median of several starts, which alternate.
 - Heartbeats: nodes without models, each with its own gRPC stream and connection, send heartbeats at the default lease. A
-  heartbeat's time lasts from its hand-over to gRPC in the nodes' process until the coordinator's tick has taken it. The
+  heartbeat's time begins when it is handed to gRPC in the nodes' process. It ends when the coordinator's tick has taken it. The
   coordinator runs on one core.
-- Join storm: many nodes join within a second while a few nodes train. It counts the plans that follow, and times the
-  steps until the plan with the new nodes.
+- Join storm: many nodes join within a second while a few nodes train. It counts the plans that follow, and times the steps
+  until the plan with the new nodes.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Coordinator:
         return sum(e["event"] == event for e in self._said)
 
     async def said(self, event: str, times: int = 1) -> dict[str, Any]:
-        """Waits until ``times`` events of this name have come; returns the last of these."""
+        """Waits until ``times`` events of this name have come; returns the last of them."""
         deadline = time.monotonic() + LONGEST_WAIT_SECONDS
         while len(found := [e for e in self._said if e["event"] == event]) < times:
             if self._process.poll() is not None:

@@ -24,7 +24,7 @@ from tests.protos.members import key_of
 
 
 class Member:
-    """One node. A heartbeat's count is the time at which it was handed to gRPC, in nanoseconds of the monotonic clock."""
+    """One node. A heartbeat's count is the time when it was handed to gRPC, in nanoseconds of the monotonic clock."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Member:
 
 
 class Crowd:
-    """``async with``: ``join`` adds members; all are closed in the end. A step takes ``step_seconds``; None: it never ends."""
+    """``async with``: ``join`` adds members, and the end closes all. A step takes ``step_seconds``; None: it never ends."""
 
     def __init__(self, invitation: str, micro_batch: int, step_seconds: float | None) -> None:
         self._invitation = read_invitation(invitation)

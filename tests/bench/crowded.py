@@ -69,7 +69,7 @@ def _compute() -> None:
 
 
 def crowded(cluster: Cluster, share: float) -> Cluster:
-    """The cluster with the speeds that its nodes have when all compute at the same time."""
+    """The cluster with the speeds of its nodes when all compute at the same time."""
     flops = share * max(node.flops for node in cluster.nodes)
     return replace(cluster, nodes=tuple(replace(node, flops=flops) for node in cluster.nodes))
 

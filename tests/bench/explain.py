@@ -1,10 +1,11 @@
 """Where the time of a step went, according to its nodes' traces: the parts of a step add up to it.
 
-The time of the busiest node has these parts: the wait for its first micro-batch (filling), computing, waiting in between, and,
-after its last micro-batch, the rest of the others' backward (draining), the rest of the exchange of gradients (reducing), the
-coordinator's handling of the votes (committing), and the update of weights (applying). The time of a link has three: before its
-first message had arrived, from then to its last message, and after that. (If its bytes do not explain the second part, the link
-was idle, or slower than its rate.)
+The time of the busiest node has these parts: the wait for its first micro-batch (filling), computing, and waiting in between.
+After its last micro-batch come the rest of the others' backward (draining), the rest of the exchange of gradients (reducing),
+the coordinator's handling of the votes (committing), and the update of weights (applying).
+
+The time of a link has three parts: before its first message had arrived, from then to its last message, and after that. (If its
+bytes do not explain the second part, the link was idle, or slower than its rate.)
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of one step, in seconds."""
+    """The parts of one step, in seconds."""
 
     filling: float
     computing: float
@@ -43,7 +44,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class LinkParts:
-    """Of one step, in seconds."""
+    """The parts of one step for a link, in seconds."""
 
     before: float
     arriving: float
@@ -54,7 +55,7 @@ P = TypeVar("P", Parts, LinkParts)
 
 
 def read_trace(path: Path) -> list[Span]:
-    """Reads what ``dtfm-node join --trace`` wrote. If the node was killed, the last line may be cut off; it is left out."""
+    """Reads a trace of ``dtfm-node join --trace``. If the node was killed, the last line may be cut off; it is left out."""
     spans = []
     tracks: dict[int, str] = {}
     for line in path.read_text().splitlines():
@@ -98,8 +99,9 @@ def parts_of(step: int, nodes: Mapping[str, Sequence[Span]]) -> Parts:
 
 
 def link_parts_of(step: int, nodes: Mapping[str, Sequence[Span]], link: tuple[str, str]) -> LinkParts:
-    """The parts of ``step`` for a link. The step lasts from when a first node has applied the step before until a first node has
-    applied it. If no message came, for example over a link that carries state only, all of it counts as before the first."""
+    """The parts of ``step`` for a link. The step lasts from when a first node has applied the step before until a first node
+    has applied it. If no message came, for example over a link that carries state only, the whole step counts as before the
+    first."""
     began, ended = (
         min(s.ended for spans in nodes.values() for s in spans if (s.activity, s.step) == ("apply", which))
         for which in (step - 1, step)

@@ -1,11 +1,12 @@
-"""What a GPU makes of dtfm, in one file to send in: ``make gpu``, or ``python -m tests.bench.gpu [--device cuda:0]
-[--file FILE]``.
+"""What a GPU makes of dtfm, in one file to send in: ``make gpu``, or ``python -m tests.bench.gpu [--device cuda:0] [--file
+FILE]``.
 
-It runs the tests that need a GPU, measures the device, its codecs and its disk (machine.py), compares the codecs with a
-copy in the GPU's memory, and trains the same model in a plain loop, in one node, and in two nodes that share the GPU. It takes
-about a quarter of an hour. The file has one JSON object per line; the first one says what machine this is. It holds no names,
-addresses or paths of the machine but those that its driver reports. A part that fails is in it with what it printed last, and the
-others go on.
+It runs the tests that need a GPU, and measures the device, its codecs and its disk (machine.py). It compares the codecs with a
+copy in the GPU's memory. It trains the same model in a plain loop, in one node, and in two nodes that share the GPU. It takes
+about a quarter of an hour.
+
+The file has one JSON object per line; the first one describes the machine. It holds no names, addresses or paths of the machine
+except those in its driver's report. A failed part is in it with its last output, and the others go on.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ precision = "{precision}"
 
 PART_SECONDS = 1200
 LAST_LINES = 30
-"""Of what a part that fails has printed, which the file keeps."""
+"""The lines of a failed part's output that the file keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Part:
 
 
 def parts(device: torch.device, run_file: Path | None) -> Iterator[Part]:
-    """All that is tried on the device. ``run_file`` None: what is trained is the demo's model."""
+    """All parts to try on the device. ``run_file`` None: they train the demo's model."""
     python = (sys.executable, "-m")
     on = ("--device", str(device))
     run = ("--run", str(run_file)) if run_file is not None else ("--steps", "4")
@@ -69,7 +70,7 @@ def parts(device: torch.device, run_file: Path | None) -> Iterator[Part]:
 
 
 def machine(device: torch.device) -> dict[str, object]:
-    """What a reader of the figures must know of the machine."""
+    """The facts about the machine that a reader of the figures needs."""
     described: dict[str, object] = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": subprocess.run(
@@ -93,7 +94,7 @@ def machine(device: torch.device) -> dict[str, object]:
 
 
 def results(part: Part) -> Iterator[dict[str, object]]:
-    """What the part has found, and how it ended."""
+    """The part's results, and how it ended."""
     began = time.monotonic()
     try:
         done = subprocess.run(part.command, capture_output=True, text=True, timeout=PART_SECONDS)

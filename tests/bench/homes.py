@@ -27,14 +27,14 @@ MICRO_BATCHES = 32
 DISTANCE = 0.010
 """Seconds from a home to the middle of the network."""
 COUNTED = 4
-"""Steps; with rounds, two rounds."""
+"""The measured steps; with rounds, two rounds."""
 CONSTANT = 'evaluation_samples = 32\nschedule = "constant"\n'
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds for a step's samples, as measured and as predicted, and the number of islands. ``exchange``: the seconds that this
-    many islands take for one; ``length``: of rounds."""
+    """Seconds for a step's samples, as measured and as predicted, and the number of islands. ``exchange``: the seconds of an
+    exchange of these islands. ``length``: of rounds."""
 
     seconds: float
     predicted: float
@@ -56,7 +56,7 @@ def are_ready(count: int) -> Callable[[Event], bool]:
 
 @contextmanager
 def running(network: Network, length: int | None, folder: Path, evaluate_every: int = 0) -> Iterator[Cluster]:
-    """All nodes of the network train, with slow devices. ``length``: of rounds; None: the run decides."""
+    """A context in which all nodes of the network train, with slow devices. ``length``: of rounds; None: the run decides."""
     slowest = network.bandwidth[network.bandwidth > 0].min(initial=MBIT) / MBIT  # Mbit/s, at most 1
     text = run_file(MICRO_BATCHES, LEASE_SHARED / slowest).replace('compression = "off"\n', "")
     text = f"seed = 1\n{text}".replace("nodes = 8", f"nodes = {len(network.nodes)}")

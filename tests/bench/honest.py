@@ -1,10 +1,10 @@
 """Whether anybody honest is accused: ``python -m tests.bench.honest [--steps 10000] [--rate 0.1] [--seed 1] [--json]``.
 
-Six nodes of six owners in two stages, in mode "open", as real processes on this machine, each an interpreter of its own. They are
-unlike each other: they compute with one, two or four threads, and for CPUs of three kinds, so that their results differ as those
-of different machines do; in two legs some compile the layers. There is a run for each of LEGS, with a precision and codecs of its
-own. Meanwhile nodes are killed and come again, leave in order and come again, and the coordinator is killed and started again, at
-steps that the seed decides.
+Six nodes of six owners in two stages, in mode "open", as real processes on this machine, each an interpreter of its own. They
+are unlike each other: they compute with one, two or four threads, and for CPUs of three kinds. So their results differ like the
+results of different machines. In two legs some compile the layers. There is a run for each of LEGS, with a precision and codecs
+of its own. While it trains, nodes are killed or leave in order, and come back; and the coordinator is killed and started again.
+The seed decides the steps.
 
 It exits with 1 if anybody was quarantined, an audit was not clean, a digest differed, or samples are missing.
 """
@@ -31,10 +31,10 @@ from tests.cluster.runs import run_file
 STAGES = [3, 3]
 THREADS = {"n0": 1, "n1": 2, "n2": 4, "n3": 1, "n4": 2, "n5": 4}
 CPUS = {"n1": AS_ON_AVX2, "n3": AS_ON_SSE4, "n4": TORCH_AS_ON_AVX2}
-"""By node, the environment in which it computes as on an older CPU."""
+"""By node, the environment that makes it compute like an older CPU."""
 
 WITHOUT_COMPILER = ("n2", "n3")
-"""The nodes that compute layers as they are where others compile them."""
+"""The nodes that do not compile layers where others compile them."""
 
 MODEL = """
 [model]
@@ -43,7 +43,7 @@ config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, int
 """
 
 SAMPLES = 24
-"""Of a step, in micro-batches of 4, which are large enough for PyTorch to share one out among threads."""
+"""The samples of a step, in micro-batches of 4: large enough that PyTorch shares one out among threads."""
 
 EVALUATE_EVERY = 10
 """Steps from one evaluation to the next. Five times as often as by default, so that many are audited."""
@@ -52,7 +52,7 @@ BETWEEN = (30, 60)
 """Steps from one disturbance to the next."""
 
 PATIENCE = 600.0
-"""Seconds for whatever is waited for; other work may have the machine."""
+"""The longest wait, in seconds; other work may have the machine."""
 
 SUSPICIOUS = ("gradients_clipped", "digest_mismatch", "suspected", "rolled_back")
 """Events that tell of a suspicion, or of its consequences."""
@@ -89,8 +89,8 @@ LEGS += [replace(leg, compiles=True) for leg in LEGS[:2]]
 
 @dataclass(slots=True)
 class Findings:
-    """Of one leg. ``errors`` are the largest, by what audits compared; ``unequal`` counts the audits whose results were not equal
-    bit for bit."""
+    """The findings of one leg. ``errors`` are the largest, by the tensors that audits compared. ``unequal`` counts the audits
+    whose results were not equal bit for bit."""
 
     steps: int = 0
     audits: int = 0
@@ -159,7 +159,7 @@ class Run:
         self._cluster.wait_for("step_committed")
 
     def disturb(self) -> None:
-        """Until there are too few steps left for another node to come again."""
+        """Disturbs the run until there are too few steps left for another node to come back."""
         step = self._chance.randint(*BETWEEN)
         while step + BETWEEN[1] < self._steps:
             self._until(step)
@@ -178,7 +178,7 @@ class Run:
         return self._cluster.finish(PATIENCE)
 
     def _lose(self, node: str, *, in_order: bool) -> None:
-        """The node dies, or leaves, and comes again some steps later."""
+        """The node dies, or leaves, and comes back some steps later."""
         process = self._cluster.nodes[node]
         process.send(signal.SIGTERM if in_order else signal.SIGKILL)
         process.wait(PATIENCE)
@@ -249,7 +249,7 @@ def rows(of: Sequence[tuple[Leg, Findings]]) -> list[Row]:
     result = [
         Row("honest steps", sum(each.steps for each in found), "steps"),
         Row("audits", audits, "audits"),
-        Row("audits that came to the same", sum(each.clean for each in found), "audits", "all"),
+        Row("audits with the same result", sum(each.clean for each in found), "audits", "all"),
         Row("audits whose results were not equal bit for bit", sum(each.unequal for each in found), "audits", "all"),
     ]
     if audits:

@@ -1,16 +1,15 @@
 """What it costs in tokens to exchange seldom: ``python -m tests.bench.islands [--json] [--run RUN.toml] [--device cuda]
-[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 topk:1:0]
-[--batch-each]``.
+[--after N] [--steps N] [--seeds N] [--islands 2 4 8] [--every 10 30] [--outer off:0.7:0.9 i4b64:1:0 topk:1:0] [--batch-each]``.
 
-The model is trained once with an exchange after every step, which is what a run without rounds does, and once for each number of
-islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum). The rule is the product's, written again
-in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per token; "steps lost" is how
-many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says nothing about
-seconds. Multiply with the tokens per second that `plan` prints.
+The model is trained once with an exchange after every step, like a run without rounds. Then it is trained once for each number
+of islands, interval and outer rule (the codec of exchanges, outer rate, outer momentum). The rule is the product's, written
+again in tests/cluster/plain.py. Each value is the held-out loss after the same number of tokens, in nats per token; "steps
+lost" is how many steps earlier the first run had that loss. All islands are in one process, and nothing is sent: this says
+nothing about seconds. Multiply with the tokens per second that `plan` prints.
 
-With ``--batch-each`` an island does not share the samples of a step, but has as many as the first run: as if each GPU that joins
-brought its own. A step of N islands then takes as long as one of the first run's, and trains N times as many tokens. What is
-printed is after how many steps it had the first run's last loss.
+With ``--batch-each`` an island does not share the samples of a step, but has as many as the first run: as if each GPU that
+joins brought its own. A step of N islands then takes as long as a step of the first run, and trains N times as many tokens. The
+benchmark prints after how many steps it had the first run's last loss.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from tests.bench.rows import Row, show
 from tests.cluster.plain import CPU, losses_of_islands
 
 SMALL = {"train": {"global_batch": 32, "micro_batch": 4}, "data": {"sequence_length": 128}}
-"""The demo's model and text, where no run file is given."""
+"""The demo's model and text, if no run file is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """``batch``: its samples per step, as a multiple of the run file's global_batch."""
+    """``batch``: the samples per step of this way, as a multiple of the run file's global_batch."""
 
     islands: int = 1
     every: int = 1
@@ -92,7 +91,8 @@ def adapt(run: Run, way: Way, seed: int, steps: int) -> None:
 
 
 def steps_to(loss: float, losses: Mapping[int, float]) -> float:
-    """After how many steps a run with these ``losses``, by step, had this one. The first, if at once; the last, if never."""
+    """The number of steps after which a run with these ``losses``, by step, had this loss. The first step, if it had the loss
+    from the beginning; the last, if it never had."""
     for (before, high), (after, low) in itertools.pairwise(losses.items()):
         if high >= loss >= low:
             return before + (after - before) * (high - loss) / (high - low or 1)

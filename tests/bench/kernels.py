@@ -1,9 +1,10 @@
 """The speed of the codecs compared with memory: ``python -m tests.bench.kernels [--json] [--device cuda]``.
 
-On a CPU: 64 MiB of normally distributed float32, one thread. Speeds count the bytes of the float32 tensor, and are compared with
-a memcpy of it into memory that was written before. "into" rows write into such memory, too, and measure the codecs alone. "fresh"
-rows measure what nodes call; it returns memory from the pool of kernels/memory.py. Times are CPU times of this thread, medians of
-rounds in which everything takes its turn, so that a busy machine disturbs all measurements equally. On a GPU: kernels_gpu.py.
+On a CPU: 64 MiB of normally distributed float32, one thread. Speeds count the bytes of the float32 tensor, and are compared
+with a memcpy of it into memory that was written before. "into" rows write into such memory, too, and measure the codecs alone.
+"fresh" rows measure the functions that nodes call, which return memory from the pool of kernels/memory.py. Times are CPU times
+of this thread, medians of rounds. In each round every measurement takes its turn, so that a busy machine disturbs all equally.
+On a GPU: kernels_gpu.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROUNDS = 9
 
 
 def subjects(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What is measured, by name. The others are compared with the first."""
+    """The functions to measure, by name. The others are compared with the first."""
     restored = torch.empty_like(x)
     found: dict[str, Callable[[], object]] = {"memcpy": functools.partial(np.copyto, restored.numpy(), x.numpy())}
     for c in Codec:

@@ -1,13 +1,13 @@
 """The speed of the codecs on a GPU compared with its memory: ``python -m tests.bench.kernels --device cuda [--json]``.
 
 128 and 512 MiB of normally distributed elements. Speeds count bytes read and written, and are compared with a copy of the same
-tensor within the GPU's memory. "to the host" and "from the host" rows measure what nodes call, including pinned memory and the
-bus; they count the tensor's bytes, and are compared with an uncompressed copy. If bitsandbytes and torchao are installed, their
-nearest equivalents are measured, too: 8 bits in blocks of 256, 4 bits in blocks of 64.
+tensor within the GPU's memory. "to the host" and "from the host" rows measure the functions that nodes call, including pinned
+memory and the bus; they count the tensor's bytes, and are compared with an uncompressed copy. If bitsandbytes and torchao are
+installed, their nearest equivalents are measured, too: 8 bits in blocks of 256, 4 bits in blocks of 64.
 
 A measurement covers several runs in a row. Each uses the next of several sets of buffers, which together fit in no cache. They
-are queued behind other work, so that all are queued before the first begins. Values are medians of rounds in which everything
-takes its turn.
+are queued behind other work, so that all are queued before the first begins. Values are medians of rounds; in each round every
+measurement takes its turn.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Subject:
 
 
 def measure(device: torch.device) -> Iterator[tuple[str, list[Row]]]:
-    """Tables, each with its title."""
+    """The tables, each with its title."""
     torch.cuda.set_device(device)
     name = torch.cuda.get_device_name(device)
     for mib in SIZES_MIB:
@@ -148,7 +148,7 @@ def of_bitsandbytes(xs: list[torch.Tensor]) -> dict[str, Subject]:
 
 
 def of_torchao(xs: list[torch.Tensor]) -> dict[str, Subject]:
-    """Compiled, as its documentation says. It packs 4 bits only for weights."""
+    """torchao's functions, compiled, as its documentation says. It packs 4 bits only for weights."""
     try:
         from torchao.quantization import quant_primitives as torchao
     except ImportError:

@@ -2,8 +2,8 @@
 [--gib 10.5] [--sequence 256] [--json]``.
 
 It trains in bfloat16, writes a checkpoint after two steps (13 GB, and for a while as much again on the nodes' disks), takes one
-more step, and is then interrupted; one process does the first two in float32, for which it needs 19 GiB. The nodes are in memory
-groups of their own, so Linux ends one that takes more (root; some minutes).
+more step, and is then interrupted. One process repeats the first two steps in float32, and needs 19 GiB. The nodes are in
+memory groups of their own, so Linux ends a node that takes more (root; some minutes).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.cluster.runs import losses_alone
 
 NODES = ("a", "b")
 CHECKPOINT = 2
-"""The step of the checkpoint, which is written while the next one is trained."""
+"""The step of the checkpoint. It is written while the next step is trained."""
 MINUTES = 25
 
 
@@ -106,7 +106,7 @@ def measure(limit: int, sequence: int) -> Iterator[Row]:
                 what = f"peak of {name}, layers {stage['layers']}, kept {keeping}"
                 yield Row(what, measured / 2**30, "GiB", f"its limit of {limit / 2**30:.1f} GiB", measured / limit)
                 grown = (measured - before[name]) / 2**20
-                yield Row(f"of which with the checkpoint, {name}", grown, "MiB", "", None)
+                yield Row(f"its growth with the checkpoint, {name}", grown, "MiB", "", None)
         yield Row("checkpoint", written / 1e9 / seconds, "GB/s", f"{written / 1e9:.1f} GB in {seconds:.0f} s", None)
         alone = losses_alone(cluster.run_file, steps=CHECKPOINT)
         for step, (mine, plain) in enumerate(zip(losses, alone, strict=True), start=1):

@@ -1,10 +1,10 @@
-"""What tensors that come and go cost whoever launches kernels: ``python -m tests.bench.launches [--device cuda]
+"""How much tensors that come and go slow a thread that launches kernels: ``python -m tests.bench.launches [--device cuda]
 [--switch SECONDS] [--json]``.
 
 A node launches its stage's kernels in one thread, and its event loop takes in and sends frames in another. Both need Python's
-lock. Here one thread launches small operations on the device, 2,000 at a time, while another process sends tensors to this one
-and takes tensors from it, over streams with certificates on both sides: nothing, 1 Gbit/s in each direction, and as much as goes.
-The three alternate; values are medians over turns, a ratio is the median of the ratios within each turn.
+lock. Here one thread launches small operations on the device, 2,000 at a time. Another process sends tensors to this one and
+takes tensors from it, over streams with certificates on both sides. It sends nothing, 1 Gbit/s in each direction, and as much
+as possible. The three alternate; values are medians over turns, a ratio is the median of the ratios within each turn.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Traffic:
 
     @contextmanager
     def at(self, rate: float) -> Iterator[Callable[[], float]]:
-        """While inside, ``rate`` bytes per second each way. Yields what gives the bytes that have come and gone so far."""
+        """A context with ``rate`` bytes per second each way. Yields a function that returns the bytes that have come and gone
+        so far."""
         ended, moved = threading.Event(), [0, 0]
 
         def go(direction: int, send: Callable[[], None]) -> None:

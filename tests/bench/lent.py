@@ -1,9 +1,9 @@
 """Streams over lent connections beside direct ones: ``python -m tests.bench.lent [--json]``.
 
-One process sends 64 MiB tensors to another on loopback, with certificates on both sides: over a direct connection, over one
-that the receiver has lent to the sender, and over one that it has lent to a relay, a third process. A ratio is the median of
-the ratios within each turn, a speed the median over turns. The first turn opens the connections and does not count. All
-processes share this machine's cores: between machines, each has its own.
+One process sends 64 MiB tensors to another on loopback, with certificates on both sides. It sends over a direct connection,
+over a connection that the receiver has lent to the sender, and over one that it has lent to a relay, a third process. A ratio
+is the median of the ratios within each turn, a speed the median over turns. The first turn opens the connections and does not
+count. All processes share this machine's cores: between machines, each has its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def hold(identity: Identity, relay: bool) -> tuple[PeerServer, int]:
 
 
 async def end(which: str) -> None:
-    """The relay, or the receiver. Prints its port; the receiver then reads the ports of those to whom it lends."""
+    """The relay, or the receiver. Prints its port; the receiver then reads the ports of the processes that it lends to."""
     keep_freed_memory()
     identity = Identity(**{name: pem.encode() for name, pem in json.loads(sys.stdin.readline()).items()})
     if which == RELAY:

@@ -1,8 +1,8 @@
 """The accuracy and duration of a new node's link measurements: ``python -m tests.bench.links [--json]``.
 
 One node joins seven others over emulated links (tests/wan), from near and slow to far and fast. Each row is the bandwidth that
-it reports for one link, the median of several turns, beside the link's rate, of which a TCP connection gets 96 %. The bandwidth
-that it reports for all links together, at least that of the fastest, is compared with the sum of the rates.
+it reports for one link, the median of several turns, beside the link's rate. A TCP connection gets 96 % of the rate. The
+bandwidth that it reports for all links together, at least the fastest link's, is compared with the sum of the rates.
 
 With --home all links of the one node share its line, which carries less up than down.
 """
@@ -45,7 +45,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What all links of a node share, in bytes per second."""
+    """The speed of a node's line, which all its links share, in bytes per second."""
 
     up: float
     down: float
@@ -62,7 +62,7 @@ LINE = Line(up=1e6, down=5e6)
 
 
 def measure(kinds: Sequence[Kind], line: Line | None, turns: int = TURNS) -> list[Row]:
-    """Raises WanUnavailable."""
+    """Measures the links. Raises WanUnavailable."""
     names = [f"peer{number}" for number in range(len(kinds))]
     size = len(names) + 1
     latency, rate = np.zeros((size, size)), np.zeros((size, size))

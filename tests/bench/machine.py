@@ -29,7 +29,7 @@ from dtfm.protos.plan_pb2 import Run
 from tests.bench.rows import Row, show
 
 DEVICE_SECONDS = 1.0
-"""Of timed products, for each precision."""
+"""Seconds of timed products, for each precision."""
 CODEC_ELEMENTS = 4 << 20
 CODEC_ROUNDS = 5
 UPDATED, UPDATES = 16 << 20, 3
@@ -37,7 +37,7 @@ DISK_BYTES = 256 << 20
 
 
 def bench_device(device: torch.device) -> list[Row]:
-    """Products of square matrices."""
+    """Times products of square matrices."""
     full, half = (measure_flops(device, dtype, DEVICE_SECONDS) / 1e12 for dtype in (torch.float32, torch.bfloat16))
     return [
         Row("matrix product, fp32", full, "TFLOP/s"),
@@ -46,8 +46,8 @@ def bench_device(device: torch.device) -> list[Row]:
 
 
 def codec_calls(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What nodes call to encode and to decode ``x`` (1-D float32) with each codec, by name. An encoding goes before its decoding,
-    which reads what it has made."""
+    """The calls of nodes for encoding and decoding ``x`` (1-D float32) with each codec, by name. Each encoding goes before its
+    decoding, which reads the encoded bytes."""
     calls: dict[str, Callable[[], object]] = {}
     for each in Codec:
         if each is Codec.OFF:
@@ -61,7 +61,8 @@ def codec_calls(x: torch.Tensor) -> dict[str, Callable[[], object]]:
 
 
 def bench_codecs(device: torch.device) -> list[Row]:
-    """Speeds count the bytes of the float32 tensor, and are compared with a copy of it in the device's memory."""
+    """Times the codecs. Speeds count the bytes of the float32 tensor, and are compared with a copy of it in the device's
+    memory."""
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(CODEC_ELEMENTS, np.float32)).to(device)
     copy = torch.empty_like(x)
     calls: dict[str, Callable[[], object]] = {"copy": functools.partial(copy.copy_, x), **codec_calls(x)}
@@ -83,8 +84,8 @@ def bench_codecs(device: torch.device) -> list[Row]:
 
 
 def bench_update(device: torch.device) -> list[Row]:
-    """AdamW, with the state on the device, and in the host's memory."""
-    speeds, terms = {}, Terms(1.0, 1e-3, 0.0, 0.0)
+    """Times AdamW, with the state on the device, and in the host's memory."""
+    speeds, terms = {}, Terms(1.0, 1e-3, 0.0)
     for home in dict.fromkeys((device, HOST)):
         bucket = Bucket(BucketSpec(0, (0,), (("matrix", (1, UPDATED)),)), device, torch.float32, home)
         seconds = []
@@ -112,7 +113,7 @@ def bench_disk(folder: Path) -> list[Row]:
 
 
 def measures(device: torch.device, folder: Path) -> Iterator[tuple[str, Callable[[], Sequence[Row]]]]:
-    """What is measured, in order, by name."""
+    """The measurements, in order, by name."""
     yield f"matrix products on {device}", lambda: bench_device(device)
     yield "codecs, compiled first where that was not done before", lambda: bench_codecs(device)
     yield "the optimizer", lambda: bench_update(device)

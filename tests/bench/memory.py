@@ -1,10 +1,10 @@
 """The memory of a node beyond what it needs: ``python -m tests.bench.memory [--steps 3] [--json]``.
 
 A coordinator and two nodes on this machine train a Llama of 227 million parameters, first as two stages, then as two replicas.
-A node needs the weights, gradients and AdamW's moments of its layers, and what autograd keeps of the micro-batches in flight
-(counted here, with the same stage, storage by storage). This is compared with the peak of the node's process, minus the size that
-the process had before it had a stage (the interpreter, its libraries, the data). With free memory a node also keeps data for its
-own and others' safety, within bounds. So the same is measured with ``--memory`` 15 % above what is needed.
+A node needs the weights, gradients and AdamW's moments of its layers, and the tensors that autograd keeps of the micro-batches
+in flight (counted here, with the same stage, storage by storage). This is compared with the peak of the node's process, minus
+the size that the process had before it had a stage (the interpreter, its libraries, the data). With free memory a node also
+keeps data for its own and others' safety, within bounds. So the same is measured with ``--memory`` 15 % above the need.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def needed_bytes(run: Run, first: int, past_last: int, in_flight: int) -> tuple[
 
 
 def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tuple[dict[str, int], Event]:
-    """By node, the bytes that it took at most, minus its size before it had a stage; and the plan."""
+    """By node, its peak in bytes minus its size before it had a stage; and the plan."""
     options = [] if memory is None else ["--memory", str(memory)]
     with Cluster(folder, run_text(stages, steps), fresh=True) as cluster:
         cluster.add("a", *options)
@@ -109,7 +109,7 @@ def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tu
 
 
 def measure(stages: list[int], steps: int) -> list[Row]:
-    """Measures with all the machine's memory, then with LIMIT times what is needed."""
+    """Measures with all the machine's memory, then with LIMIT times the need."""
     rows: list[Row] = []
     memory = None
     for attempt in ("free", "limited"):

@@ -27,11 +27,11 @@ from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.bench.rows import Row, show
 
 TOGETHER = 500
-"""The number of events that are written at once; the coordinator writes each by itself."""
+"""The number of events that are written together; the coordinator writes each by itself."""
 
 
 def steps(nodes: int, number: int) -> Iterator[ev.Event]:
-    """A run of so many ``nodes`` and steps."""
+    """A run of this number of ``nodes`` and steps."""
     names = [f"node-{n:02d}" for n in range(nodes)]
     run = RunFile.model_validate({"train": {"steps": number, "global_batch": 512, "micro_batch": 8}})
     yield ev.RunStarted("run-id", run.model_dump(mode="json"))
@@ -57,7 +57,7 @@ def write(store: Store, events: Iterator[ev.Event]) -> None:
 
 
 def keep_a_snapshot(store: Store) -> None:
-    """As old as it can be."""
+    """Keeps a snapshot that is as old as a snapshot can be."""
     story = Story()
     for record in store.read():
         story.add(record)

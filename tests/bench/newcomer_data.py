@@ -1,7 +1,9 @@
-"""How soon a newcomer has the data: ``python -m tests.bench.newcomer_data [--megabytes 1000] [--tokenizer bytes|bpe] [--json]``.
+"""How soon a newcomer has the data: ``python -m tests.bench.newcomer_data [--megabytes 1000] [--tokenizer bytes|bpe]
+[--json]``.
 
-The text is Python's standard library, again and again. "reads" is a node on a host of its own that finds nothing published,
-"looks" one whose stage is neither first nor last, and "fetches" one whose stage is; each is a new process with an empty cache.
+The text is Python's standard library, again and again. Each measurement is a new process with an empty cache. "reads" is a node
+on a host of its own that finds nothing published. "looks" is a node whose stage is neither first nor last. "fetches" is a node
+whose stage is first or last.
 """
 
 from __future__ import annotations

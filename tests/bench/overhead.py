@@ -1,10 +1,10 @@
 """The cost of being distributed, on one machine: ``python -m tests.bench.overhead [--json] [--steps N] [--run RUN.toml]
 [--nodes N] [--device cuda]``.
 
-The demo (a coordinator and four nodes, 2 stages x 2 replicas) is compared with a plain PyTorch loop that trains the same model on
-the same samples with all cores, or on the device that the nodes share. The plain loop runs before and after the demo, to show
-whether the machine's speed drifts. tokens/s are those of the median step; the first steps warm up. On a GPU, rows of
-"utilisation" compare the FLOP/s with those of products of large matrices.
+The demo (a coordinator and four nodes, 2 stages x 2 replicas) is compared with a plain PyTorch loop. The loop trains the same
+model on the same samples with all cores, or on the device that the nodes share. It runs before and after the demo, to show
+whether the machine's speed drifts. tokens/s are of the median step; the first steps warm up. On a GPU, rows of "utilisation"
+compare the FLOP/s with the FLOP/s of products of large matrices.
 """
 
 from __future__ import annotations

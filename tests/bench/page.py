@@ -1,9 +1,9 @@
 """What the page takes in a browser: ``python -m tests.bench.page [--nodes 64] [--steps 500000] [--minutes 60] [--json]``.
 
-The log of a long run is written as for tests/bench/month.py, and the page of it served, once its story has been read from the
-last snapshot. Chromium opens it: the time until it paints something, and until the run's figures are there. Then the run goes on
-for so many minutes, with a step every five seconds. The steps follow each other without a pause; each is drawn before the next
-comes. What the page's JavaScript holds is compared before and after.
+The log of a long run is written as for tests/bench/month.py, and its page served, when its story has been read from the last
+snapshot. Chromium opens it: the benchmark measures the time until it paints something, and until the run's figures are there.
+Then the run goes on for ``--minutes``, with a step every five seconds. The steps follow each other without a pause; each is
+drawn before the next comes. The memory of the page's JavaScript is compared before and after.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.coordinator.web.serving_page import refuse
 
 LOADS = 5
 WARM_STEPS = 30
-"""After these the page's memory is measured first."""
+"""The steps before the page's memory is measured first."""
 
 
 async def heap(session: CDPSession) -> float:
-    """Bytes, once what nothing refers to is gone."""
+    """The bytes of the heap, after a collection of garbage."""
     await session.send("HeapProfiler.collectGarbage")
     found = await session.send("Performance.getMetrics")
     return float(next(each["value"] for each in found["metrics"] if each["name"] == "JSHeapUsedSize"))

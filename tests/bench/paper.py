@@ -29,7 +29,7 @@ from tests.bench.rows import Row, show
 DEADLINE, STEP_DEADLINE = 3.0, 10.0
 """CPU seconds of each search, by the paper's objective and for steps."""
 RANDOM = 101
-"""Random placements, of which the median counts."""
+"""Random placements; their median counts."""
 MEASURED = {
     (24, 1024): 43.8,
     (24, 2048): 62.3,
@@ -79,7 +79,7 @@ def networks(seeds: int) -> Iterator[Row]:
 
 
 def random_costs(exchanges: np.ndarray) -> Iterator[float]:
-    """Of groups and their order by chance; whom a node sends to is matched, as the cost model says."""
+    """The costs of random groups in random order. Senders are matched with receivers as the cost model says."""
     for seed in range(RANDOM):
         order = np.random.default_rng(seed).permutation(exchanges.shape[1]).tolist()
         groups = tuple(tuple(sorted(order[8 * group : 8 * group + 8])) for group in range(8))

@@ -30,7 +30,7 @@ WIDE, PHONE = (1280, 900), (390, 844)
 
 
 async def opened(browser: Browser, link: str, size: tuple[int, int], scheme: str) -> Page:
-    """The page, once it shows the run."""
+    """The page, when it shows the run."""
     page = await browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)  # type: ignore[arg-type]
     await page.goto(link)
     await expect(page.locator("#figures")).to_contain_text("of")

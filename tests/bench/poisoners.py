@@ -2,15 +2,17 @@
 [--seeds 3] [--steps 60] [--rounds N] [--colluding] [--believed] [--json]``.
 
 Six nodes of six owners, two stages of three replicas, on this machine, in mode "open" with the audits of its default. An
-evaluation follows each step, so that who lies in evaluations has as many occasions as the others. One node is twisted
-(tests/attacks/twisted.py) from its first step on. Each run is compared with an honest one of the same seed, plan and steps:
-held-out loss after the last step, and the step after which the poisoner was quarantined. With ``--rate``, another share of the
-work is audited. With ``--colluding`` two of the six lie in the same way, and find each other's work right in audits: it says how
-many runs they lost (nobody else is quarantined, and they have no part in the last step), by whether the first plan had them on
-one stage, as with odd seeds, or on two. With ``--believed`` one of the honest nodes is, by turns. A run that does not finish has
-an infinite loss.
+evaluation follows each step, so that liars in evaluations have as many occasions as the others. One node is twisted
+(tests/attacks/twisted.py) from its first step on. Each run is compared with an honest run of the same seed, plan and steps.
+Compared are the held-out loss after the last step, and the step after which the poisoner was quarantined. A run that does not
+finish has an infinite loss.
 
-With ``--rounds N`` each of the six nodes is an island, and the islands exchange what they learnt every N steps.
+- ``--rate``: another share of the work is audited.
+- ``--colluding``: two of the six lie in the same way, and find each other's work right in audits. The output is how many runs
+  they lost: nobody else is quarantined, and they have no part in the last step. It is given for first plans that had them on
+  one stage, as with odd seeds, and on two.
+- ``--believed``: one of the honest nodes is believed, by turns.
+- ``--rounds N``: each of the six nodes is an island, and the islands exchange their changes every N steps.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from tests.cluster.nursery import close_nursery
 from tests.cluster.runs import run_file
 
 BEFORE, AFTER = "abcde", "vwxyz"
-"""Names of honest nodes. The planner gives the stages to equal nodes in the order of their names."""
+"""Names of honest nodes, in the alphabet before the poisoners' and after. The planner gives the stages to equal nodes in the
+order of their names."""
 POISONER, ACCOMPLICE = FRIENDS
 TWISTS = (
     "flips",
@@ -47,26 +50,32 @@ TWISTS = (
     "flatters",
     "lies_in_evaluations",
     "misevaluates",
+    "huge_norm",
 )
 FIRST_STAGE = ("biased_forward", "sends_zeros", "repeats", "misevaluates", "noisy")
-"""What only a node can do that passes activations on. The other lies are the last stage's."""
+"""Lies that only a node can tell that passes activations on. The other lies are the last stage's."""
 STAGES = [3, 3]
+ALONE = ("huge_norm",)
+"""A lie of a node that is alone in its stage, which is the last one then. Of equal nodes the planner puts the second there."""
+ONE_ALONE = [5, 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``found``: the step after which the last poisoner was quarantined; None: not all were. ``accused``: who else was.
-    ``at_work``: the poisoners that had a part in the last step.
-    ``together``: the first plan had the poisoners on one stage. ``placed``: it had the one poisoner on the
-    stage meant for it, which for some lies is the only one where they can be told."""
+    """The outcome of one run."""
 
     held_out: float
     found: int | None
+    """The step after which the last poisoner was quarantined. None: not all were."""
     accused: tuple[str, ...]
+    """Other quarantined nodes."""
     at_work: tuple[str, ...]
+    """The poisoners that had a part in the last step."""
     seconds: float
     together: bool
+    """The first plan had the poisoners on one stage."""
     placed: bool
+    """The first plan had the one poisoner on the stage meant for it. Some lies can be told only there."""
 
 
 def train(
@@ -79,8 +88,8 @@ def train(
     rounds: int = 0,
     believed: bool = False,
 ) -> Outcome:
-    """One run; an empty ``twist``: all are honest. Two poisoners are on one stage if the seed is odd. ``believed``: one honest
-    node is."""
+    """One run. An empty ``twist``: all are honest. Two poisoners are on one stage if the seed is odd. ``believed``: one honest
+    node is believed."""
 
     def place(name: str, command: list[str]) -> list[str]:
         if name not in poisoners or not twist:
@@ -89,15 +98,17 @@ def train(
         lies = twist if len(poisoners) == 1 else f"{twist}+covers"
         return [*command[:at], "tests.attacks.twisted", lies, *command[at + 1 :]]
 
-    text = run_file(stages=STAGES, steps=steps, precision="fp32").replace("seed = 7", f"seed = {seed}")
+    stages = ONE_ALONE if twist in ALONE else STAGES
+    text = run_file(stages=stages, steps=steps, precision="fp32").replace("seed = 7", f"seed = {seed}")
     text = text.replace("[train]\n", "[train]\nevaluate_every = 1\n")
     text += f'[trust]\nmode = "open"\naudit_rate = {rate}\n'
     if rounds:
-        text = text.replace(f"stages = {STAGES}\n", "").replace("[train]\n", f"[train]\nrounds = {rounds}\n")
-    coordinator = "tests.cluster.drawn" if rounds else ""
+        text = text.replace(f"stages = {stages}\n", "").replace("[train]\n", f"[train]\nrounds = {rounds}\n")
+    coordinator = "tests.cluster.drawn" if rounds else "tests.cluster.alike" if twist in ALONE else ""
     with tempfile.TemporaryDirectory() as folder:
         first = twist in FIRST_STAGE if len(poisoners) == 1 else seed % 2 == 1
-        names = (*(AFTER if first else BEFORE)[: sum(STAGES) - len(poisoners)], *poisoners)
+        others = BEFORE[0] + AFTER if twist in ALONE else AFTER if first else BEFORE
+        names = (*others[: sum(STAGES) - len(poisoners)], *poisoners)
         invited = set(names) - ({names[seed // 2 % (sum(STAGES) - len(poisoners))]} if believed else set[str]())
         with Cluster(
             Path(folder), text, coordinator=coordinator, place=place, nodes=names, invited=invited, liars=True
@@ -136,8 +147,8 @@ def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[
             statistics.median(ratios),
         ),
         Row(f"{twist}: held-out loss, worst", max(o.held_out for o in poisoned), "nats", "honest", max(ratios)),
-        Row(f"{twist}: runs in which it had the stage meant for it", placed, "runs"),
-        Row(f"{twist}: runs in which it was found", len(found), "runs", "all", len(found) / len(poisoned)),
+        Row(f"{twist}: runs with it on the stage meant for it", placed, "runs"),
+        Row(f"{twist}: runs that found it", len(found), "runs", "all", len(found) / len(poisoned)),
     ]
     if found:
         rows.append(Row(f"{twist}: steps until it was found, median", statistics.median(found), "steps"))
@@ -147,7 +158,7 @@ def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[
 
 
 def who_lost(twist: str, poisoned: list[Outcome]) -> list[Row]:
-    """Of two who collude."""
+    """The runs that two colluders lost, by whether the first plan had them on one stage."""
     rows = []
     for together, where in ((True, "on one stage"), (False, "on two stages")):
         runs = [outcome for outcome in poisoned if outcome.together == together]

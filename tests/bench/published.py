@@ -1,9 +1,9 @@
-"""The scheduler that the paper's authors have published, written again from how it works, and compiled.
+"""The scheduler that the paper's authors have published, written again from its method, and compiled.
 
 DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/scheduler.py (commit cda948f): 100 random placements, then 4,900 times a
-child of two of them (arXiv 2206.01288, section 3.4). A child takes the groups of five nodes from one parent, those of all
-others from the other one, under the numbers that groups happen to have. Then cycles of nodes change groups, to those that are
-far away. What seems to be a slip there is kept: a child is compared with its first parent alone.
+child of two of them (arXiv 2206.01288, section 3.4). A child takes the groups of five nodes from one parent, and the groups of
+all others from the other parent, under the numbers that groups happen to have. Then cycles of nodes change groups, to groups
+that are far away. A probable slip there is kept: a child is compared with its first parent alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CROSSED = 5
 
 @compiled
 def published_cost(exchanges: Floats, stages: int, parents: int, children: int, seed: int) -> float:
-    """The least cost that is found. ``exchanges``: Problem.paper_exchanges, finite and symmetric."""
+    """The least cost that the search finds. ``exchanges``: Problem.paper_exchanges, finite and symmetric."""
     np.random.seed(seed)
     nodes = exchanges.shape[1]
     size = nodes // stages
@@ -83,9 +83,9 @@ def _crossed(first: Ints, second: Ints, stages: int) -> Ints:
 
 @compiled
 def _wishes(seconds: Floats, place: Ints, stages: int, locked: Ints, gain: Floats, best: Floats, who: Ints) -> None:
-    """Of each group, the unlocked node with the nearest other member, and what it gains in each other group.
+    """Finds for each group the unlocked node with the nearest other member, and the gain of moving it to each other group.
 
-    Fills in ``gain`` [groups, groups], and by group the ``best`` gain and ``who`` [groups, 2] goes where.
+    Fills in ``gain`` [groups, groups]. Fills in by group the ``best`` gain, and ``who`` [groups, 2] moves where.
     """
     nodes = len(place)
     sizes = np.bincount(place, minlength=stages)

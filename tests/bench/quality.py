@@ -1,14 +1,14 @@
 """The effect of compression on learning: ``python -m tests.bench.quality [--json] [--steps N] [--seeds N] [--whole]``.
 
-The demo's model is trained once per codec and direction, with everything else uncompressed, and once under "auto", where links
-have 100 Mbit/s and devices 50 TFLOP/s; with such fast devices it compresses everything that it can. Each value is the held-out
-loss after the last step, in nats per token. The ratio is to the loss of the uncompressed run with the same seed. With several
-seeds both are means, and the ratio's standard error has a separate row. One node alone trains the same except for the order of
-sums. So its difference is due to chance, and differences of the same size in other rows may be, too.
+The demo's model is trained once per codec and direction, with all other tensors uncompressed. It is also trained once under
+"auto", where links have 100 Mbit/s and devices 50 TFLOP/s; with such fast devices "auto" compresses as much as it can. Each
+value is the held-out loss after the last step, in nats per token. The ratio is to the loss of the uncompressed run with the
+same seed. With several seeds both are means, and the ratio's standard error has a separate row. One node alone trains the same
+except for the order of sums. So its difference is due to chance, and differences of the same size in other rows may be, too.
 
 Four nodes, two stages of two replicas, are threads of one process here (tests/node/in_process.py). They use the same code for
-generations, codecs and frames as processes do, hence the same arithmetic, but no sockets. A step has 8 sequences of 128 tokens
-instead of the demo's 32 of 256; with ``--whole`` it has the demo's, which takes ten times longer.
+generations, codecs and frames as processes, hence the same arithmetic, but no sockets. A step has 8 sequences of 128 tokens
+instead of the demo's 32 of 256. With ``--whole`` it has the demo's, which takes ten times longer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """``codecs``: what the nodes report about their streams. ``megabytes``: sent by all nodes in all steps."""
+    """``codecs``: the nodes' report about their streams. ``megabytes``: sent by all nodes in all steps."""
 
     loss: float
     seconds: float

@@ -36,7 +36,7 @@ EARLIER, PLACE = ("a", "b"), "c"
 LATENCY_SECONDS, RATE = 0.04, 12.5e6
 """One-way latency, and bytes per second of each node's connection in either direction."""
 EARLIER_FLOPS = 8e9
-"""FLOP/s of the devices of those that train already, so that the newcomer has this machine's cores."""
+"""FLOP/s of the devices of nodes that train already, so that the newcomer has this machine's cores."""
 WARM_UP = 3
 PATIENCE_SECONDS = 240.0
 RUN = """
@@ -69,11 +69,11 @@ PARTS = (
     ("setting up the plan", "plan_started"),
     ("first step", "step_committed"),
 )
-"""What a part is called, and what is printed, or the event that comes, at its end."""
+"""The name of each part, and the line or event at its end."""
 
 
 class Newcomer:
-    """One join, with the times at which it prints each line (seconds of the wall clock)."""
+    """One join, with the times when it prints each line (seconds of the wall clock)."""
 
     def __init__(self, wan: Wan, folder: Path, name: str, invitation: str, caches: Path) -> None:
         self.name = name
@@ -104,7 +104,7 @@ class Newcomer:
         self._reader.start()
 
     def said(self, part: str) -> float | None:
-        """When it first printed a line with ``part``."""
+        """The time when it first printed a line with ``part``."""
         return next((at for at, line in self._lines if part in line), None)
 
     @property
@@ -122,7 +122,7 @@ class Newcomer:
 
 
 def parts_of(newcomer: Newcomer, events: list[Event]) -> dict[str, float]:
-    """Seconds of each part, in order. One that was over before the part before it takes nothing."""
+    """Seconds of each part, in order. A part that was over before the one before it takes nothing."""
     at, taken = newcomer.began, {}
     first = next(e for e in commits(events) if newcomer.name in e["compute_seconds"])
     for name, mark in PARTS:
@@ -147,7 +147,7 @@ def takes_part(node: str) -> Callable[[Event], bool]:
 
 
 def measure(turns: int, verbose: bool) -> list[Row]:
-    """Raises WanUnavailable."""
+    """Measures quick starts. Raises WanUnavailable."""
     names = (*EARLIER, PLACE)
     apart = 1 - np.eye(len(names))
     network = Cluster(

@@ -1,10 +1,10 @@
-"""How long the loss of a node delays training: ``python -m tests.bench.recovery [--kills 20] [--silences 5]
-[--device cuda] [--json]``.
+"""How long the loss of a node delays training: ``python -m tests.bench.recovery [--kills 20] [--silences 5] [--device cuda]
+[--json]``.
 
 Four nodes, two stages of two replicas, on this machine. Nodes are killed one after the other, at any moment of a step; the seed
-decides which and when. (A kill resets the connections at once.) Each returns as a new process. Then some nodes fall silent
-(SIGSTOP) until they are given up, and continue. Micro-batches that are redone are those that had gone backward, at survivors or
-at the node that was killed, whose gradients are lost.
+decides which and when. (A kill resets the connections immediately.) Each returns as a new process. Then some nodes fall silent
+(SIGSTOP) until they are given up, and continue. Redone micro-batches are the ones that had gone backward, at survivors or at
+the killed node, and whose gradients are lost.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ STAGES = 2
 MICRO_BATCHES = 10
 LEASE = 2.0
 QUIET_STEPS = 10
-"""Between a return and the next loss."""
+"""Steps between a return and the next loss."""
 ALLOWED_SECONDS = 0.3
-"""Besides one undisturbed iteration, and the lease where no connection was reset."""
+"""The seconds allowed beyond one undisturbed iteration, and beyond the lease if no connection was reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """``at`` in seconds of the wall clock."""
+    """The loss of a node. ``at`` in seconds of the wall clock."""
 
     node: str
     at: float
@@ -57,7 +57,7 @@ class Ordeal:
         self._await_all(0)
 
     def kill(self, node: str, part_of_step: float) -> Loss:
-        """``part_of_step``: how long after a commit, as a part of the recent steps' duration."""
+        """Kills the node. ``part_of_step``: how long after a commit, as a part of the recent steps' duration."""
         seconds = [event["seconds"] for event in self._cluster.of("step_committed")[-QUIET_STEPS:]]
         time.sleep(part_of_step * statistics.median(seconds))
         loss = Loss(node, time.time())
@@ -78,7 +78,7 @@ class Ordeal:
         self._cluster.add(node, "--device", self._device, "--trace", f"{node}-{self._lives[node]}.trace")
 
     def _lose(self, node: str, number: signal.Signals) -> int:
-        """Waits until the others have committed a step; returns the number of the event that ``node`` left."""
+        """Waits until the others have committed a step. Returns the number of the event that says that ``node`` left."""
         begun = len(self._cluster.events)
         self._cluster.nodes[node].send(number)
         gone = self._cluster.wait_for("node_left", where=lambda e: e["node"] == node, after=begun)

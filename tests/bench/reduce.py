@@ -39,13 +39,13 @@ from tests.wan.wan import Wan, WanUnavailable
 CODECS = ("off", "i8b256")
 REPLICAS = (0, 2, 4, 6)
 TOTAL_BANDWIDTH = 400e6 / 8
-"""Bytes per second over all twelve links; so slow that links matter more than computing on two cores."""
+"""Bytes per second over all twelve links: few enough that links matter more than computing on two cores."""
 PORT = 7500
 BYTES = 4 * BUCKETS * BUCKET_ELEMENTS
 
 
 def four_replicas() -> tuple[Cluster, float]:
-    """The network, and the number by which the paper's bandwidths are divided."""
+    """The network, and the divisor of the paper's bandwidths."""
     eight = eight_nodes(Network.WORLDWIDE)
     index = np.ix_(REPLICAS, REPLICAS)
     nodes = tuple(eight.cluster.nodes[number] for number in REPLICAS)
@@ -73,7 +73,7 @@ class Replicas:
         self._all_say("connected")
 
     def turn(self) -> tuple[float, float]:
-        """Returns (seconds until all replicas had the sums, the largest relative error)."""
+        """Returns the seconds until all replicas had the sums, and the largest relative error."""
         began = time.perf_counter()
         self._tell()
         for end in self._ends:
@@ -84,7 +84,7 @@ class Replicas:
         return seconds, error
 
     def close(self) -> None:
-        """Lets the replicas end, so that traces are complete; then kills those that still run, and all their children."""
+        """Lets the replicas end, so that traces are complete; then kills the running ones, and all their children."""
         for end in self._ends:
             assert end.stdin is not None
             end.stdin.close()
@@ -119,7 +119,7 @@ class Replicas:
 
 
 def measure(wan: Wan, python: str, way: str, turns: int, trace: str) -> tuple[float, float]:
-    """Returns (median seconds, largest error). Raises RuntimeError."""
+    """Returns the median seconds and the largest error. Raises RuntimeError."""
     with tempfile.TemporaryDirectory() as folder:
         replicas = Replicas(wan, folder, python, way, trace)
         try:

@@ -118,7 +118,7 @@ async def gloo(_: str, rank: int, port: int, addresses: list[str]) -> Reduce:
 
 
 async def hivemind(way: str, rank: int, port: int, addresses: list[str]) -> Reduce:
-    """Measures only the all-reduce, once the group has formed. Averages are multiplied to sums."""
+    """Measures only the all-reduce, after the group has formed. Averages are multiplied to sums."""
     library: Any = importlib.import_module("hivemind")
     stages: Any = importlib.import_module("hivemind.averaging.control").AveragingStage
     kept = Path(f"peer-{port}")  # the address of rank 0, which includes its key

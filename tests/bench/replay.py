@@ -1,7 +1,7 @@
-"""Nodes join, leave and drift; three ways to plan for that are compared by their time and by the bytes that they move.
+"""Nodes join, leave and drift. Three ways to plan for that are compared by their time and by the bytes that they move.
 
-Between two events every way trains the same number of steps. A way's total is the sum of iteration time x steps, plus the time to
-move state, during which nothing is trained. (That is the worst case, as nodes fetch state while they train.)
+Between two events every way trains the same number of steps. A way's total is the sum of iteration time x steps, plus the time
+to move state; nothing is trained then. (That is the worst case, as nodes fetch state while they train.)
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.bench.clusters import part_of, regional_cluster
 from tests.scheduler.plans import memory_shortfall
 
 STEPS = 100
-"""Between two events."""
+"""Steps between two events."""
 FEWEST, FIRST, MOST = 48, 56, 64
 WORKLOAD = Workload(tuple(Layer(f"l{i}", 2e11, 5e7, 1e6) for i in range(12)), 32)
 EVALUATIONS = 250
 
 
 Answer = Callable[[Cluster, "Plan | None", float, int], Plan]
-"""The plan to follow, given the cluster, the plan so far, the seconds until the next event at its pace, and a seed."""
+"""Returns the plan to follow, from the cluster, the plan so far, the seconds until the next event at its pace, and a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Outcome:
 def changing_cluster(events: int, seed: int) -> Iterator[Cluster]:
     """The cluster at first and after each event. Each event is a join, a leave or a drift with equal chances.
 
-    A drift changes the speed of a node's device, and that of all its links, to 0.4 to 1.6 of their first speed.
+    A drift changes the speed of a node's device, and of all its links, to 0.4 to 1.6 of their first speed.
     """
     rng = np.random.default_rng(seed)
     everyone = regional_cluster(MOST + 8, seed)

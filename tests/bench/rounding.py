@@ -1,11 +1,12 @@
 """How far apart honest devices' results are: ``python -m tests.bench.rounding [--layers 8] [--trained 10] [--json]``.
 
-Stages of several families, with weights that were trained for some steps, are computed forward and backward from the same inputs
-by processes that differ in what changes the order of sums: threads, instruction sets (as on older processors), with and without
-oneDNN, deterministic kernels, the precision of float32 products, compiled layers. For each, the largest relative error against
-the first is printed, as audits compute it (node/training/audit.py): of what each stage passes on and back, of the losses, and of
-the pieces of a share's gradients, with two and with eight replicas. "2 threads" stands for a restart, the instruction sets for
-other kinds of processors.
+Stages of several families, with weights that were trained for some steps, are computed forward and backward from the same
+inputs by different processes. The processes differ in things that change the order of sums: threads, instruction sets (as on
+older processors), with and without oneDNN, deterministic kernels, the precision of float32 products, compiled layers.
+
+For each process, the largest relative error against the first one is printed, as audits compute it (node/training/audit.py). It
+is the error of the tensors that each stage passes on and back, of the losses, and of the pieces of a share's gradients, with
+two and with eight replicas. "2 threads" stands for a restart, the instruction sets for other kinds of processors.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dtfm.node.model.placement import pieces
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.audit import relative_error
+from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.run_file.run_file import read_run_file
 from tests.bench.older_cpus import AS_ON_AVX2
@@ -55,7 +57,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Variant:
-    """A process with these environment variables, and what it calls first."""
+    """A process with these environment variables, and its first call."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = 1
@@ -109,14 +111,15 @@ class Work:
                 self.stages[-1].loss(x, labels, 1 / SHARE).weighted.backward()  # type: ignore[no-untyped-call]
             train = self.run.train
             norm = sum(squared_norms(b.gradients for stage in self.stages for b in stage.buckets.values()))
-            terms = Terms(norm**0.5, learning_rate(train, step), train.clip_norm, train.weight_decay)
+            clip = clip_coefficient(norm**0.5, train.clip_norm)
+            terms = Terms(clip, learning_rate(train, step), train.weight_decay)
             for stage in self.stages:
                 for index, bucket in stage.buckets.items():
                     adamw(train, step, terms, bucket, bucket.gradients)
                     stage.refresh(index)
 
     def results(self, given: Mapping[str, torch.Tensor] | None) -> Iterator[Result]:
-        """Of each stage, from the inputs in ``given``, or from what the stage before made (None)."""
+        """The results of each stage, from the inputs in ``given``, or from the outputs of the stage before (None)."""
         for stage in self.stages:
             stage.zero_gradients()
         for number in range(SHARE):
@@ -166,7 +169,8 @@ def works(folder: Path, layers: int, compiles: bool) -> Iterator[tuple[str, Work
 
 
 def compute(folder: Path, name: str, layers: int, trained: int) -> None:
-    """In a process of its own: writes what this variant comes to. The reference also trains, and says with what others begin."""
+    """Writes the results of this variant, in a process of its own. The reference also trains, and writes the weights that
+    others begin with."""
     variant = VARIANTS[name]
     torch.set_num_threads(variant.threads)
     torch.backends.mkldnn.enabled = variant.onednn  # type: ignore[assignment]
@@ -198,7 +202,7 @@ def compute(folder: Path, name: str, layers: int, trained: int) -> None:
 
 
 def compared(mine: Mapping[str, torch.Tensor], its: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """By what audits compare, the largest error."""
+    """The largest error, by the tensors that audits compare."""
     kinds = {"out": "activations", "back": "gradients", "loss": "losses", "bucket": "addends"}
     worst = dict.fromkeys(kinds.values(), 0.0)
     for name, tensor in mine.items():
@@ -252,7 +256,7 @@ def rows_of(folder: Path, precision: str, layers: int) -> list[Row]:
 
 
 def norms() -> list[Row]:
-    """Of the gradient of a norm's bias alone, which torch sums in bfloat16."""
+    """The rows on the error of the gradient of a norm's bias alone, which torch sums in bfloat16."""
     rows = []
     for tokens in (192, 1024, 4096):
         torch.manual_seed(0)

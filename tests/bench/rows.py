@@ -12,7 +12,8 @@ from rich.table import Column, Table
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement. ``ratio``: the value over that of ``against``, from the same run; None if it is compared with nothing."""
+    """One measurement. ``ratio``: the value over the value of ``against``, from the same run. None: it is compared with
+    nothing."""
 
     measure: str
     value: float

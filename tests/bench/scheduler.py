@@ -2,7 +2,7 @@
 
     python -m tests.bench.scheduler [--json] [--quick] [--replays N]
 
-One row per measure; ``ratio`` is the value over that of ``against``. One core; nodes are shuffled before planning.
+One row per measure; ``ratio`` is the value over the value of ``against``. One core; nodes are shuffled before planning.
 """
 
 from __future__ import annotations

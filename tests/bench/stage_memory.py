@@ -1,9 +1,9 @@
-"""The memory of a stage against what is planned for it: ``python -m tests.bench.stage_memory [--sequence 512] [--device cuda]
-[--json]``.
+"""The memory of a stage against the plan's estimate of it: ``python -m tests.bench.stage_memory [--sequence 512] [--device
+cuda] [--json]``.
 
 Layers of 1.1 billion parameters' width. Every way to keep memory, at every place in the pipeline. Measured is the most that
-torch's allocator has given out (its profiler's record), from nothing to the end of a step: state, gradients, and all that both
-passes take. What libraries take within one operation, and the process itself, are not in it.
+torch's allocator has given out (its profiler's record), from nothing to the end of a step: state, gradients, and the memory of
+both passes. The memory that libraries take within one operation, and the process itself, are not in it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ TURNS = 3
 
 
 def measure() -> list[Row]:
-    """Raises WanUnavailable."""
+    """Measures the transfer of state. Raises WanUnavailable."""
     apart = 1 - np.eye(3)
     nodes = tuple(Node(name, 1, 1) for name in ("donor0", "donor1", "joiner"))
     network = Cluster(nodes, apart * LATENCY_SECONDS, np.where(apart > 0, RATE, 0.0))

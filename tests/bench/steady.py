@@ -32,7 +32,7 @@ family = "llama"
 config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 256 }
 """
 FIRST_STEPS = 20
-"""They are not counted: the first plan rests on timings that nodes made beside each other."""
+"""Steps that are not counted: the first plan rests on timings that nodes made at the same time."""
 BURN = "while True: pass"
 
 
@@ -48,7 +48,7 @@ def disturb(stop: threading.Event, seed: int) -> None:
 
 
 def measure(folder: Path, minutes: float, *, seed: int | None, lease: float) -> list[Row]:
-    """``seed``: of the other work; None: there is none."""
+    """``seed``: of the other work; None: no other work runs."""
     text = run_file(model=MODEL, stages=[4], steps=1_000_000, precision="fp32", learning_rate=1e-3, lease=lease)
     text = text.replace("stages = [4]", 'stages = "auto"').replace("sequence_length = 32", "sequence_length = 64")
     text = text.replace("global_batch = 20", "global_batch = 64")

@@ -1,10 +1,12 @@
-"""What strangers at its coordinator's and a node's port cost a run: ``python -m tests.bench.strangers [--json] [--seconds 15]``.
+"""What strangers at its coordinator's and a node's port cost a run: ``python -m tests.bench.strangers [--json] [--seconds
+15]``.
 
-Two nodes train a small model in processes of their own. Strangers are one more process, which holds 2,000 silent connections,
-and opens those that are cut off again; or makes 1,000 connections a second and sends 4 MiB on each that gets through TLS.
-Strangers have machines of their own: so that process has the first core to itself, and the run has the others. As they still
-share memory and a kernel, it does the same, for comparison, to a port of nobody's: one that accepts, reads and closes. Phases
-alternate: quiet, at the decoy, at the coordinator, at a node.
+Two nodes train a small model in processes of their own. Strangers are one more process. It holds 2,000 silent connections and
+reopens the ones that are cut off; or it makes 1,000 connections a second and sends 4 MiB on each that gets through TLS.
+
+Strangers have machines of their own: so that process has the first core to itself, and the run has the others. They still share
+memory and a kernel. So for comparison the process does the same to a decoy: a port of nobody's that accepts, reads and closes.
+Phases alternate: quiet, at the decoy, at the coordinator, at a node.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ ROUNDS = 3
 
 
 async def silent(host: str, port: int) -> None:
-    """Holds SILENT connections, and opens each again that ends, after a second."""
+    """Holds SILENT connections. Opens each that ends again, after a second."""
 
     async def one() -> None:
         while True:
@@ -50,7 +52,7 @@ async def silent(host: str, port: int) -> None:
 
 
 async def large(host: str, port: int) -> None:
-    """Begins GREETINGS_PER_SECOND connections a second, and says LARGE bytes on each, in TLS where it is answered."""
+    """Begins GREETINGS_PER_SECOND connections a second, and sends LARGE bytes on each, in TLS if it is answered."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -108,7 +110,7 @@ def steps_in(cluster: Cluster, seconds: float) -> list[float]:
 
 
 def keep_to(cores: Collection[int]) -> None:
-    """This process, and those that it starts from now on."""
+    """Keeps this process, and all that it starts from now on, to these cores."""
     os.sched_setaffinity(0, cores)
 
 

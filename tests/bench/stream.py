@@ -1,11 +1,12 @@
 """Tensor streams beside a plain socket: ``python -m tests.bench.stream [--json] [--only loopback | wan]``.
 
-Two processes exchange 64 MiB tensors over one long-lived stream: as frames through gRPC (ours), or through a plain Python socket
+Two processes exchange 64 MiB tensors over one long-lived stream. It is frames through gRPC (ours), or a plain Python socket
 that always sends from and receives into the same memory (``recv_into``). Both run in the clear, and with certificates on both
-sides, where the socket is one of Python's ssl. On loopback the speed is measured, and the CPU seconds per GB of both ends
-together; then the same over an emulated link (tests/wan) of 100 Mbit/s and 100 ms each way, in the clear. The ways alternate. A
-ratio is the median of the ratios within each turn, other values are medians over turns. The first turn opens the streams and does
-not count.
+sides; there the socket is one of Python's ssl.
+
+On loopback the speed is measured, and the CPU seconds per GB of both ends together. Then the same is measured over an emulated
+link (tests/wan) of 100 Mbit/s and 100 ms each way, in the clear. The ways alternate. A ratio is the median of the ratios within
+each turn, other values are medians over turns. The first turn opens the streams and does not count.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def on_loopback() -> list[Row]:
 
 
 def on_wan() -> list[Row]:
-    """Raises WanUnavailable."""
+    """Measures over the emulated link. Raises WanUnavailable."""
     apart = np.array([[0, 1], [1, 0]])
     network = Cluster((Node("n0", 1, 1), Node("n1", 1, 1)), apart * WAN_LATENCY_SECONDS, apart * WAN_RATE)
     with Wan(network) as wan:

@@ -28,7 +28,7 @@ NODES = {
 }
 
 
-def test_the_parts_are_those_of_the_busiest_node_and_then_of_the_last_one() -> None:
+def test_the_parts_are_of_the_busiest_node_and_then_of_the_last_one() -> None:
     parts = parts_of(STEP, NODES)
     expected = Parts(filling=0.5, computing=3.0, waiting=0.5, draining=0.4, reducing=0.6, committing=0.5, applying=0.2)
     assert astuple(parts) == pytest.approx(astuple(expected))

@@ -21,7 +21,7 @@ def test_rows_of_a_part_are_kept_and_how_it_ended() -> None:
     ]
 
 
-def test_what_a_part_that_fails_printed_last_is_kept() -> None:
+def test_the_last_output_of_a_failed_part_is_kept() -> None:
     *_, ended = ends("print('half done'); raise SystemExit('out of memory')")
     assert ended == {"part": "it", "exit_code": 1, "last": ["half done", "out of memory"]}
 

@@ -1,8 +1,8 @@
-"""What a tick of the coordinator costs with 1,000 strangers who are audited: ``python -m tests.bench.ticks [--nodes 1000]``.
+"""What a tick of the coordinator costs with 1,000 audited strangers: ``python -m tests.bench.ticks [--nodes 1000]``.
 
 A scripted coordinator without processes: joins, whole steps with votes and audits, then the death of a node in a step, and the
-steps after it. Each row is over the ticks of one part of that; a tick is the core alone, without the log's disk. Seconds
-are of this thread's CPU, so that other work on the machine counts little.
+steps after it. Each row is over the ticks of one part of that; a tick is the core alone, without the log's disk. Seconds are of
+this thread's CPU, so that other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def stages_of(nodes: Iterable[str], replicas: int) -> Plan:
 
 
 def described(layers: int) -> wire.NodeMessage:
-    """What each node says of the model."""
+    """Each node's description of the model."""
     layer = plan_pb2.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
     return script.prepared(layers=[layer] * layers, buckets=layers)
 

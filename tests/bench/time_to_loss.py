@@ -1,21 +1,25 @@
 """How soon several nodes have a loss, each way: ``python -m tests.bench.time_to_loss [--nodes 4] [--lines 1/1 1/0.2 10/10
-worldwide] [--rounds 10 30 100] [--steps 200] [--seeds 2] [--hivemind PYTHON] [--deaths] [--picture FILE]
-[--keep FILE] [--json]``.
+worldwide] [--rounds 10 30 100] [--steps 200] [--seeds 2] [--hivemind PYTHON] [--deaths] [--picture FILE] [--keep FILE]
+[--json]``.
 
-A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds that a step's
-samples take, times the number of steps that it takes. The seconds are measured over an emulated network with slow devices
-(homes.py), the steps without a network (islands.py), in the mean over seeds, with a learning rate that falls like a cosine
-over twice --steps. With "auto" the run itself chooses rounds, or none. A line is that of a home, in Mbit/s down and up, or
-"worldwide": the paper's regions, with a hundredth of its bandwidths.
+A value is the time until a model has the held-out loss that one node alone has after --steps steps: the seconds of a step's
+samples, times the number of steps. The seconds are measured over an emulated network with slow devices (homes.py). The steps
+are counted without a network (islands.py), in the mean over seeds, with a learning rate that falls like a cosine over twice
+--steps. With "auto" the run itself chooses rounds, or none. A line is a home's, in Mbit/s down and up, or "worldwide": the
+paper's regions, with a hundredth of its bandwidths.
 
-Beside ours are ways in which each node holds the whole model. Their seconds are the computing of one node alone, divided by the
-nodes, and a measured all-reduce: over Gloo in float32, after each step, as torch's DistributedDataParallel has it, but not
-overlapped; or once in a round, as in torchft's DiLoCo, with its outer rate of 0.7 and momentum of 0.9; or with hivemind's
-averager in 8 bits, once in a round (reduce.py says how to install it). Rounds longer than LONGEST steps are not measured over the
-network: their seconds follow from those of the next shorter ones, with as many islands.
+Ours is compared with ways that give each node the whole model. Their seconds are the computing of one node alone, divided by
+the nodes, and a measured all-reduce:
 
-With --deaths one run is real from its beginning to that loss, on the first line, with rounds of DEATHS_IN steps: one node is
-killed in the middle of each round, and started again at once.
+- over Gloo in float32, after each step, like torch's DistributedDataParallel, but not overlapped.
+- over Gloo once in a round, as in torchft's DiLoCo, with its outer rate of 0.7 and momentum of 0.9.
+- with hivemind's averager in 8 bits, once in a round (reduce.py says how to install it).
+
+Rounds longer than LONGEST steps are not measured over the network. Their seconds follow from the seconds of the next shorter
+ones, with as many islands.
+
+With --deaths one run is real from its beginning to that loss, on the first line, with rounds of DEATHS_IN steps. One node is
+killed in the middle of each round, and started again immediately.
 """
 
 from __future__ import annotations
@@ -61,11 +65,11 @@ DEATHS_IN = 30
 MOST_DEATHS = 20
 WORLDWIDE = "worldwide"
 SLOWER = 100
-"""What the paper's bandwidths are divided by, as homes of 1 Mbit/s stand for homes of 100."""
+"""The divisor of the paper's bandwidths: homes of 1 Mbit/s stand for homes of 100."""
 
 ATTEMPTS = 3
 LARGEST_ERROR = 0.1
-"""Of averages in 8 bits. Where hivemind fails, each peer keeps its own tensors."""
+"""The largest error of averages in 8 bits. If hivemind fails, each peer keeps its own tensors."""
 
 COLOURS = {
     "one": "black",
@@ -76,9 +80,9 @@ COLOURS = {
     "DiLoCo": "blue",
     "hivemind": "orange",
 }
-"""In the picture, by how a way's name begins."""
+"""Colours in the picture, by the beginning of a way's name."""
 DASHES = ("-", "--", ":")
-"""In the picture, by the length of rounds."""
+"""Dashes in the picture, by the length of rounds."""
 
 Losses = Mapping[Way, Sequence[Mapping[int, float]]]
 """By way and seed, the held-out losses by step."""
@@ -86,7 +90,7 @@ Losses = Mapping[Way, Sequence[Mapping[int, float]]]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """``seconds`` that a step's samples take, this way; ``predicted`` by the scheduler, if it was asked."""
+    """``seconds`` of a step's samples, this way. ``predicted`` by the scheduler, if it was asked."""
 
     name: str
     way: Way
@@ -105,13 +109,13 @@ def network(line: str, count: int) -> Network:
 
 
 def ours(of: Network, length: int | None) -> dict[str, Any]:
-    """What `measure` found, as JSON can hold it."""
+    """The result of `measure` as JSON can hold it."""
     with tempfile.TemporaryDirectory() as folder:
         return asdict(measure(of, length, Path(folder)))
 
 
 def our_way(one: Measured, length: int) -> Timed:
-    """With rounds of this ``length``."""
+    """Our way with rounds of this ``length``."""
     name = f"rounds = {length}" if length else "without rounds"
     if one.islands == 1:
         return Timed(name, Way(), one.seconds, one.predicted)
@@ -121,7 +125,7 @@ def our_way(one: Measured, length: int) -> Timed:
 def timed(
     line: str, of: Network, alone: Timed, lengths: Sequence[int], hivemind: str, keep: Path | None
 ) -> list[Timed]:
-    """After ``alone`` the others. ``hivemind``: an interpreter that has it; empty: it is left out."""
+    """Times the ways on the line, after ``alone``. ``hivemind``: an interpreter that has it; empty: hivemind is left out."""
     nodes = len(of.nodes)
     found, measured = [alone], 0
     for length in (0, *lengths):
@@ -157,7 +161,7 @@ def read(file: Path | None) -> dict[str, Any]:
 
 
 def kept(file: Path | None, name: str, found: Callable[[], Any]) -> Any:
-    """What was found under this name before, in the JSON ``file``; else it is found now, and kept there."""
+    """An earlier result of this name from the JSON ``file``. If there is none, computes the result now and keeps it there."""
     if name in (before := read(file)):
         return before[name]
     print(f"{name} ...", file=sys.stderr, flush=True)
@@ -168,13 +172,13 @@ def kept(file: Path | None, name: str, found: Callable[[], Any]) -> Any:
 
 
 def reducing(of: Network) -> float:
-    """The seconds in which Gloo sums."""
+    """The seconds of summing with Gloo."""
     with Wan(of) as wan:
         return reduce.measure(wan, sys.executable, "gloo", 1, "")[0]
 
 
 def averaging(of: Network, hivemind: str) -> float:
-    """The seconds for which hivemind averages; 0 if all ATTEMPTS fail."""
+    """The seconds of averaging with hivemind; 0 if all ATTEMPTS fail."""
     for _ in range(ATTEMPTS):
         try:
             with Wan(of) as wan:
@@ -205,8 +209,8 @@ def losses_of(ways: Iterable[Way], run: Path, seeds: int, steps: int, keep: Path
 
 
 def with_deaths(of: Network, length: int, loss: float) -> tuple[float, int]:
-    """Trains until an evaluation shows ``loss``, or MOST_DEATHS, and kills another node in the middle of each round. Returns the
-    seconds that it took since the first plan, and the number of deaths."""
+    """Trains until an evaluation shows ``loss``, or for MOST_DEATHS, and kills another node in the middle of each round.
+    Returns the seconds since the first plan, and the number of deaths."""
     with tempfile.TemporaryDirectory() as folder, running(of, length, Path(folder), length + 1) as cluster:
         began = cluster.wait_for("plan_adopted", timeout=300)["time"]
         deaths = 0

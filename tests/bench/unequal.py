@@ -1,11 +1,12 @@
 """Plans for unequal clusters of data centers and homes (clusters.unequal), with devices 40 times apart.
 
-    python -m tests.bench.unequal [--nodes 16 32 64 128] [--clusters 3] [--seeds 3] [--seconds 30] [--long 0] [--pairs 0] [--json]
+    python -m tests.bench.unequal [--nodes 16 32 64 128] [--clusters 3] [--seeds 3] [--seconds 30] [--long 0] [--pairs 0]
+    [--json]
 
 For each cluster: how far the plans of several seeds are apart after ``--seconds`` on one core, how much worse they are after a
-tenth of that, how far above the certified bound, and, with ``--long``, above what a search of that many seconds on all cores
-finds. With ``--pairs``, plans for all nodes against plans for a random subset of them. The first row tells how many steps a
-walk takes per second.
+tenth of that, and how far above the certified bound. With ``--long``, also how far above the plans of a search of that many
+seconds on all cores. With ``--pairs``, plans for all nodes against plans for a random subset of them. The first row tells how
+many steps a walk takes per second.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from tests.bench.rows import Row, show
 
 
 def seconds_per_step(cluster: Cluster, workload: Workload, seconds: float, seed: int = 0, threads: int = 1) -> float:
-    """Of the plan that is found in so many seconds: of this process's computing with one thread, otherwise by the clock."""
+    """The seconds per step of the plan that a search finds in ``seconds``: of this process's CPU with one thread, otherwise by
+    the clock."""
     clock = time.process_time if threads == 1 else time.monotonic
     began = clock()
     found = schedule(cluster, workload, seed=seed, threads=threads, time_used=lambda: (clock() - began) / seconds)

@@ -1,15 +1,15 @@
-"""What was predicted for unequal nodes, and what they do: ``python -m tests.bench.unequal_run [--plans N | --networks N]``.
+"""The predictions for unequal nodes, and their actual steps: ``python -m tests.bench.unequal_run [--plans N | --networks N]``.
 
-Eight nodes train over emulated links, with devices 10 times apart (tests/wan/unequal.py): first under the scheduler's plan, then
-under random ones. All of it takes ten minutes. The scheduler knows what the nodes measured themselves. Asked: a step takes at
-most 1.25 times as long as predicted, or as much less; and the scheduler's plan is faster than each random one by as much as
-predicted, within 20 %.
+Eight nodes train over emulated links, with devices 10 times apart (tests/wan/unequal.py): first under the scheduler's plan,
+then under random ones. All of it takes ten minutes. The scheduler knows the nodes' own measurements. There are two demands. A
+step takes at most 1.25 times as long as predicted, or as much less. The scheduler's plan is faster than each random one by as
+much as predicted, within 20 %.
 
 With --networks, the scheduler's own plan is measured on that many networks, drawn by number, in bf16 and with codecs by "auto".
-Asked: within 10 % of what was predicted. Each takes about a minute.
+The demand: within 10 % of the prediction. Each takes about a minute.
 
-With --shared-lines, a home's line limits all its links together. Copies of state then take long on it, so more steps go by before
-those that are measured, and all of it takes 15 minutes.
+With --shared-lines, a home's line limits all its links together. Copies of state then take long on it. So more steps go by
+before the measured ones, and all of it takes 15 minutes.
 """
 
 from __future__ import annotations

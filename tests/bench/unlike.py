@@ -1,7 +1,8 @@
 """The node's command with links of unlike speeds: ``python -m tests.bench.unlike join ...``.
 
-On loopback all links are so fast that ``compression = "auto"`` compresses nothing. Here a node believes that its links have three
-speeds, at which it chooses three codecs: off, raw16 and i8b256. The speed of a link follows from the names of its two nodes.
+On loopback all links are very fast, and ``compression = "auto"`` compresses nothing. Here a node believes that its links have
+three speeds. For these it chooses three codecs: off, raw16 and i8b256. The speed of a link follows from the names of its two
+nodes.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.plan_pb2 import Run
 
 MIDDLE = 0.75
-"""Of the bandwidth at which a tensor that is not compressed is just hidden: enough for half of its bytes."""
+"""A fraction of the bandwidth that just hides an uncompressed tensor: enough for half of its bytes."""
 
 
 def speeds(node: str, peers: Collection[str], hidden: float) -> Mapping[str, float]:
-    """Bytes per second by peer. ``hidden``: those at which a tensor that is not compressed is hidden."""
+    """Bytes per second by peer. ``hidden``: the speeds that just hide an uncompressed tensor."""
     of_class = (float("inf"), MIDDLE * hidden, 1.0)
     return {peer: of_class[zlib.crc32(f"{node} to {peer}".encode()) % len(of_class)] for peer in peers}
 

@@ -7,14 +7,14 @@ bandwidths divided by one number, which the title states. It is checked against 
 one after the other, as they share cores here and would disturb each other's measurements of their devices. A step's time is the
 median from commit to commit; the first step warms up.
 
-The job keeps the proportions of the paper's (arXiv 2206.01288, section 4: GPT3-1.3B, 8 stages of 3 layers x 8 replicas,
-micro-batches of one sequence, 128 per pipeline and step, 1,024 sequences in all; the scripts aws_run_batch_gpt3_optimal.sh and
-dist_gpipe_pipeline_async.py run 64 twice and update the weights once):
+The job keeps the proportions of the paper's job (arXiv 2206.01288, section 4): GPT3-1.3B, 8 stages of 3 layers x 8 replicas,
+micro-batches of one sequence, 128 per pipeline and step, 1,024 sequences in all. (The scripts aws_run_batch_gpt3_optimal.sh and
+dist_gpipe_pipeline_async.py run 64 twice and update the weights once.)
 
 - The activations of a micro-batch cross a link that stands for 1 Gbit/s in 160 ms (paper: 8.4 MB, 67 ms). Latencies are 11 to
   238 ms in both.
-- A stage computes a micro-batch in about 40 ms, with all nodes on two cores (paper: 1.9 TFLOP, 37 ms at 50 TFLOP/s). Relative to
-  the links, that is half as long as the paper's. With faster links the cores, which belong to no network, would decide.
+- A stage computes a micro-batch in about 40 ms, with all nodes on two cores (paper: 1.9 TFLOP, 37 ms at 50 TFLOP/s). Relative
+  to the links, that is half as long as the paper's. With faster links the cores, which belong to no network, would decide.
 - Filling and draining take 3 of 128 micro-batches, in 4 stages and 2 pipelines (paper: 7 of 128, in 8 stages and 8 pipelines).
 - On a link, gradients have a tenth of the bytes of activations, 0.96 and 9.4 MB (paper: three twentieths, 163 and 1,074 MB).
 
@@ -25,11 +25,11 @@ equal, in an order that a seed decides (blind.py).
 
 Several values explain a way's time:
 
-- the time that its plan was predicted to take when it was adopted;
-- the time that the scheduler's simulation gives for this plan, with the devices' speeds in training, over the emulated links;
-- lower bounds of a step: the busiest link's bytes over its rate, the busiest node's seconds of computing, and the processor
-  seconds of the whole machine over its cores, which all nodes share;
-- the parts of a step, and those of the busiest link, from the nodes' traces (explain.py).
+- The time that its plan was predicted to take when it was adopted.
+- The time that the scheduler's simulation gives for this plan, with the devices' speeds in training, over the emulated links.
+- Lower bounds of a step: the busiest link's bytes over its rate; the busiest node's seconds of computing; and the processor
+  seconds of the whole machine over its cores, which all nodes share.
+- The parts of a step, and of the busiest link, from the nodes' traces (explain.py).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ TOTAL_BANDWIDTH = 150e6 / 8
 """Bytes per second over all links."""
 PATIENCE_SECONDS = 1800.0
 UNLIMITED = 1e12
-"""The emulator bounds links, and not what a node exchanges with all its peers together."""
+"""A node's bytes per second with all its peers together: the emulator limits only links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Seconds per step. ``beside``: for ours, the values that explain it, by name."""
+    """Seconds per step. ``beside``: the values that explain our time, by name."""
 
     step: float
     beside: Mapping[str, float] = field(default_factory=dict)
 
 
 def coordinator_of(way: Way, share: float) -> list[str]:
-    """The module that is this way's coordinator, with its first arguments."""
+    """The module of this way's coordinator, with its first arguments."""
     return ["tests.bench.crowded", str(share)] if way.shuffle is None else ["tests.bench.blind", str(way.shuffle)]
 
 
@@ -138,7 +138,7 @@ every = 0
 
 
 def measure_ours(way: Way, network: Scaled, steps: int, share: float) -> Outcome:
-    """Trains ``steps`` steps after some that warm up, on a new network. ``share``: see share_of_a_core."""
+    """Trains ``steps`` steps after some warm-up steps, on a new network. ``share``: see share_of_a_core."""
     last = steps + WARM_UP
     with (
         tempfile.TemporaryDirectory() as folder,

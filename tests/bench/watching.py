@@ -1,8 +1,9 @@
-"""Whether who looks on delays commits: ``python -m tests.bench.watching [--nodes 200] [--watchers 60] [--pages 20] [--json]``.
+"""Whether onlookers delay commits: ``python -m tests.bench.watching [--nodes 200] [--watchers 60] [--pages 20] [--json]``.
 
-``dtfm-coordinator serve`` runs on one core. Nodes without models, each with its own stream, take two seconds for a step: what a
-step takes longer is the coordinator's part. Steps are timed first while nobody looks on, and then with so many `watch`, and so
-many pages that fetch the state at each event. These share the other core with the nodes.
+``dtfm-coordinator serve`` runs on one core. Nodes without models, each with its own stream, take two seconds for a step: the
+rest of a step's time is the coordinator's part. Steps are timed first while nobody looks on. Then they are timed with
+``--watchers`` `watch` commands, and ``--pages`` pages that fetch the state at each event. These share the other core with the
+nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.bench.rows import Row, show
 
 STEP_SECONDS = 2.0
 STEPS = 15
-"""That are timed with, and without, who looks on."""
+"""Steps to time with onlookers, and without."""
 MICRO_BATCH, GLOBAL_BATCH = 2, 2048
 JOINS_PER_SECOND = 8
 
@@ -42,14 +43,14 @@ class Serving:
         self.events: list[dict[str, Any]] = []
 
     async def until(self, event: str, times: int = 1) -> dict[str, Any]:
-        """The event that comes as the ``times``-th of this name."""
+        """The ``times``-th event of this name."""
         assert self._process.stdout is not None
         while sum(each["event"] == event for each in self.events) < times:
             self.events.append(json.loads(await self._process.stdout.readline()))
         return [each for each in self.events if each["event"] == event][times - 1]
 
     async def late(self) -> list[float]:
-        """Of the next STEPS steps, how many seconds each took longer than its nodes."""
+        """For each of the next STEPS steps, the seconds that it took longer than its nodes."""
         before = sum(each["event"] == "step_committed" for each in self.events)
         await self.until("step_committed", before + STEPS)
         steps = [each for each in self.events if each["event"] == "step_committed"][-STEPS:]
@@ -107,7 +108,7 @@ async def rows(nodes: int, watchers: int, pages: int) -> list[Row]:
 
 
 async def look(address: str, page: str, watchers: int, pages: int) -> None:
-    """Looks on until it is ended. Says so once everybody has seen something."""
+    """Looks on until it is ended. Says so when everybody has seen something."""
     os.nice(19)  # elsewhere they are other machines, and take nothing from the nodes
     seen = asyncio.Semaphore(0)
 

@@ -1,9 +1,9 @@
-"""How long the weights take to the coordinator's disk over home lines, and what training loses meanwhile.
+"""How long the weights take to the coordinator's disk over home lines, and how much training loses in that time.
 
     python -m tests.bench.weights_home [--megabits 20] [--steps 120]
 
-A coordinator and two nodes, each in a network namespace of its own (root); what a node sends is limited to so many Mbit/s. A
-checkpoint is due every third of the steps.
+A coordinator and two nodes, each in a network namespace of its own (root). ``--megabits`` limits the Mbit/s that a node sends.
+A checkpoint is due every third of the steps.
 """
 
 from __future__ import annotations

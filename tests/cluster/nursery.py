@@ -35,6 +35,7 @@ MODULES = (
     "dtfm.coordinator.cli",
     "tests.attacks.twisted",
     "tests.cluster.alike",
+    "tests.cluster.asks_at_once",
     "tests.cluster.drawn",
     "tests.cluster.short_certificates",
     "tests.cluster.watched_loop",

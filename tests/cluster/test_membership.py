@@ -43,6 +43,21 @@ def test_a_node_that_starts_before_its_coordinator_joins_when_it_comes(tmp_path:
         assert node.wait(20) == 0
 
 
+def test_a_node_whose_lease_ended_is_told_so_and_comes_back(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_file(stages=[1], steps=5000, model=GPT2, lease=1.0), nodes="a") as cluster:
+        cluster.wait_for("step_committed")
+        node = cluster.nodes["a"]
+        node.send(signal.SIGSTOP)
+        left = cluster.wait_for("node_left")
+        assert left["reason"] == "no sign of life for 1 seconds"
+        node.send(signal.SIGCONT)
+        node.wait_for_error(
+            "has heard nothing from this node for 1 s, so its lease has ended. It connects again, with what it holds."
+        )
+        cluster.wait_for("step_committed", after=cluster.events.index(left))
+        assert "does not answer" not in node.errors
+
+
 @pytest.mark.soak
 def test_who_lends_a_device_sees_what_it_waits_for_and_then_what_it_does(tmp_path: Path) -> None:
     with Cluster(tmp_path, run_file(stages=[1, 1], steps=5000, model=GPT2)) as cluster:

@@ -42,6 +42,8 @@ def answer(
             return wire.NodeMessage(
                 step_ready=vote(unpack_plan(assignment.plan), node, message.commit.step + 1, micro_batch)
             )
+        case "test":
+            return wire.NodeMessage(timed=wire.Timed(flops=1e11))
         case "reach":
             return reached(*(peer.node for peer in message.reach.peers))
         case _:

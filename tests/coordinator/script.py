@@ -7,11 +7,13 @@ logged, and ``state`` is what the coordinator knows. The planner and the standby
 answers, set ``planner``; to choose when, turn ``automatic_planning`` off and call ``plan``; where a plan can be carried on,
 that is answered at once all the same. To choose what standbys report, turn
 ``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). All nodes can dial each other, unless you turn
-``automatic_dialling`` off. Scripts about snapshots on disks are in snapshots.py.
+``automatic_dialling`` off. Nodes that are out of use pass their tests, unless you turn ``automatic_tests`` off. Scripts about
+snapshots on disks are in snapshots.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -144,6 +146,7 @@ class World:
         self.automatic_standbys = True
         self.automatic_dialling = True
         self.automatic_audits = True
+        self.automatic_tests = True
         self.wanted: list[t.PlanWanted] = []
         self.manifests: list[t.WriteManifest] = []
         self.tidied: list[t.TidyCheckpoints] = []
@@ -199,9 +202,11 @@ class World:
             self.plan()
 
     def _answer(self, send: t.Send) -> None:
-        """A node that was just asked to be a standby has the state at once, one that is to dial others reaches them, and one that
-        is to audit finds all right."""
+        """A node that was just asked to be a standby has the state at once, one that is to dial others reaches them, one that is
+        to audit finds all right, and one that is tested works."""
         kind = send.message.WhichOneof("message")
+        if kind == "test" and self.automatic_tests:
+            self.feed(t.Heard(send.stream, wire.NodeMessage(timed=wire.Timed(flops=1e11))))
         if kind == "audit" and self.automatic_audits:
             self.feed(t.Heard(send.stream, honest_work.audited(send.message.audit)))
         if (kind == "standby" and self.automatic_standbys) or (kind == "reach" and self.automatic_dialling):
@@ -280,6 +285,11 @@ class World:
             for node in beating:
                 self.hear(node, heartbeat=wire.Heartbeat())
             self.feed(t.TimePassed())
+
+    def without_deadline(self) -> None:
+        """The phase in hand has no deadline: the test is about something else that takes long."""
+        assert not isinstance(self.state.phase, Gathering)
+        self.state = replace(self.state, phase=replace(self.state.phase, deadline=math.inf))
 
     def settle(self) -> None:
         """All nodes of the plan say that they are ready for it."""

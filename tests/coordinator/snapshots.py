@@ -82,6 +82,7 @@ def snapshot_due(*nodes: str, planner: Callable[[Iterable[str]], Plan | str] = t
     world.now += 0.001
     world.step()
     world.now += PAUSE
+    world.without_deadline()
     return world
 
 
@@ -110,7 +111,8 @@ def with_snapshot_in_halves() -> World:
 
 def plan_only_with(world: World, *nodes: str) -> None:
     """From now on the planner uses these one or two nodes alone, as replicas, and the run needs no others."""
-    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), nodes, (4 // len(nodes),) * len(nodes)),), ())
+    plan = Plan(0, (Stage((0, LAYERS), nodes, (4 // len(nodes),) * len(nodes)),), ())
+    world.planner = lambda ids: plan if set(nodes) <= set(ids) else f"no plan without {nodes}"
     world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
 
 

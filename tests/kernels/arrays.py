@@ -37,7 +37,8 @@ def float32(draw: st.DrawFn, special: tuple[float, ...] = FINITE) -> NDArray[np.
 
 
 def any_bytes(codec: Codec, elements: int, seed: int, tame: bool) -> NDArray[np.uint8]:
-    """As many as ``elements`` take. ``tame`` makes all scales and places valid, so that a decoder reaches the values too."""
+    """Random bytes, as many as ``elements`` take. ``tame`` makes all scales and places valid, so that a decoder reaches the
+    values too."""
     data = np.random.default_rng(seed).integers(0, 256, encoded_bytes(codec, elements, torch.float32), np.uint8)
     if tame and codec is not Codec.RAW16 and elements:
         count = BLOCKS[codec].count(elements)

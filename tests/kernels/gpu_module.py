@@ -1,4 +1,4 @@
-"""What of kernels/ needs CuPy, on something else."""
+"""The parts of kernels/ that need CuPy, on something else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @contextmanager
 def gpu_with(cupy: Any) -> Iterator[ModuleType]:
-    """A fresh module kernels/gpu.py, for which ``cupy`` is the module CuPy."""
+    """A fresh module kernels/gpu.py that takes ``cupy`` for the module CuPy."""
     spec = importlib.util.find_spec("dtfm.kernels.gpu")
     assert spec is not None
     assert spec.loader is not None

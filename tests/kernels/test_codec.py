@@ -1,4 +1,4 @@
-"""What nodes rely on: lengths known in advance, bounded errors, and received bytes that are checked."""
+"""The properties that nodes rely on: lengths known in advance, bounded errors, and received bytes that are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A digest is BLAKE3's wherever it is computed: the GPU's kernel, run on a CPU, against the library."""
+"""A digest equals BLAKE3's on every device: the GPU's kernel, run on a CPU, against the library."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_tree_is_the_same_segment_by_segment(gpu: ModuleType, size: int, seg
 
 
 def test_chunks_are_counted_in_64_bits(gpu: ModuleType) -> None:
-    """2^32 chunks are 4 TiB, of which no test has the memory: the value of a chunk depends on its number's upper half too."""
+    """2^32 chunks are 4 TiB. No test has that much memory, but the value of a chunk depends on its number's upper half too."""
     values = torch.zeros(2, 32, dtype=torch.uint8)
     for row, number in enumerate((5, (1 << 32) + 5)):
         gpu._launch("digest.cu", "chunk_values", 1, data(CHUNK), CHUNK, number, values[row])

@@ -1,4 +1,4 @@
-"""Error feedback: what one exchange leaves out is sent in later ones."""
+"""Error feedback: changes that one exchange leaves out are sent in later ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_residual_is_the_input_minus_the_output(codec: Codec, x: NDArray[np.
 
 
 def test_with_topk_all_elements_are_sent_in_time() -> None:
-    """Of a block's 256 elements each exchange sends the 8 largest, so that constant changes all have their turn in 32."""
+    """Each exchange sends the 8 largest of a block's 256 elements. So constant changes all have their turn in 32 exchanges."""
     changes, arrived = (
         torch.from_numpy(np.random.default_rng(0).uniform(0.8, 1.0, 1000).astype(np.float32)),
         torch.zeros(1000),

@@ -152,7 +152,7 @@ def test_feedback_stays_on_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1024, 1025, 2048, 3072, 1 << 20, (1 << 27) + 1, 300_000_001])
-def test_a_digest_is_that_of_the_same_bytes_on_the_host(size: int) -> None:
+def test_a_digest_equals_the_digest_of_the_same_bytes_on_the_host(size: int) -> None:
     x = torch.randint(0, 256, (size,), dtype=torch.uint8, device=GPU)
     assert digest(x) == digest(x.cpu())
 
@@ -165,7 +165,7 @@ def test_a_digest_is_taken_on_the_callers_stream(stream: torch.cuda.Stream) -> N
         assert digest(x) == digest(torch.ones(MANY))
 
 
-def test_what_comes_from_a_gpu_takes_as_many_bytes_of_pinned_memory_as_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_from_a_gpu_takes_as_many_bytes_of_pinned_memory_as_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PINNED", memory := Memory(fresh=transfer.page_locked))
     size = (3 << 20) + 4  # torch's own pinned memory would take 4 MiB
     copy = transfer.to_host(torch.ones(size, dtype=torch.uint8, device=GPU))

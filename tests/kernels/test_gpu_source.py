@@ -76,7 +76,7 @@ def test_encodes_as_the_reference_at_the_borders(gpu: ModuleType, codec: Codec, 
 
 
 @each_native
-def test_raw16_keeps_a_nan_whose_only_bits_are_those_it_cuts_off(gpu: ModuleType, dtype: torch.dtype) -> None:
+def test_raw16_keeps_a_nan_though_it_cuts_its_only_bits_off(gpu: ModuleType, dtype: torch.dtype) -> None:
     sly = torch.tensor([0x7F800001, -0x7FFFFF, 0x7F810000, -1], dtype=torch.int32).view(torch.float32)
     x = sly if dtype is torch.float32 else sly.view(torch.bfloat16)[1::2].contiguous()
     assert encoded(gpu, Codec.RAW16, x) == reference.encode(Codec.RAW16, x.float().numpy())

@@ -25,7 +25,7 @@ def encoded(codec: Codec, x: NDArray[np.float32]) -> bytes:
 
 
 def scale_bits(data: bytes) -> int:
-    """Of a single block."""
+    """The bits of a single block's scale."""
     return int.from_bytes(data[-2:], "little")
 
 
@@ -50,7 +50,7 @@ def test_raw16_rounds_to_nearest_even(value: float, bits: int) -> None:
     assert encoded(Codec.RAW16, array(value)) == bits.to_bytes(2, "little")
 
 
-def test_raw16_keeps_a_nan_whose_only_bits_are_those_it_cuts_off() -> None:
+def test_raw16_keeps_a_nan_though_it_cuts_its_only_bits_off() -> None:
     sly = np.array([0x7F800001, 0xFF800001, 0xFFFFFFFF], np.uint32).view(np.float32)
     assert encoded(Codec.RAW16, sly) == np.array([0x7FC0, 0xFFC0, 0xFFFF], "<u2").tobytes()
 

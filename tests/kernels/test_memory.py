@@ -1,4 +1,4 @@
-"""Memory is used again once nothing uses it, and not before."""
+"""Memory is used again when nothing uses it, and not before."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def test_codecs_use_it_both_ways() -> None:
     assert MEMORY.free_bytes >= x.nbytes
 
 
-def test_what_was_freed_is_given_back_but_seldom() -> None:
+def test_freed_memory_is_given_back_but_seldom() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def fill_and_free() -> None:
         pieces = [torch.ones(MIB // 8) for _ in range(256)]
-        del pieces[::2]  # holes between what is in use, so that the heap's end cannot go back
+        del pieces[::2]  # holes between used blocks, so that the heap's end cannot go back
         held.extend(pieces)
 
     held: list[torch.Tensor] = []
@@ -141,7 +141,7 @@ def test_what_was_freed_is_given_back_but_seldom() -> None:
     assert not give_back(), "it has just been done"
 
 
-def test_what_a_step_uses_is_kept_for_the_next_until_steps_use_less() -> None:
+def test_memory_of_a_step_is_kept_for_the_next_until_steps_use_less() -> None:
     now = 0.0
     memory = Memory(kept=2 * MIB, remembered=100.0, clock=lambda: now)
 

@@ -16,7 +16,7 @@ from tests.kernels.gpu_module import gpu_with
 
 ARCHITECTURES = [75, 90, 120, *(pytest.param(number, marks=pytest.mark.soak) for number in (80, 86, 89, 100))]
 AS_CUPY = ("-ftz=true",)
-"""What CuPy adds to the options of its caller."""
+"""The options that CuPy adds to its caller's."""
 
 
 class Nvrtc:
@@ -64,7 +64,7 @@ def nvrtc() -> Nvrtc:
 
 
 class Asked:
-    """In place of CuPy's RawModule: what kernels/gpu.py has it compile, and which kernels it loads."""
+    """Stands in for CuPy's RawModule: the source and options that kernels/gpu.py compiles, and the kernels that it loads."""
 
     def __init__(self, code: str, options: tuple[str, ...]) -> None:
         self.code, self.options = code, options
@@ -75,7 +75,7 @@ class Asked:
 
 
 def asked_for(file: str) -> Asked:
-    """What kernels/gpu.py has compiled of this file."""
+    """The compilations that kernels/gpu.py asks for with this file."""
     cupy = SimpleNamespace(RawModule=Asked, cuda=SimpleNamespace(Device=nullcontext))
     with gpu_with(cupy) as gpu:
         gpu.prepare(torch.device("cuda", 0))

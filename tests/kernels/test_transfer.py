@@ -17,7 +17,7 @@ from dtfm.kernels.transfer import arriving, page_locked, to_host
 
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """By address, the bytes that are pinned now, by a driver that pins nothing."""
+    """By address, the bytes that are pinned now. The driver is a fake one that pins nothing."""
     now: dict[int, int] = {}
     driver = SimpleNamespace(
         cudaHostRegister=lambda at, size, _: now.update({at: size}) or 0, cudaHostUnregister=now.pop
@@ -51,10 +51,10 @@ def test_pinned_memory_is_used_again_and_only_so_much_of_it_is_kept(pinned: dict
     assert sum(pinned.values()) == 3 << 20
 
 
-def test_what_cuda_does_not_pin_is_used_as_it_is_and_said_once(
+def test_memory_that_cuda_does_not_pin_is_used_unpinned_and_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, last_error: list[str]
 ) -> None:
-    """As in WSL 2. CUDA keeps the error, which the next kernel would be blamed for, until somebody asks for it."""
+    """As in WSL 2. CUDA keeps the error until somebody asks for it, and would blame the next kernel."""
     refuses = SimpleNamespace(cudaHostRegister=lambda *_: 801, cudaHostUnregister=None)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: refuses)
     transfer._say_once.cache_clear()
@@ -95,7 +95,7 @@ def test_small_pieces_are_not_pinned_where_torch_cannot(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
-def test_a_copy_is_of_what_was_there_when_it_began(shape: tuple[int, ...]) -> None:
+def test_a_copy_has_the_values_from_its_beginning(shape: tuple[int, ...]) -> None:
     x = torch.ones(shape)
     arrived, copied = arriving(x), to_host(x)
     x.zero_()

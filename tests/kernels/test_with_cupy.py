@@ -1,4 +1,4 @@
-"""Whatever keeps CuPy from being used, a node starts: it does the work on the CPU, and says why."""
+"""If CuPy cannot be used for any reason, a node starts: it does the work on the CPU, and says why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU = torch.device("cuda:0")
 
 
 class CompileException(Exception):
-    """As CuPy's own: no RuntimeError."""
+    """Like CuPy's own: no RuntimeError."""
 
 
 class Device:
@@ -29,7 +29,7 @@ class Device:
 
 
 def cupy_that_raises(error: Exception) -> ModuleType:
-    """CuPy whose compiler does."""
+    """A CuPy whose compiler raises ``error``."""
 
     class Kernels:
         def __init__(self, **_: object) -> None: ...

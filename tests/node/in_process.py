@@ -29,6 +29,7 @@ from dtfm.node.training.pipeline import Outcome
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed
+from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.control_pb2 import Commit, Device
 from dtfm.protos.frame import frames
 from dtfm.protos.plan_pb2 import Run
@@ -196,20 +197,14 @@ class InProcess:
 
     def commit(self, done: Mapping[str, tuple[Outcome, float]]) -> None:
         step = self.step + 1
-        norms = {
-            island.stages[0].island: math.sqrt(sum(done[stage.replicas[0]][1] for stage in island.stages))
-            for island in self.plan.islands
-        }
-        rate = learning_rate(self._loaded.run.train, step)
         train = self._loaded.run.train
-        commit = Commit(
-            step=step,
-            gradient_norm=norms[min(norms)],
-            learning_rate=rate,
-            clip_norm=train.clip_norm,
-            weight_decay=train.weight_decay,
-            island_norms=norms,
-        )
+        commit = Commit(step=step, learning_rate=learning_rate(train, step), weight_decay=train.weight_decay)
+        for island in self.plan.islands:
+            norm = math.sqrt(sum(done[stage.replicas[0]][1] for stage in island.stages))
+            for stage in island.stages:
+                first, past_last = stage.layers
+                factor = clip_coefficient(norm, train.clip_norm)
+                commit.clips.add(island=stage.island, first_layer=first, past_last_layer=past_last, factor=factor)
         self._all(lambda generation: generation.apply(commit))
         self.step = step
 

@@ -48,8 +48,8 @@ def relayed(rng: np.random.Generator, count: int) -> tuple[tuple[Line, ...], Int
 
 
 def any_problem(rng: np.random.Generator, count: int, layers: int) -> Problem:
-    """A problem in which any of devices, memory, links and connections may decide, with links that do not exist, and any way to
-    keep what nodes need."""
+    """A problem where any of devices, memory, links and connections may decide. Some links do not exist, and nodes may keep
+    what they need in any way."""
     shape = (count, count)
 
     def connection() -> float | None:

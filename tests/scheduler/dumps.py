@@ -42,7 +42,7 @@ def dump_network(cluster: Cluster) -> str:
 
 
 def dump_workload(workload: Workload, tokens: int | None = None) -> str:
-    """The text that parse_workload reads back, with ``tokens``, those of a micro-batch."""
+    """The text that parse_workload reads back. ``tokens``: of a micro-batch."""
     sizes = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
     document: dict[str, Any] = {
         "layers": [

@@ -13,7 +13,7 @@ KEPT_PER_HIDDEN_VALUE = 34
 """Bytes that a decoder layer keeps per token and hidden value, without its attention scores (Korthikanti et al. 2022, section
 4.1)."""
 CHUNK = 256
-"""Tokens whose logits the head has at once; some 10 bytes for each logit: in bf16, in 32 bits, and their gradient."""
+"""Tokens whose logits the head has at the same time; some 10 bytes for each logit: in bf16, in 32 bits, and their gradient."""
 
 
 @dataclass(frozen=True)

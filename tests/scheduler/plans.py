@@ -1,4 +1,4 @@
-"""Plans for tests: any at all, sensible or not, and those that the scheduler would make of given groups."""
+"""Plans for tests: arbitrary plans, sensible or not, and the scheduler's plans for given groups."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.scheduler.yardstick_keeping import shortfall
 
 
 def iteration_bound(problem: Problem) -> float:
-    """What no plan takes less than: of many nodes by their devices alone, of few by all plans that may take less than a time,
-    which grows until there is one."""
+    """A time that no plan can beat. For many nodes it follows from their devices alone. For few it follows from all plans that
+    may take less than a time, which grows until there is one."""
     bound = tried = work_bound(problem)
     shape = Shape(most_stages=min(len(problem.flops), len(problem.activation)))
     while is_small(problem) and tried < 1e4 * bound:

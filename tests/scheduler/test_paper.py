@@ -83,14 +83,14 @@ def test_nodes_beyond_the_groups_stay_idle() -> None:
     assert decision.lower_bound_seconds <= seconds_of(decision).total
 
 
-def test_without_costs_those_of_the_layers_count() -> None:
+def test_without_given_costs_the_layers_costs_count() -> None:
     cluster, workload = lumpy_cluster(4, 6, 6), even_workload(12, 8)  # layers of 20 MB, activations of 1 MB
     derived = plan_by_paper(cluster, workload, stages=3, evaluations=2000)
     given = plan_by_paper(cluster, replace(workload, paper=PaperCosts(3, 2, 0.08, 0.004)), evaluations=2000)
     assert seconds_of(derived).total == pytest.approx(seconds_of(given).total)
 
 
-def test_what_the_papers_model_cannot_do_is_refused() -> None:
+def test_requests_that_the_papers_model_cannot_serve_are_refused() -> None:
     cluster, job = lumpy_cluster(4, 4, 4), paper_job(2, 2)
     with pytest.raises(ValueError, match="the workload has no `paper` costs; add them, or say --stages"):
         plan_by_paper(cluster, even_workload())

@@ -1,4 +1,4 @@
-"""Each stage has a proven node where that is possible: `schedule.py`, and whatever makes or judges plans."""
+"""Each stage has a proven node if that is possible: `schedule.py`, and all code that makes or judges plans."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bare(plan: Plan, cluster: Cluster) -> list[int]:
 
 
 def is_possible(cluster: Cluster, workload: Workload, stages: int | None) -> bool:
-    """Whether proven nodes alone could train: of so few nodes, the exact search finds a plan if there is one."""
+    """Whether proven nodes alone could train: with few nodes, the exact search finds a plan if there is one."""
     try:
         schedule(alone(cluster), workload, stages=stages, evaluations=EVALUATIONS)
     except (Infeasible, ValueError):
@@ -54,7 +54,7 @@ def is_possible(cluster: Cluster, workload: Workload, stages: int | None) -> boo
 
 @st.composite
 def half_proven(draw: st.DrawFn) -> tuple[Cluster, Workload]:
-    """Up to 7 nodes, some of which are proven, some with memory for a part of the model alone."""
+    """Up to 7 nodes. Some are proven, and some have memory for a part of the model alone."""
     count = draw(st.integers(2, 7))
     proven = draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=count - 1))
     workload = even_workload(draw(st.integers(2, 8)), draw(st.integers(1, 12)))
@@ -66,7 +66,7 @@ def half_proven(draw: st.DrawFn) -> tuple[Cluster, Workload]:
 
 @settings(max_examples=settings().max_examples // 2)
 @given(half_proven(), st.none() | st.integers(1, 3))
-def test_each_stage_has_a_proven_node_if_these_could_train_alone_else_all_count_as_equal(
+def test_each_stage_has_a_proven_node_if_these_could_train_alone_otherwise_all_count_as_equal(
     given_: tuple[Cluster, Workload], stages: int | None
 ) -> None:
     cluster, workload = given_
@@ -106,7 +106,7 @@ def test_a_plan_from_before_anybody_was_proven_is_replaced_once_each_stage_can_h
     assert (decision.reason is Reason.NOT_PROVEN) == bool(bare(incumbent, cluster) and not few)
 
 
-def test_the_first_who_is_proven_does_not_turn_a_pipeline_into_a_single_stage() -> None:
+def test_the_first_proven_node_does_not_turn_a_pipeline_into_a_single_stage() -> None:
     cluster, slow_links = uniform_cluster(4, bandwidth=1e6), Workload(even_workload().layers, 8)
     incumbent = schedule(cluster, slow_links, stages=2, evaluations=EVALUATIONS, generation=1).plan
     decision = schedule(marked(cluster, {0}), slow_links, incumbent, evaluations=EVALUATIONS, generation=2)
@@ -124,7 +124,7 @@ def without(cluster: Cluster, lost: str) -> Problem:
     return Problem(rest, even_workload())
 
 
-def test_a_stage_that_lost_its_last_proven_node_is_planned_anew_while_these_are_as_many_as_stages() -> None:
+def test_a_stage_that_lost_its_last_proven_node_gets_a_new_plan_while_proven_nodes_are_as_many_as_stages() -> None:
     cluster = random_cluster(1, 4)
     plan = schedule(cluster, even_workload(), stages=(2, 2), evaluations=100).plan
     numbers = {name: number for number, name in enumerate(cluster.ids)}
@@ -164,7 +164,7 @@ def test_a_cluster_of_many_nodes_is_searched_with_a_proven_one_in_each_stage() -
     assert len(decision.plan.nodes) > 3  # others add replicas
 
 
-def test_a_proven_node_that_is_much_slower_stays_beside_those_that_do_the_work() -> None:
+def test_a_much_slower_proven_node_stays_beside_the_nodes_that_do_the_work() -> None:
     cluster = marked(random_cluster(4, 4), {0})
     slow = (replace(cluster.nodes[0], flops=1e8), *cluster.nodes[1:])
     plan = schedule(replace(cluster, nodes=slow), even_workload(), evaluations=EVALUATIONS).plan

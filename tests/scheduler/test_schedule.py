@@ -83,7 +83,7 @@ def test_a_model_too_large_for_any_node_is_cut_and_too_large_for_all_is_refused_
     with pytest.raises(Infeasible, match="larger than any device"):
         schedule(
             uniform_cluster(12, memory=5e7), workload
-        )  # so many are not searched exactly, and nothing limits the search
+        )  # too many nodes for the exact search, and nothing limits the search
 
 
 def test_unreachable_nodes_are_never_paired() -> None:

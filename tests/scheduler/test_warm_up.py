@@ -46,7 +46,7 @@ def explained(error: type[Exception], action: Callable[[], Any]) -> None:
 
 
 def whole_numbers() -> Cluster:
-    """As nodes report their memory to a coordinator."""
+    """A cluster with whole numbers, as nodes report their memory to a coordinator."""
     cluster = random_cluster(5, 12)
     nodes = tuple(replace(node, flops=int(node.flops), memory_bytes=int(node.memory_bytes)) for node in cluster.nodes)
     return replace(cluster, nodes=nodes)
@@ -111,7 +111,7 @@ def test_the_next_process_finds_everything_in_the_cache() -> None:
     assert (done.stdout.strip(), done.stderr) == ("0", "")
 
 
-def test_what_is_not_in_the_cache_has_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_missing_from_the_cache_have_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_up()
     cache = compiled_functions()[0]._cache._cache_file
     monkeypatch.setattr(cache, "_source_stamp", b"a file that has changed")

@@ -13,8 +13,8 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True)
 class Kept:
-    """What a node keeps of layers: bytes on its device that do not grow, bytes per micro-batch in flight, bytes in the host's
-    memory, and forward passes per micro-batch."""
+    """The memory that a node needs for layers: bytes on its device that do not grow, bytes per micro-batch in flight, bytes in
+    the host's memory, and forward passes per micro-batch."""
 
     keeping: Keeping
     fixed: float
@@ -22,7 +22,7 @@ class Kept:
     host: float
     passes: int
     update: float
-    """Seconds of each step in which gradients and weights pass the bus of a node with a host's memory beside its own."""
+    """Seconds of each step when gradients and weights pass the bus of a node that has a host's memory beside its own."""
 
     def lacking(self, problem: Problem, node: int, held: int) -> float:
         """Bytes that are missing in the memory that is shortest."""
@@ -78,7 +78,8 @@ def allowed(problem: Problem, first: int, past_last: int) -> list[Kept]:
 
 
 def chosen(problem: Problem, draft: Draft, stage: int, node: int) -> Kept:
-    """The draft's way, if it says one; the first with which the fewest in flight fit; otherwise the last."""
+    """The draft's way, if it says one. Otherwise the first way that has room for the fewest micro-batches in flight. Otherwise
+    the last way."""
     if (way := draft.way[draft.node == node][0]) >= 0:
         return kept(problem.workload, draft.cuts[stage], draft.cuts[stage + 1], ORDER[way])
     ways = allowed(problem, draft.cuts[stage], draft.cuts[stage + 1])
@@ -87,7 +88,7 @@ def chosen(problem: Problem, draft: Draft, stage: int, node: int) -> Kept:
 
 
 def slowest_update(problem: Problem, draft: Draft) -> float:
-    """The seconds of the slowest node; none for those that compute in their host's own memory."""
+    """The seconds of the slowest node. Nodes that compute in their host's own memory take none."""
     return max(
         chosen(problem, draft, stage, node).update if problem.host_memory[node] else 0.0
         for stage, group in enumerate(draft.groups)
@@ -96,7 +97,7 @@ def slowest_update(problem: Problem, draft: Draft) -> float:
 
 
 def shortfall(problem: Problem, draft: Draft) -> float:
-    """The bytes that the worst node lacks; 0 when it is less than one."""
+    """The bytes that the worst node lacks; 0 when it lacks less than one."""
     lacking = max(
         min(way.lacking(problem, node, held) for way in allowed(problem, draft.cuts[stage], draft.cuts[stage + 1]))
         for stage, group in enumerate(draft.groups)
@@ -107,7 +108,7 @@ def shortfall(problem: Problem, draft: Draft) -> float:
 
 
 def with_ways(rng: np.random.Generator, problem: Problem) -> Problem:
-    """The problem as it is, or with any ways to keep what nodes need, kept and working bytes, and hosts."""
+    """The unchanged problem, or the problem with any ways to keep what nodes need, kept and working bytes, and hosts."""
     rng = rng.spawn(1)[0]  # so that it draws what it would draw otherwise
     if rng.random() < 0.5:
         return problem

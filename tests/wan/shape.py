@@ -20,12 +20,14 @@ QUEUE_SECONDS = 0.1
 @dataclass(frozen=True, slots=True)
 class Link:
     """One direction of a pair: one-way latency in seconds, rate in bytes of IP packets per second (0: nothing passes), the most
-    bytes that may wait, and the share of packets that are lost. Raises ValueError for an impossible number."""
+    bytes that may wait, the share of packets that are lost, and the size in bytes from which on packets are swallowed (0: none
+    is), as where a path is narrower than its ends know. Raises ValueError for an impossible number."""
 
     latency: float
     rate: float
     queue_bytes: int
     loss: float = 0.0
+    swallows_from: int = 0
 
     def __post_init__(self) -> None:
         for name in ("latency", "rate", "queue_bytes"):
@@ -109,7 +111,8 @@ class Shape:
         if way is None:
             return None
         up, loss = self._up[source], way.link.loss
-        full = not way.queue.admits(size, now) or (up is not None and not up.admits(size, now))
+        swallowed = 0 < way.link.swallows_from <= size / segments
+        full = swallowed or not way.queue.admits(size, now) or (up is not None and not up.admits(size, now))
         if full or (loss and self._draw() < 1 - (1 - loss) ** segments):
             way.traffic.dropped += 1
             return None

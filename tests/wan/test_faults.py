@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +65,36 @@ def test_no_node_is_given_up_when_a_link_becomes_slow(wan: Wan, tmp_path: Path) 
         cluster.wait_for("step_committed", where=lambda e: e["step"] == last + 3)
     assert cluster.of("node_left") == []
     assert_exact(cluster)
+
+
+@pytest.mark.soak
+def test_a_coordinator_that_is_cut_off_from_a_whole_stage_waits_for_it_and_no_step_is_lost(
+    wan: Wan, tmp_path: Path
+) -> None:
+    """For far longer than a lease, and than training all of it again would take."""
+    with training(wan, tmp_path, LEASE) as cluster:
+        for name in NAMES:
+            cluster.add(name)
+        stage = cluster.wait_for("plan_adopted")["plan"]["stages"][0]["replicas"]
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 3)
+        cut(wan, stage, 0.0)
+        for name in stage:
+            cluster.wait_for("node_left", where=lambda e, name=name: e["node"] == name)  # type: ignore[misc]
+        began = len(cluster.events)
+        with pytest.raises(AssertionError, match="nothing for 12 s"):
+            cluster.wait_for("rolled_back", timeout=12)
+        cut(wan, stage, RATE * 8 / 1e9)
+        last = cluster.of("step_committed")[-1]["step"]
+        cluster.wait_for("step_committed", after=began, where=lambda e: e["step"] == last + 2)
+    assert cluster.of("rolled_back") == []
+    assert_exact(cluster)
+
+
+def cut(wan: Wan, nodes: Sequence[str], gbps: float) -> None:
+    """Sets the rate between the coordinator and these nodes, in both directions; 0: nothing passes."""
+    for node in nodes:
+        wan.set_link(node, COORDINATOR, gbps=gbps)
+        wan.set_link(COORDINATOR, node, gbps=gbps)
 
 
 def set_links(wan: Wan, node: str, gbps: float) -> None:

@@ -144,9 +144,10 @@ class Wan:
         gbps: float | None = None,
         queue_bytes: int | None = None,
         loss: float | None = None,
+        swallows_from: int | None = None,
     ) -> None:
         """Changes the named properties of one direction of a pair from now on. 0 ``gbps`` cuts it."""
-        changes: dict[str, Any] = {"queue_bytes": queue_bytes, "loss": loss}
+        changes: dict[str, Any] = {"queue_bytes": queue_bytes, "loss": loss, "swallows_from": swallows_from}
         changes["latency"] = None if latency_ms is None else latency_ms / 1e3
         changes["rate"] = None if gbps is None else gbps * 1e9 / 8
         link = replace(

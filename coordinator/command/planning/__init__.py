@@ -1,1 +1,1 @@
-"""What `plan` is made of."""
+"""The parts of `plan`."""

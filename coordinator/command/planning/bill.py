@@ -1,4 +1,4 @@
-"""What a run takes: hours by its steps, and money by ``--price "RTX 4090=0.35 EUR"``, per GPU and hour in any currency."""
+"""The cost of a run: hours by its steps, and money by ``--price "RTX 4090=0.35 EUR"``, per GPU and hour in any currency."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from dtfm.coordinator.command.planning.rented import parse_gpu
 from dtfm.coordinator.log.wording import money_in_words
 
 SOME_STEPS = 1000
-"""Steps that are priced where no run file says how many there are."""
+"""Steps to price if no run file says how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """``per_hour`` is the price of all GPUs, ``cost`` that of all for all ``hours``. ``cost_without_idle`` leaves out
-    those that the plan does not use. All three are 0 without prices. ``currency``: what they are in; empty: not said."""
+    """Time and money of a run. Without prices the money is 0."""
 
     steps: int
     hours: float
     per_hour: float
+    """The price of all GPUs per hour."""
     cost: float
+    """The price of all GPUs for all ``hours``."""
     cost_without_idle: float
+    """The price without the GPUs that the plan does not use."""
     currency: str = ""
+    """The currency of the prices. Empty: not given."""
 
     def __str__(self) -> str:
         told = f"{self.steps:,} steps take {hours_in_words(self.hours)}"
@@ -60,7 +63,7 @@ _PRICE = re.compile(r"\s*([^\d\s.+-]{0,8})\s*(\d+(?:\.\d*)?|\.\d+)\s*([^\d\s.+-]
 
 
 def parse_prices(texts: Sequence[str], gpus: Sequence[Gpu]) -> tuple[list[float], str]:
-    """The price of each of ``gpus``, of texts like "RTX 4090=0.35 EUR", and their currency. Empty without texts. Raises
+    """The price of each of ``gpus``, from texts like "RTX 4090=0.35 EUR", and their currency. Empty without texts. Raises
     ValueError."""
     prices, names = dict[str, float](), list(dict.fromkeys(gpu.name for gpu in gpus))
     currencies = dict[str, str]()

@@ -38,7 +38,7 @@ def print_plan_by_paper(
     threads: int | None,
     json_lines: bool,
 ) -> None:
-    """What `plan` does with --objective paper. Raises ValueError for GPUs, rounds and memory, which the paper's model ignores."""
+    """`plan` with --objective paper. Raises ValueError for GPUs, rounds and memory, which the paper's model ignores."""
     check_source(network, gpus, links, None)
     if gpus is not None:
         raise ValueError(
@@ -81,7 +81,7 @@ def print_plan_by_paper(
 
 
 def _check_memory(work: Workload, said_in: Path | None) -> None:
-    """Raises ValueError where somebody asks for less memory than usual: the paper's model would not listen."""
+    """Raises ValueError if the user asks for less memory than usual: the paper's model ignores memory."""
     for key, value, wanted in (
         ("checkpointing", work.checkpointing, Checkpointing.LAYER),
         ("optimizer_state", work.optimizer_state, OptimizerState.HOST),

@@ -1,11 +1,13 @@
-"""GPUs that people rent: what is known of them without one at hand.
+"""GPUs that people rent: their known figures, without a GPU at hand.
 
-Memory is in GiB, as nvidia-smi reports it (with error correction where that is on by default). Speeds are the peaks of dense
-matrix products in fp32 and in bf16 summed in 32 bits, in TFLOP/s, from NVIDIA's papers on the architectures (Volta, Turing,
-Ampere GA100 and GA102, Ada, Hopper, Blackwell) and data sheets. Figures there "with sparsity" are halved; GeForce cards sum bf16
-in 32 bits at half the speed at which they sum in 16, and that half counts. The speed in fp32 is that without tensor cores: with
-them products are of TF32, with 10 bits of each number's mantissa, which PyTorch uses only when told to, and nodes do not tell it.
-In fp64, tensor cores count where there are any for it. The same papers say how many times slower than fp32 that is.
+Memory is in GiB, as nvidia-smi reports it (with error correction if that is on by default). Speeds are the peaks of dense
+matrix products in fp32 and in bf16 summed in 32 bits, in TFLOP/s. They are from NVIDIA's data sheets and papers on the
+architectures (Volta, Turing, Ampere GA100 and GA102, Ada, Hopper, Blackwell). Figures there "with sparsity" are halved.
+
+GeForce cards sum bf16 in 32 bits at half the speed of summing in 16 bits; the half counts. The speed in fp32 is without tensor
+cores. With tensor cores products are of TF32, with 10 bits of each number's mantissa. PyTorch uses TF32 only when told to, and
+nodes do not tell it. In fp64, tensor cores count if there are any for fp64. The same papers say how many times slower than fp32
+it is.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SUSTAINED = 0.5
-"""Fraction of the peak that training sustains: large models had 0.21 to 0.46 over many devices (Chowdhery et al. 2022, arXiv
-2204.02311, table 3); a device that computes whole layers alone does better."""
+"""Fraction of the peak that training sustains. Large models had 0.21 to 0.46 over many devices (Chowdhery et al. 2022, arXiv
+2204.02311, table 3). A device that computes whole layers alone has more."""
 RESERVED_GIB, RESERVED = 0.6, 0.03
 """Memory that no plan counts on: the driver's context and its libraries' kernels, and a fraction for fragmentation."""
 HOST_MEMORY = "32GiB"
-"""Of a node, by default: little, because not every landlord gives a rented GPU its share of a large machine."""
+"""A node's host memory by default: little, because not every landlord gives a rented GPU its share of a large machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """``bf16_tflops`` is None where the device computes in no bf16: such a run computes in fp32 there. ``fp64_slower``: how many
-    times slower than in fp32 it computes in fp64."""
+    """``bf16_tflops`` is None if the device cannot compute in bf16: a run in bf16 computes in fp32 there. ``fp64_slower``: how
+    many times slower it computes in fp64 than in fp32."""
 
     name: str
     memory_gib: float

@@ -1,4 +1,4 @@
-"""What would put the nodes to use that a plan leaves idle: the scheduler plans again with better lines, memory or batches."""
+"""Finds uses for the nodes that a plan leaves idle: the scheduler plans again with better lines, memory or batches."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from dtfm.scheduler.model.decision import Decision, Infeasible
 from dtfm.scheduler.model.workload import Workload
 
 MOST_GROUPS = 3
-"""The number of groups of equal idle nodes that are looked at, the largest first."""
+"""The number of groups of equal idle nodes to look at, the largest first."""
 LINES, MEMORIES, BATCHES = (2, 4, 10), (2, 4), (2, 4, 8)
-"""How many times as much is tried."""
+"""The factors to try."""
 WORTH = 0.98
-"""A sample must take less than this part of the time: otherwise nodes that are equal have only changed places."""
+"""A sample must take less than this part of the time. Otherwise equal nodes have only changed places."""
 
 Search = Callable[[Cluster, Workload], Decision]
-"""Raises Infeasible."""
+"""Returns a plan. Raises Infeasible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """``what`` would put nodes to use, for people; ``times``: how much of it, beside now; ``seconds``: of a step then."""
+    """``what``: the remedy that would put nodes to use, for people. ``times``: its factor over the present. ``seconds``: of a
+    step then."""
 
     what: str
     times: int
@@ -53,7 +54,7 @@ class IdleUse:
 def idle_uses(
     cluster: Cluster, workload: Workload, decision: Decision, search: Search, over: Callable[[], bool] = lambda: False
 ) -> list[IdleUse]:
-    """What would put the decision's idle nodes to use. ``over``: whether to look no further."""
+    """The remedies that would put the decision's idle nodes to use. ``over``: whether to stop looking."""
     found, standing = [], decision.predicted.iteration_seconds / workload.micro_batches
 
     def is_better(better: Decision, given: Workload) -> bool:
@@ -119,7 +120,8 @@ def _least(
     search: Search,
     over: Callable[[], bool],
 ) -> Use | None:
-    """The least of the factors that makes the planner use a node of these ``names``, and pays. None: no factor does."""
+    """The least of the factors that makes the planner use a node of these ``names``, and that is worth it. None: no factor
+    does."""
     found = None
     for factor in reversed(factors):
         cluster, workload = changed(factor)
@@ -151,8 +153,8 @@ def _groups(cluster: Cluster, decision: Decision) -> list[list[int]]:
 
 
 def with_lines(cluster: Cluster, numbers: Sequence[int], factor: float) -> Cluster:
-    """The cluster after the lines of these nodes have become this number of times as fast. A link between one of them and another
-    node carries no more than the other's line."""
+    """The cluster with the lines of these nodes ``factor`` times as fast. A link between one of them and another node carries
+    no more than the other's line."""
     chosen = np.isin(np.arange(len(cluster.nodes)), list(numbers))
     ups, downs = (np.where(np.isnan(row), np.inf, row) for row in cluster.carries)
     most = np.minimum(np.where(chosen, np.inf, ups)[:, None], np.where(chosen, np.inf, downs)[None, :])
@@ -174,7 +176,7 @@ def with_lines(cluster: Cluster, numbers: Sequence[int], factor: float) -> Clust
 
 
 def with_memory(cluster: Cluster, numbers: Sequence[int], factor: float) -> Cluster:
-    """The cluster after the devices of these nodes have got this number of times their memory."""
+    """The cluster with ``factor`` times the memory on the devices of these nodes."""
     chosen = set(numbers)
     return replace(
         cluster,

@@ -1,4 +1,4 @@
-"""The scheduler on files, or for GPUs that somebody may rent, and what is printed of its plan."""
+"""Runs the scheduler on files, or for GPUs that somebody may rent, and prints its plan."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from dtfm.coordinator.command.planning.rented import (
     without_bf16,
 )
 from dtfm.coordinator.core.validation.description import as_the_run_says, workload_of
+from dtfm.coordinator.log.unaudited import describe_unaudited, unaudited
 from dtfm.coordinator.log.wording import MOST_GAP, describe_gap, describe_plan
 from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.protos.run_file.run_file import RunFile, parse_run, read_table
@@ -48,10 +49,10 @@ from dtfm.scheduler.warm_up import warm_up
 Parsed = TypeVar("Parsed")
 
 IDLE_SECONDS, IDLE_TRY_SECONDS = 10.0, 1.0
-"""The longest time for looking what would put idle nodes to use, and for one try. A shorter --deadline counts instead."""
+"""The longest time for looking for uses of idle nodes, and for one try. A shorter --deadline counts instead."""
 
 BYTES = 256
-"""Tokens of the tokenizer "bytes"."""
+"""The number of tokens of the tokenizer "bytes"."""
 
 
 def print_plan(
@@ -69,7 +70,7 @@ def print_plan(
     threads: int | None,
     json_lines: bool,
 ) -> None:
-    """What `plan` does, with its options."""
+    """The command `plan`, with its options."""
     check_source(network, gpus, links, price)
     all_bf16 = gpus is None or not without_bf16(gpus)
     asked = read_run(run).with_precision(bf16=all_bf16) if run is not None else None
@@ -129,6 +130,9 @@ def print_plan(
         with announced("Looking what would put idle GPUs to use"):
             look_for = partial(_idle_uses, cluster, work, decision, pinned, deadline, seed, threads, stop.is_set)
             uses = in_background(look_for, stop)
+    alone = dict[str, str]()
+    if asked is not None and asked.trust.audits:
+        alone = unaudited(decision.plan, str, again=bool(length))
     problem = Problem(cluster, work.with_rounds() if length else work)
     if json_lines:
         more = plan_documents(problem, decision, tokens, length)
@@ -138,12 +142,16 @@ def print_plan(
             more |= {"bill": asdict(costs)}
         if looked:
             more |= {"advice": advised and asdict(advised)}
+        if alone:
+            more |= {"unaudited": alone}
         if uses:
             more |= {"idle_uses": [asdict(use) for use in uses]}
         print(json.dumps(decision_document(decision, elapsed) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
         print(describe_holdings(problem, decision, tokens, length))
+        if alone:
+            print(f"As each node counts as another party's, {describe_unaudited(alone)}.")
         for use in uses:
             print(use)
         if looked:
@@ -169,7 +177,7 @@ def _idle_uses(
     threads: int | None,
     stopped: Callable[[], bool],
 ) -> list[IdleUse]:
-    """See idle_uses: each try with the options of the plan."""
+    """See idle_uses. Each try has the options of the plan."""
     began, most = time.monotonic(), min(IDLE_SECONDS, math.inf if deadline is None else deadline)
 
     def over() -> bool:
@@ -192,24 +200,24 @@ def _idle_uses(
 
 def _speeds(gpus: str, precision: str) -> str:
     """The precision that the GPUs' speeds are for."""
-    told = f"The GPUs' speed is that of {precision}"
+    told = f"The GPUs' speed is for {precision}"
     if precision != "bf16":
-        return f'{told}, in which this workload computes; precision = "bf16" in the run file is faster.'
+        return f'{told}, the precision of this workload; precision = "bf16" in the run file is faster.'
     if old := without_bf16(gpus):
-        return f"{told}; {old[0]} cannot compute in it, so its speed here is that of fp32."
-    return f"{told}, in which this workload computes."
+        return f"{told}; {old[0]} cannot compute in it, so its speed here is for fp32."
+    return f"{told}, the precision of this workload."
 
 
 def read_run(path: Path) -> RunFile:
-    """Without its storage: what reaches that need not be installed where a run is only planned."""
+    """The run file without its storage: libraries for the storage need not be installed on a machine that only plans the run."""
     return parse_run({key: table for key, table in read_table(path).items() if key != "checkpoint"}, str(path))
 
 
 def workload_of_files(
     path: Path | None, run: Path | None, asked: RunFile | None, network: str | None
 ) -> tuple[Workload, int | None, str]:
-    """The workload, its tokens in a micro-batch, and its precision. One of the paper's networks has the paper's workload if no
-    file says another."""
+    """The workload, its tokens in a micro-batch, and its precision. One of the paper's networks has the paper's workload,
+    unless a file gives another."""
     if path is not None:
         parsed = parsed_file(path, parse_workload)
         work = parsed[0]
@@ -250,7 +258,7 @@ def check_source(network: str | None, gpus: str | None, links: str | None, price
 
 
 def cluster_of(network: str | None, gpus: str | None, links: str | None, host_memory: str, precision: str) -> Cluster:
-    """Of options that `_check_source` has checked."""
+    """The cluster of options that `_check_source` has checked."""
     if network is not None and network.startswith(PREFIX):
         return paper_network(paper_case(network))
     if network is not None:
@@ -270,7 +278,8 @@ def parsed_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
 
 
 def workload_of_run(run: RunFile) -> Workload:
-    """The workload as `dtfm-node workload` counts it, without torch or the model. Raises ValueError where only that can."""
+    """The workload as `dtfm-node workload` counts it, without torch or the model. Raises ValueError if only that command can
+    count it."""
     model, data, train = run.model, run.data, run.train
     family, config, bf16 = model.family, model.config, train.precision == "bf16"
     if model.pretrained:

@@ -1,6 +1,6 @@
 """A cluster from words: ``--gpus "8x RTX 4090, 2x A100 80GB" --links 500Mbit/s,40ms --host-memory 32GiB``.
 
-Every parser raises ValueError with what it read, and what it would understand.
+Every parser raises ValueError with the text that it read, and a text that it would understand.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _BY_KEY = {re.sub(r"[^a-z0-9]", "", gpu.name.lower()): gpu for gpu in GPUS}
 
 
 def parse_gpus(text: str) -> list[list[Gpu]]:
-    """Those of each machine that ``text`` names, like "8x RTX 4090, 2x 4x A100 80GB": ten machines, of which two have four."""
+    """The GPUs of each machine that ``text`` names. For example "8x RTX 4090, 2x 4x A100 80GB": ten machines, two of them with
+    four GPUs."""
     made: list[list[Gpu]] = []
     for part in text.split(","):
         if re.fullmatch(r"\s*([0-9]+\s*[xX*×])?\s*", part):
             raise ValueError(
-                f"--gpus is {text!r:.80}, in which {part.strip()!r:.80} names no GPU; write it like 8x RTX 4090, H200"
+                f"--gpus is {text!r:.80}: {part.strip()!r:.80} names no GPU; write it like 8x RTX 4090, H200"
             )
         found = _MANY.fullmatch(part)
         number, name = (found[1] or found[3], found[2] or found[4]) if found else ("1", part.strip())
@@ -50,12 +51,12 @@ def parse_gpus(text: str) -> list[list[Gpu]]:
 
 
 def without_bf16(text: str) -> list[str]:
-    """Which of the GPUs cannot compute in bf16, each name once."""
+    """The GPUs that cannot compute in bf16, each name once."""
     return list(dict.fromkeys(gpu.name for gpus in parse_gpus(text) for gpu in gpus if gpu.bf16_tflops is None))
 
 
 def parse_gpu(name: str, option: str) -> Gpu:
-    """The GPU of that name; errors name the ``option`` that it was given by."""
+    """The GPU of that name. Errors name the ``option`` that gave the name."""
     key = re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
     for tried in (key, f"rtx{key}", f"{key}gb"):
         if tried in _BY_KEY:
@@ -100,10 +101,10 @@ def parse_quantity(text: str, what: str, units: Mapping[str, float], most: float
 def rented_cluster(
     machines: list[list[Gpu]], bandwidth: float, latency: float, host_memory: float, precision: str
 ) -> Cluster:
-    """The GPUs of these machines, which share their machine's memory and its line. A line carries as much up, and down, as any
-    link to another machine; within one, links are WITHIN_A_MACHINE.
+    """The GPUs of these machines. The GPUs of a machine share its memory and its line. A line carries as much up, and down, as
+    any link to another machine; within a machine, links are WITHIN_A_MACHINE.
 
-    Speeds are those of a run that computes in this precision.
+    Speeds are for a run that computes in ``precision``.
     """
     at = [(machine, gpu) for machine, gpus in enumerate(machines) for gpu in gpus]
     nodes = tuple(

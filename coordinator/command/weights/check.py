@@ -1,4 +1,4 @@
-"""Whether a bucket's file is the one that the run has written."""
+"""Checks that a bucket's file is the one that the run has written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dtfm.protos.bucket_layout import OPTIMIZER
 
 
 class NotTheLogs(CheckpointError):
-    """What lies in the storage is not what the run's log says of it."""
+    """The files in the storage differ from the run's log."""
 
 
 class BucketCheck:
-    """Checks, as a bucket's file comes piece by piece, that it is the one of the manifest, with the state that its trainers
-    agreed on. ``state``: the digest (hex) of that; empty: it is not known."""
+    """Checks a bucket's file as it comes, piece by piece. It must be the manifest's file, with the state that its trainers
+    agreed on. ``state``: the digest (hex) of that state; empty: it is not known."""
 
     def __init__(self, stored: Stored, bucket: BucketFile, state: str) -> None:
         self._path, self._bucket, self._state = stored.path, bucket, state
@@ -41,8 +41,8 @@ class BucketCheck:
 
     @property
     def state(self) -> str:
-        """Of what has come: the BLAKE3 (hex) of those of its parameters and the rest of its state, as nodes take it
-        (Bucket.digest). Empty: they do not lie as nodes write them."""
+        """The digest of the state that has come, as nodes take it (Bucket.digest): the BLAKE3 (hex) of two BLAKE3s, of its
+        parameters and of the rest. Empty: the tensors do not lie as nodes write them."""
         if self._bucket.moments:
             return state_of_weights(self._tensors[0].digest(), self._bucket.moments)
         whole = blake3(b"".join(digest.digest() for digest in self._tensors)).hexdigest()

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NAN = np.uint16(0x7FC0)
-"""In bfloat16. Rounding could turn a NaN into an infinity."""
+"""A NaN in bfloat16. Rounding could turn a NaN into an infinity."""
 
 
 def converted(data: bytes | memoryview, source: str, target: str) -> tuple[bytes, int]:
-    """The numbers ``data`` of one of FLOATS in another of them. Also, how many became infinite."""
+    """The numbers ``data`` of one of FLOATS, converted to another. Also returns how many became infinite."""
     before = _read(data, source)
     with np.errstate(over="ignore", invalid="ignore"):
         single = before.astype(np.float32)  # PyTorch takes the same way from 64 to 16 bits

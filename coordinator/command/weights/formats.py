@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Format(StrEnum):
-    """What an export may be written in, as ``--dtype`` names it."""
+    """A format of an export's weights, as ``--dtype`` names it."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -33,4 +33,4 @@ SIZES: Mapping[str, int] = {
 """Bytes of a number, by its format's name in a safetensors file."""
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""The others are not converted."""
+"""The formats that are converted."""

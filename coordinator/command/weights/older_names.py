@@ -1,7 +1,7 @@
-"""Experts' weights under the names of before.
+"""Experts' weights under their old names.
 
 transformers 5 has all experts of a layer in one tensor. transformers 4, vLLM and llama.cpp's converter look for one tensor of
-each expert. The bytes lie in the same order, so that names and shapes alone differ.
+each expert. The bytes lie in the same order, so only names and shapes differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Of an expert's gate, its way up and its way down. ``renamed``: parts of names, as they are now and as they were."""
+    """The names of an expert's gate, its way up and its way down. ``renamed``: parts of names, with their new and their old
+    text."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -54,7 +55,7 @@ _FAMILIES = {
     "mixtral": replace(_NUMBERED, renamed=(_BLOCK,)),
     "phimoe": replace(_NUMBERED, renamed=((".router.weight", ".gate.weight"), _BLOCK)),
 }
-"""By family (``model_type``). The others have the same names in all releases, or none before."""
+"""By family (``model_type``). Other families have the same names in all releases, or did not exist in earlier ones."""
 
 
 def family_in(folder: Path) -> str:

@@ -19,7 +19,7 @@ from dtfm.protos.bucket_layout import LENGTH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file of the checkpoint, and which of its ``tensors`` are exported. ``check`` gets all of the file, piece by piece, and
+    """A file of the checkpoint, and which of its ``tensors`` are exported. ``check`` gets the whole file, piece by piece, and
     b"" at its end; it raises CheckpointError. ``keeps_formats``: its numbers are not converted."""
 
     stored: Stored
@@ -36,15 +36,15 @@ class Part:
 
 @dataclass(slots=True)
 class Written:
-    """By name, the BLAKE3 (hex) of each file that was written; and by tensor, how many of its numbers became infinite."""
+    """By name, the BLAKE3 (hex) of each written file; and by tensor, how many of its numbers became infinite."""
 
     files: dict[str, str] = field(default_factory=dict)
     infinite: dict[str, int] = field(default_factory=dict)
 
 
 def write_shards(parts: Sequence[Part], target: Path, wanted: Format | None, least_bytes: int) -> Written:
-    """Writes one file, model.safetensors, or several of at least ``least_bytes``, the last one apart, and the index that
-    transformers reads. The numbers are in the format ``wanted``; None: in their own."""
+    """Writes one file, model.safetensors, or several files and the index that transformers reads. Each file has at least
+    ``least_bytes``, except the last one. The numbers are in the format ``wanted``; None: in their own."""
     written, shards = Written(), list(_shards(parts, wanted, least_bytes))
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     names = ["model.safetensors"] if len(shards) == 1 else names
@@ -63,7 +63,7 @@ def write_shards(parts: Sequence[Part], target: Path, wanted: Format | None, lea
 
 
 def _shards(parts: Sequence[Part], wanted: Format | None, least_bytes: int) -> Iterator[list[Part]]:
-    """What goes into one file each. Formats are not mixed in it, so that each number lies at a multiple of its size."""
+    """The parts of each file to write. Formats are not mixed in a file, so that each number lies at a multiple of its size."""
     shard: list[Part] = []
     for part in parts:
         if shard and shard[-1].keeps_formats != part.keeps_formats:
@@ -78,7 +78,7 @@ def _shards(parts: Sequence[Part], wanted: Format | None, least_bytes: int) -> I
 
 
 def _write(file: BinaryIO, shard: Sequence[Part], wanted: Format | None, infinite: dict[str, int]) -> str:
-    """Returns the BLAKE3 (hex) of what was written."""
+    """Writes the shard, and returns the BLAKE3 (hex) of its bytes."""
     digest = blake3()
 
     def put(data: bytes | memoryview) -> None:
@@ -110,7 +110,7 @@ def _write(file: BinaryIO, shard: Sequence[Part], wanted: Format | None, infinit
 
 
 def _header(shard: Sequence[Part], wanted: Format | None) -> bytes:
-    """The format is described in the README of safetensors."""
+    """The header of the shard. The README of safetensors describes the format."""
     entries: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for part in shard:

@@ -13,15 +13,15 @@ from dtfm.coordinator.service.checkpoint_folder import CheckpointError
 from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES
 
 FIRST_BYTES = 1 << 16
-"""Of a file that are read at once to look at its header, which mostly is shorter."""
+"""Bytes of a file to read first, for its header, which mostly is shorter."""
 
 PIECE_BYTES = 4 << 20
-"""Of a file that are in memory at a time."""
+"""The most bytes of a file that are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor. ``dtype`` as safetensors names it. Bytes [begin, end) of what follows the header are its numbers."""
+    """One tensor. ``dtype`` as safetensors names it. Its numbers are bytes [begin, end), counted from the end of the header."""
 
     name: str
     dtype: str
@@ -32,14 +32,17 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A file at ``path`` of ``filesystem`` (fsspec) with ``size`` bytes. ``header``: without its length. ``tensors`` are in the
-    order of their bytes, and cover all that follows the header."""
+    """A safetensors file of a checkpoint."""
 
     filesystem: Any
+    """The file's filesystem (fsspec)."""
     path: str
     size: int
+    """In bytes."""
     header: bytes
+    """Without its length."""
     tensors: tuple[Tensor, ...]
+    """In the order of their bytes. They cover the file from the end of the header."""
 
     @property
     def data_begin(self) -> int:
@@ -63,7 +66,7 @@ def look_at(filesystem: Any, path: str, size: int) -> Stored:
 
 
 def tensors_of(header: bytes, data_bytes: int, path: str) -> tuple[Tensor, ...]:
-    """What the header describes of the ``data_bytes`` that follow it. Raises CheckpointError."""
+    """The tensors that the header describes, of the ``data_bytes`` that follow it. Raises CheckpointError."""
     try:
         named = json.loads(header)
         tensors = [
@@ -94,8 +97,8 @@ def pieces(filesystem: Any, path: str) -> Iterator[bytes]:
 
 
 class Cutter:
-    """Cuts the bytes that follow a header, as they come, into pieces of whole numbers of the ``tensors``, and hands each to
-    ``take``."""
+    """Cuts the bytes that follow a header, as they come, into pieces of whole numbers of the ``tensors``, and hands each piece
+    to ``take``."""
 
     def __init__(self, tensors: tuple[Tensor, ...], take: Callable[[Tensor, memoryview], None]) -> None:
         self._tensors = [tensor for tensor in tensors if tensor.end > tensor.begin]

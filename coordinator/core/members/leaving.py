@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.copies import checkpoints, snapshot
 from dtfm.coordinator.core.copies.availability import is_under_way
-from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
+from dtfm.coordinator.core.copies.lost_state import awaited
 from dtfm.coordinator.core.findings import Gone
 from dtfm.coordinator.core.phases import Gathering, Pausing, Stepping
 from dtfm.coordinator.core.plan.replanning import drop_stale_choice
 from dtfm.coordinator.core.reach import ways
 from dtfm.coordinator.core.refusal import shorten
-from dtfm.coordinator.core.state import Admission, Session
+from dtfm.coordinator.core.state import Admission, Away, Session
 from dtfm.coordinator.core.step import pause
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES
@@ -20,12 +20,19 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 
-def leave(transition: Transition, session: Session, reason: str, *, for_good: bool = False) -> None:
-    """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost."""
+def leave(
+    transition: Transition, session: Session, reason: str, *, for_good: bool = False, silent: bool = False
+) -> None:
+    """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost.
+    ``silent``: its lease has ended."""
     node, plan, before = session.node, transition.state.ledger.training.plan, transition.state.ledger.reach.ways
-    others = tuple(other for other in transition.state.members.ended if other != node)
+    members = transition.state.members
+    others = tuple(other for other in members.ended if other != node)
     ended = (*others, node)[-MAX_NODES:] if for_good else others
-    transition.set_members(replace(transition.state.members.without_session(node), ended=ended))
+    away = {other: each for other, each in members.away.items() if other != node}
+    if not for_good:
+        away = dict([*away.items(), (node, Away(session.heard, silent))][-MAX_NODES:])
+    transition.set_members(replace(members.without_session(node), ended=ended, away=away))
     if node in transition.state.ledger.members:  # else all left when the run was stopped
         transition.emit(ev.NodeLeft(node, reason))
     drop_stale_choice(transition)
@@ -73,8 +80,8 @@ def _is_needed(transition: Transition, session: Session) -> bool:
         return True
     match state.phase:
         case Gathering(waiting=waiting) as phase:  # a plan may still fetch state from it
-            is_waiting = waiting is not None and bool(worth_waiting(state, phase, transition.now))
-            return state.planner.asked is not None or is_waiting
+            waits = None if waiting is None else awaited(state, phase, transition.now)
+            return state.planner.asked is not None or (waits is not None and not waits.asks)
         case Stepping():
             return state.ledger.training.plan is not None and node in state.ledger.training.plan.nodes
         case Pausing() as phase if state.is_closing:

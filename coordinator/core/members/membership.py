@@ -15,7 +15,7 @@ from dtfm.coordinator.core.members.quarantine import refusal_of
 from dtfm.coordinator.core.plan import precision, slow_lines
 from dtfm.coordinator.core.reach import links, ways
 from dtfm.coordinator.core.refusal import Refused, shorten
-from dtfm.coordinator.core.state import Admission, Session, State
+from dtfm.coordinator.core.state import Admission, Session, State, Work
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Certify, HangUp, Transition
 from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello
@@ -119,7 +119,10 @@ def _check_crowd(state: State, node: str, origin: str) -> None:
 
 
 def beats(transition: Transition, session: Session, beat: wire.Heartbeat) -> None:
-    session = replace(session, beat=beat)
+    work = session.work
+    if beat.HasField("work") and (work is None or (work.done, work.waits) != (beat.work.done, beat.work.waits)):
+        work = Work(beat.work.done, beat.work.waits, transition.now)
+    session = replace(session, beat=beat, work=work)
     transition.set_session(session)
     _prepares(transition, session, beat)
     slow_lines.heard(transition, session, beat)
@@ -266,8 +269,10 @@ def lapse(transition: Transition) -> None:
     _look_at_the_clock(transition)
     for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
         if transition.now - _heard(transition.state, session) > transition.state.lease:
+            lapsed = wire.Lapsed(lease_seconds=transition.state.lease)
+            transition.send([session.node], wire.CoordinatorMessage(lapsed=lapsed))
             transition.commands.append(HangUp(session.stream))
-            leave(transition, session, f"no sign of life for {transition.state.lease:g} seconds")
+            leave(transition, session, f"no sign of life for {transition.state.lease:g} seconds", silent=True)
         elif session.admission is Admission.PROBING and transition.now > session.probe_until:
             transition.log(f"{session.node} did not report its links in time; they count as average")
             _arrive(transition, session)
@@ -283,7 +288,6 @@ def lapse(transition: Transition) -> None:
         or transition.now - min(arrived) >= LONGEST_WAVE_LEASES * lease
     ):
         _let_in(transition)
-    links.measure_broken(transition)
     links.measure_slow(transition)
 
 

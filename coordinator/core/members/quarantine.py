@@ -11,7 +11,6 @@ from dtfm.coordinator.core.trust.verdict import Guilty
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.trust import CLEARED_BY
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.identity.access import Role
 
@@ -30,14 +29,6 @@ def quarantine(transition: Transition, guilty: Guilty) -> None:
     transition.emit(
         ev.NodeQuarantined(node, guilty.charge, shorten(reason), step, guilty.undecided, guilty.against, key)
     )
-
-
-def clear(transition: Transition, charge: Charge | None) -> None:
-    """The run itself is at fault: whoever was quarantined for that in the step in hand is forgiven."""
-    step = transition.state.ledger.training.step
-    for why in list(transition.state.ledger.trust.quarantined.values()):
-        if (why.charge, why.step) == (charge, step):
-            transition.emit(ev.NodeForgiven(why.node, CLEARED_BY, why.key))
 
 
 def refusal_of(ledger: Ledger, node: str) -> Refused | None:

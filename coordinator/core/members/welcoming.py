@@ -19,6 +19,11 @@ def welcome(transition: Transition, session: Session, joined: ev.NodeJoined) -> 
     session = replace(session, precision=precision.of_newcomer(transition.state, session.device))
     transition.emit(joined)
     transition.set_session(session)
+    members = transition.state.members
+    if (away := members.away.get(session.node)) is not None:
+        transition.set_members(
+            replace(members, away={**members.away, session.node: replace(away, back=transition.now)})
+        )
     if joined.relay:
         ways.relay_came(transition)
     state = transition.state

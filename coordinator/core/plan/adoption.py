@@ -11,20 +11,26 @@ from dataclasses import replace
 from itertools import count
 
 from dtfm.coordinator.core.copies import disks, snapshot, standby
+from dtfm.coordinator.core.copies.availability import Kind
+from dtfm.coordinator.core.copies.lost_state import resume_point
 from dtfm.coordinator.core.ending import conclude
-from dtfm.coordinator.core.findings import Doubt, Setback
-from dtfm.coordinator.core.givers import givers, only_givers
+from dtfm.coordinator.core.findings import Setback, Unwell
+from dtfm.coordinator.core.givers import givers
+from dtfm.coordinator.core.health.pairs import may_lose
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.phases import Gathering, Pausing, States, Switching
-from dtfm.coordinator.core.plan.going_back import go_back, newest_snapshot
+from dtfm.coordinator.core.plan.expected import loading_seconds
+from dtfm.coordinator.core.plan.going_back import go_back
 from dtfm.coordinator.core.refusal import name_some, shorten
 from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.timeouts import BESIDE, READY_LEASES, STEP_FACTOR
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.votes import check_lost
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.health import PLAN_FAILED
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.steps import OVERDUE, SETTLED
+from dtfm.coordinator.log.steps import OVERDUE, PEER_LOST, SETTLED
+from dtfm.coordinator.log.unaudited import cannot_be_audited
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.owed import total
 from dtfm.scheduler.model.plan import Plan
@@ -53,8 +59,13 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     if transition.state.is_closing and (ledger.copies.is_safe(before) or is_home):
         conclude(transition)
         return
-    if not transition.state.ledger.state_is_held and (newest := newest_snapshot(transition.state)).step < before:
-        go_back(transition, newest, "no node holds all of the state as of the last step any more", in_doubt=False)
+    if not transition.state.ledger.state_is_held:
+        if (point := resume_point(transition.state, transition.now)) is None:
+            regroup(transition, cause)
+            return
+        begins_there = point.kind is Kind.WEIGHTS and ledger.copies.from_weights != point.step
+        if point.step < before or begins_there:
+            go_back(transition, point, "no node holds all of the state as of the last step any more", in_doubt=False)
     ledger = transition.state.ledger
     generation, trained = ledger.training.generation + 1, ledger.training.trained(ledger.training.step)
     at_rest = transition.state.rounds.at_rest(ledger.training.step)
@@ -64,7 +75,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
     if owed not in ledger.training.debts.adopted:
         reason += f"; {total(owed.again):,} micro-batches that lost islands had trained come again"
-    former = ledger.training.plan
+    former, before_it = ledger.training.plan, cannot_be_audited(ledger)
     transition.emit(
         ev.PlanAdopted(
             plan.generation,
@@ -76,6 +87,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
             _counts_from(transition.state, plan),
         )
     )
+    if (now := cannot_be_audited(transition.state.ledger)) != before_it:
+        transition.emit(ev.StagesUnaudited(generation, now))
     disks.look_for_room(transition, former)
     planner = replace(transition.state.planner, chosen=None, has_planned=True)
     transition.end_question(planner, False, "the plan has just changed")
@@ -83,9 +96,11 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         transition.log(f"no held-out loss after step {pending.step}: the plan changes before it is there")
         transition.state = replace(transition.state, evaluation=None)
     known = _what_holders_told(transition.state) if ledger.training.step == before else {}
-    ledger, deadline = transition.state.ledger, transition.now + transition.state.patience
+    ledger = transition.state.ledger
+    longest = max((loading_seconds(transition.state, node) for node in plan.nodes), default=0.0)
+    deadline = transition.now + READY_LEASES * transition.state.lease + BESIDE * STEP_FACTOR * longest
     named = givers(ledger, ledger.ready)
-    transition.enter(Switching(frozenset(plan.nodes), deadline, states=known, givers=named))
+    transition.enter(Switching(frozenset(plan.nodes), deadline, transition.now, states=known, givers=named))
     for node, message in assignments(ledger, reason, ledger.ready, named, snapshot.source(transition.state)):
         transition.send([node], message)
 
@@ -128,9 +143,10 @@ def is_length_of(rounds: Rounds, length: int) -> bool:
 
 
 def again(transition: Transition, reason: str) -> None:
-    """The same plan under the next generation, or another plan if a node of it is not ready: it left, or has just returned."""
+    """The same plan under the next generation, or another plan if a node of it is not ready: it left, has just returned, or is
+    out of use."""
     ledger = transition.state.ledger
-    if (plan := ledger.training.plan) is not None and set(plan.nodes) <= set(ledger.ready):
+    if (plan := ledger.training.plan) is not None and set(plan.nodes) <= set(ledger.working):
         adopt(transition, PlanChosen(plan, "the same plan again"), reason)
     else:
         regroup(transition, reason)
@@ -154,8 +170,13 @@ def plan_failed(transition: Transition, node: str, message: wire.PlanFailed) -> 
     if from_checkpoint:
         transition.set_phase(replace(phase, damaged={**phase.damaged, node: failure}))
         settle_damage(transition)
-    else:
+    elif lost:
         _fail(transition, [failure])
+    elif may_lose(ledger, node, message.peer) or _gives(phase, node, message.peer):
+        reason = f"{node} could not reach {message.peer} for plan {failure.generation}: {why}"
+        _fail(transition, [failure], (Unwell(node, PEER_LOST, reason, message.peer),))
+    else:
+        _fail(transition, [failure], (_unwell(failure),))
 
 
 def settle_damage(transition: Transition) -> None:
@@ -164,38 +185,39 @@ def settle_damage(transition: Transition) -> None:
     phase = transition.state.phase
     assert isinstance(phase, Switching)
     if len(phase.damaged) >= ENOUGH_TO_SAY_DAMAGED or phase.awaiting <= phase.damaged.keys():
-        _fail(transition, [*phase.damaged.values()])
+        failures = [*phase.damaged.values()]
+        _fail(transition, failures, tuple(map(_unwell, failures)))
 
 
-def _fail(transition: Transition, failures: Sequence[ev.PlanFailed]) -> None:
-    """The plan fails. A party may be to blame as well that alone could give a node its state."""
-    ledger, phase, last = transition.state.ledger, transition.state.phase, failures[-1]
-    assert isinstance(phase, Switching)
+def _gives(phase: Switching, node: str, peer: str) -> bool:
+    """Whether the peer was named to the node as having state that it needs."""
+    return any(peer in layer for layer in phase.givers.get(node, ()))
+
+
+def _unwell(failure: ev.PlanFailed) -> Unwell:
+    reason = f"{failure.node} could not take its part in plan {failure.generation}: {failure.reason}"
+    return Unwell(failure.node, PLAN_FAILED, reason)
+
+
+def _fail(transition: Transition, failures: Sequence[ev.PlanFailed], unwell: tuple[Unwell, ...] = ()) -> None:
+    """The plan fails."""
+    ledger, last = transition.state.ledger, failures[-1]
     for each in failures:
         transition.emit(each)
     if transition.state.ledger.copies is not ledger.copies:
         regroup(transition, f"{last.node} found the snapshot damaged")  # so say several
         return
-    is_given = not (last.lost or last.snapshot_damaged or ledger.is_alone)
-    alone = only_givers(ledger, phase.givers, [last.node]) if is_given else ()
-    doubts = []
-    for each in failures:
-        reason = f"{each.node} could not take its part in plan {each.generation}: {each.reason}"
-        doubts.append(Doubt(Charge.PLAN_FAILED, tuple(sorted({each.node, *alone})), reason, (each.node,)))
-    transition.find(Setback(SETTLED, last.node, doubts[-1].reason, tuple(doubts), lost_state=True))
+    reason = unwell[-1].why if unwell else _unwell(last).why
+    transition.find(Setback(SETTLED, last.node, reason, unwell=unwell, lost_state=True))
 
 
 def plan_overdue(transition: Transition, phase: Switching) -> None:
-    """Nodes have not become ready for the plan in time, though heartbeats came. What they wait for may come slowly from
-    others."""
-    ledger = transition.state.ledger
-    suspects = tuple(sorted(phase.awaiting | only_givers(ledger, phase.givers, phase.awaiting)))
-    problem = (
-        f"{name_some(phase.awaiting)} not ready within {transition.state.patience:g} seconds, though heartbeats came"
-    )
+    """Nodes have not become ready for the plan in time, though heartbeats came."""
+    ledger, suspects = transition.state.ledger, tuple(sorted(phase.awaiting))
+    problem = f"{name_some(phase.awaiting)} not ready within {phase.deadline - phase.since:.3g} seconds, though heartbeats came"
     transition.emit(ev.PlanFailed(ledger.training.generation, suspects[0], problem, silent=True))
-    doubt = Doubt(Charge.STALLED, suspects, problem)
-    transition.find(Setback(OVERDUE, suspects[0], problem, (doubt,), lost_state=True))
+    unwell = tuple(Unwell(node, OVERDUE, problem) for node in suspects)
+    transition.find(Setback(OVERDUE, suspects[0], problem, unwell=unwell, lost_state=True))
 
 
 def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 
 from dtfm.coordinator.core.copies import standby
 from dtfm.coordinator.core.copies.availability import availability
-from dtfm.coordinator.core.copies.returning_nodes import worth_waiting
+from dtfm.coordinator.core.copies.lost_state import awaited
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.phases import Gathering, Stepping
 from dtfm.coordinator.core.plan import precision
@@ -17,7 +17,7 @@ from dtfm.coordinator.core.plan.adoption import adopt, is_length_of, rounds_of
 from dtfm.coordinator.core.plan.drift import uncertainty
 from dtfm.coordinator.core.plan.planner_input import horizon_seconds, measured_cluster
 from dtfm.coordinator.core.refusal import name_some, shorten
-from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, PlanChosen, Question, State
+from dtfm.coordinator.core.state import Answer, Asked, PlanChosen, Question, State
 from dtfm.coordinator.core.timeouts import (
     GRACE_LEASES,
     HASTE_LEASES,
@@ -28,10 +28,10 @@ from dtfm.coordinator.core.timeouts import (
 from dtfm.coordinator.core.transition import CarryOn, Planned, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.disputes import disputes, kept_apart
-from dtfm.coordinator.core.trust.verdict import attempts_since_commit
 from dtfm.coordinator.core.validation.description import as_the_run_says
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.wording import MOST_NAMED
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import lengths_within
 
@@ -42,6 +42,8 @@ class WaitReason(enum.Enum):
     TOO_FEW_NODES = enum.auto()
     NODES_MAY_RETURN = enum.auto()
     """Training would go back otherwise, and that costs more than waiting."""
+    STATE_IS_LOST = enum.auto()
+    """Training would go back otherwise, and that costs so much that an operator has to say so."""
     STANDBYS_MAY_REPORT = enum.auto()
     """A standby has not yet said whether it has what nobody else has any more."""
     NO_PLAN = enum.auto()
@@ -191,10 +193,13 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
         return Wait(WaitReason.PAUSED, hold.narrate())
     if problem := _too_few(state, phase, now):
         return Wait(WaitReason.TOO_FEW_NODES, problem)
-    if awaited := worth_waiting(state, phase, now):
-        return Wait(WaitReason.NODES_MAY_RETURN, awaited)
+    waits = awaited(state, phase, now)
+    if waits is not None and not waits.asks:
+        return Wait(WaitReason.NODES_MAY_RETURN, waits.sentence)
     if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
         return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
+    if waits is not None:
+        return Wait(WaitReason.STATE_IS_LOST, waits.sentence)
     question = question_of(state)
     if planner.chosen is not None:
         return Adopt(planner.chosen, phase.reason)
@@ -256,11 +261,11 @@ def _carry_on(state: State) -> CarryOn | None:
     plan, described = ledger.training.plan, ledger.described
     if plan is None or described is None or not state.planner.has_planned:
         return None
-    if attempts_since_commit(ledger, Charge.PLAN_FAILED) == ATTEMPTS - 1:
-        return None  # the last attempt is made with another plan
+    if any(each.failures > 1 for node, each in ledger.health.items() if node in plan.nodes):
+        return None  # what has failed twice is planned anew
     whole, several = {*ledger.whole_islands, None}, len({*ledger.training.islands.values()}) > 1
     gone = {node for node in plan.nodes if ledger.source_of(node) not in whole} if several else set[str]()
-    present = [node for node in ledger.ready if node in {*ledger.staying, *plan.nodes} - gone]
+    present = [node for node in ledger.working if node in {*ledger.staying, *plan.nodes} - gone]
     holders = availability(state).in_memory(ledger.training.step)
     nobody = tuple(frozenset[str]() for _ in described.workload.layers)
     if not present:
@@ -273,7 +278,7 @@ def _is_still_here(state: State, question: Question, plan: Plan | None) -> bool:
     the question are."""
     used = {node for node, _ in question.nodes} if plan is None else set(plan.nodes)
     asked_about = frozenset(process for process in question.nodes if process[0] in used)
-    return used <= set(state.ledger.ready) and asked_about <= question_of(state).nodes
+    return used <= set(state.ledger.working) and asked_about <= question_of(state).nodes
 
 
 def _too_few(state: State, phase: Gathering, now: float) -> str:
@@ -297,18 +302,35 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
     """Logs the wait once, and drops the planner's question, which is out of date."""
     if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
         phase = replace(phase, waiting=transition.now)
+    if out := _out_of_use(transition.state.ledger):
+        sentence = f"{sentence}; {out}"
     if quarantined := transition.state.ledger.trust.quarantined.values():
         names = name_some(why.node for why in quarantined)
         *_, last = quarantined
         sentence = f"{sentence}; quarantined: {names} (`dtfm-coordinator forgive NODE` lets one come back)"
         sentence = f"{sentence}; the last for {last.charge}: {last.reason}"
     if phase.said != sentence:
-        transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence))
+        asks = reason is WaitReason.STATE_IS_LOST
+        transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence, asks))
         phase = replace(phase, said=sentence)
     if phase != transition.state.phase:
         transition.set_phase(phase)
     if transition.state.planner.asked is not None:
         transition.end_question(transition.state.planner, False, sentence)
+
+
+def _out_of_use(ledger: Ledger) -> str:
+    """What plans do without for now, and what would help; empty: nothing."""
+    ready, said = set(ledger.ready), list[str]()
+    if out := sorted(ready.difference(ledger.working)):
+        why = "; ".join(f"{node} ({ledger.health[node].why})" for node in out[:MOST_NAMED])
+        said.append(f"out of use until they pass a test, which comes by itself: {why}")
+    if pairs := sorted(pair for pair in ledger.reach.broken if ready.issuperset(pair)):
+        between = ", ".join(f"{one} and {other}" for one, other in pairs[:MOST_NAMED])
+        said.append(
+            f"a link that works would help between {between}, which is tried again by itself, or a relay (`dtfm-node relay`)"
+        )
+    return "; ".join(said)
 
 
 def _ask(transition: Transition, question: Question, hasty: bool, tickets: Sequence[int]) -> None:
@@ -319,7 +341,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
     ledger, training, steps = state.ledger, state.ledger.training, state.run.train.steps
     nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
-    whole = ledger.whole_islands  # it looks at every member
+    whole, described = ledger.whole_islands, ledger.description  # the first looks at every member
     apart = any({one, other} <= set(nodes) for one, other in kept_apart(ledger))
     if isinstance(pinned, tuple) and (sum(pinned) > len(nodes) or apart):
         pinned = len(pinned)  # some of the replicas are missing or kept apart: train with the same number of stages
@@ -327,7 +349,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
         PlanWanted(
             number=asked.number,
             cluster=partial(measured_cluster, ledger, nodes),
-            workload=as_the_run_says(ledger.description.workload, state.run),
+            workload=replace(as_the_run_says(described.workload, state.run), tied=described.is_tied),
             incumbent=training.plan,
             stages=pinned,
             seed=state.run.seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, on_disk
+from dtfm.coordinator.core.copies.availability import Kind, ResumePoint, availability, on_disk
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan.adoption import regroup
@@ -69,6 +69,30 @@ def consequences(state: State, place: Place) -> str:
     return (
         f"training would go back from step {now} to step {step} ({place.where}): {lost} would be lost{moments}{deleted}"
     )
+
+
+def go_on_from(transition: Transition, *, weights: bool, by: str) -> str:
+    """The state is lost. Training goes on from the newest ``weights`` in a checkpoint, or begins again. Returns the event's
+    sentence. Raises Refused."""
+    state, copies = transition.state, transition.state.ledger.copies
+    step, newest = state.ledger.training.step, copies.checkpoint_step
+    option = "weights" if weights else "start"
+    if not step or availability(state).resume_point().step >= step:
+        raise Refused(
+            wire.MALFORMED,
+            f"no state is lost: the run has the state of step {step}. `dtfm-coordinator continue` without --from {option} goes "
+            "on with a run that is paused, and `dtfm-coordinator rollback STEP` goes back to an earlier step",
+        )
+    if weights and not newest:
+        raise Refused(wire.MALFORMED, f"there are no weights in a checkpoint{_instead(places(state))}")
+    kind = None if not weights else Kind.WEIGHTS if copies.checkpoints[newest].weights else Kind.CHECKPOINT
+    point = ResumePoint(newest if weights else 0, kind)
+    origin = f"the weights of step {newest}" if weights else "the start"
+    reason = f"{by} goes on from {origin}, as the state of step {step} is lost"
+    # Checkpoints stay: nothing in them is in doubt, and nothing else may be left.
+    back = go_back(transition, point, reason, in_doubt=False)
+    regroup(transition, reason)
+    return back.narrate()
 
 
 def roll_back(transition: Transition, place: Place, by: str) -> str:

@@ -1,4 +1,4 @@
-"""Links: who measures which, and those that broke."""
+"""Links: who measures which, and those that became slow. Those that broke: core/health/pairs.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.reach import ways
 from dtfm.coordinator.core.state import Admission, Retry, Session
-from dtfm.coordinator.core.timeouts import PROBE_LEASES, SIGN_OF_LIFE_LEASES
+from dtfm.coordinator.core.timeouts import LONGEST_PAUSE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation.links import check_connection, check_links
 from dtfm.coordinator.log import events as ev
@@ -22,8 +22,6 @@ links count as average."""
 
 MOST_SLOW = 256
 """The number of links that became slow and are measured again."""
-LONGEST_PAUSE_LEASES = 360.0
-"""Between two such measurements: an hour, with a lease of ten seconds."""
 TIMES_FASTER = 2.0
 """The planner looks again once such a link is this number of times faster."""
 
@@ -97,14 +95,6 @@ def measure_relays(transition: Transition) -> None:
         ways.probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
 
 
-def count_as_broken(transition: Transition, pairs: Collection[tuple[str, str]], why: str) -> None:
-    """Plans do without the links of these pairs until they are measured again."""
-    for one, other in pairs:
-        dead = (ev.Link(one, other, 0.0, 0.0, why), ev.Link(other, one, 0.0, 0.0, why))
-        reason = f"its link with {other} is not used until it is measured again: {why}"
-        transition.emit(ev.LinksMeasured(one, dead, reason=reason))
-
-
 def look_again(transition: Transition, link: ev.Link) -> None:
     """The link has become slow: once no plan uses it, it is measured again now and then, since steps do not show it any more."""
     members, pause = transition.state.members, PROBE_LEASES * transition.state.lease
@@ -142,27 +132,3 @@ def _works_again(transition: Transition, links: Collection[ev.Link]) -> str:
             times = link.bandwidth / before.bandwidth
             return f"measured again, the link from {link.source} to {link.destination} is {times:.1f} times faster than before"
     return ""
-
-
-def measure_broken(transition: Transition) -> None:
-    """Has broken links measured again, at ever longer intervals, in case they work again. One that works, and breaks again before
-    it has worked for as long as the next interval, goes on with that."""
-    first, now = PROBE_LEASES * transition.state.lease, transition.now
-    members, ledger = transition.state.members, transition.state.ledger
-    retries: dict[tuple[str, str], Retry] = {}
-    for pair in ledger.reach.broken:
-        known = members.retries.get(pair, Retry(now + first, 2 * first))
-        retries[pair] = known if known.works_since is None else Retry(now + known.pause, 2 * known.pause)
-    for pair, known in members.retries.items():
-        since = now if known.works_since is None else known.works_since
-        if pair not in retries and now <= since + known.pause:
-            retries[pair] = replace(known, works_since=since)
-    ready = set(ledger.ready) if ledger.reach.broken else set()
-    for node, peer in sorted(ledger.reach.broken):
-        retry = retries[node, peer]
-        if now >= retry.due and {node, peer} <= ready:
-            ways.try_again(transition, node, peer)
-            ways.probe(transition, node, [members.sessions[peer]])
-            retries[node, peer] = Retry(now + retry.pause, 2 * retry.pause)
-    if retries != members.retries:
-        transition.set_members(replace(transition.state.members, retries=retries))

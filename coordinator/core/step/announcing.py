@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from dtfm.coordinator.core.copies import snapshot
+from dtfm.coordinator.core.messages import last_commit
 from dtfm.coordinator.core.phases import Pausing, Stepping
+from dtfm.coordinator.core.plan.expected import step_seconds
 from dtfm.coordinator.core.plan.replanning import leaver_is_stuck, switch_is_due
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step import evaluation, telling
-from dtfm.coordinator.core.timeouts import step_patience
+from dtfm.coordinator.core.timeouts import BESIDE, READY_LEASES, STEP_FACTOR, step_patience
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.verdict import attempts_since_commit
-from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -19,10 +20,8 @@ from dtfm.scheduler.model.plan import Plan
 def announce(transition: Transition, plan: Plan) -> None:
     """Sends the commit of the last step."""
     state, run, training = transition.state, transition.state.run, transition.state.ledger.training
-    committed, applied = training.last, training.optimizer
-    assert committed is not None
-    assert applied is not None
-    step, rounds = committed.step, state.rounds
+    step, rounds, commit = training.step, state.rounds, last_commit(state.ledger)
+    assert commit is not None
     at_rest = rounds.at_rest(step)  # else each island has weights of its own: nothing happens but the next step
     last, stuck = at_rest and step >= run.train.steps, at_rest and leaver_is_stuck(transition.state)
     ends = last or (at_rest and state.ledger.hold is not None)
@@ -30,19 +29,14 @@ def announce(transition: Transition, plan: Plan) -> None:
     evaluate = last or (at_rest and rounds.is_due(step, run.train.evaluate_every))
     switch = at_rest and switch_is_due(state)
     checkpoint = ends or closing or rounds.is_due(step, run.checkpoint.every)
-    commit = wire.Commit(
+    then = wire.Commit(
         generation=plan.generation,
-        step=step,
-        gradient_norm=committed.gradient_norm,
-        learning_rate=committed.learning_rate,
-        clip_norm=applied.clip_norm,
-        weight_decay=applied.weight_decay,
-        island_norms=committed.norms_by_island,
         evaluate=evaluate,
         snapshot=at_rest and snapshot.begin(transition, step, checkpoint=checkpoint, last=closing),
         pause=ends or stuck or switch,
         status=telling.status(transition.state),
     )
+    commit.MergeFrom(then)
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
     if evaluate:
         evaluation.expect(transition, step, plan)
@@ -50,18 +44,17 @@ def announce(transition: Transition, plan: Plan) -> None:
     if commit.pause:
         for_leaver = stuck and not switch and not ends
         awaiting = state.members.sessions.keys() & plan.nodes
-        transition.enter(Pausing(transition.now + state.patience, frozenset(awaiting), for_leaver=for_leaver))
+        deadline = transition.now + pause_patience(state)
+        transition.enter(Pausing(deadline, frozenset(awaiting), transition.now, for_leaver=for_leaver))
         return
     copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
     kept = state.safekeeping
     usual = not (rounds.exchanges(step + 1) or state.evaluation or kept.snapshot or kept.upload or copying)
-    deadline = transition.now + patience(transition, usual=usual)
+    deadline = transition.now + step_patience(state.lease, step_seconds(state), usual=usual)
     committed_by = phase.commit_by if isinstance(phase, Stepping) and phase.commit_by is not None else -math.inf
     transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by))
 
 
-def patience(transition: Transition, *, usual: bool) -> float:
-    """Seconds for the step that begins."""
-    state = transition.state
-    last = state.ledger.training.step_seconds
-    return step_patience(state.lease, last, usual=usual, overdue=attempts_since_commit(state.ledger, Charge.STALLED))
+def pause_patience(state: State) -> float:
+    """Seconds for confirming a commit, and for the evaluation after it."""
+    return READY_LEASES * state.lease + BESIDE * STEP_FACTOR * (step_seconds(state) or 0.0)

@@ -12,12 +12,12 @@ from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.core.plan import drift
 from dtfm.coordinator.core.plan.adoption import regroup, settle_damage
-from dtfm.coordinator.core.step.announcing import announce, patience
+from dtfm.coordinator.core.plan.expected import step_seconds
+from dtfm.coordinator.core.step.announcing import announce
+from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.verdict import attempts_since_commit
 from dtfm.coordinator.core.validation.votes import check_codecs, check_progress
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.plan import Plan
@@ -76,10 +76,10 @@ def _begin(transition: Transition, phase: Switching) -> None:
         regroup(transition, f"after step {ledger.training.step}")
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
-    again = attempts_since_commit(ledger, Charge.STALLED) > 0
+    again = transition.state.stalls_since_commit > 0
     counts = ledger.training.counts_from < ledger.training.generation  # else nobody says what it has
     at = stalled(plan, phase.progress) if again and counts else frozenset[str]()
-    deadline = transition.now + patience(transition, usual=again)
+    deadline = transition.now + step_patience(transition.state.lease, step_seconds(transition.state), usual=again)
     transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
     for nodes, begin in beginnings(plan, step, phase.progress):
         transition.send(nodes, wire.CoordinatorMessage(begin=begin))

@@ -10,11 +10,11 @@ from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.plan import drift, showing
 from dtfm.coordinator.core.step import spikes
 from dtfm.coordinator.core.step.announcing import announce
+from dtfm.coordinator.core.step.norms import counted, of_changes
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.plan_pb2 import CONSTANT, LINEAR, WARMUP_STABLE_DECAY, Run
-from dtfm.scheduler.model.plan import Plan
 
 MOST_TIMES = 1e9
 """The largest number that the log has for how many times over the bound a clipped gradient was."""
@@ -38,9 +38,9 @@ def commit_if_due(transition: Transition) -> None:
 def commit(transition: Transition, phase: Stepping) -> None:
     """Commits and announces a step for which all have voted, and of which nothing is known to be wrong."""
     state, ledger, plan = transition.state, transition.state.ledger, transition.state.ledger.training.in_force
-    norms = {island.stages[0].island: _norm(island, phase.votes) for island in plan.islands}
     last = [phase.votes[node] for stage in plan.last_stages for node in stage.replicas]
     samples, exchanges = sum(vote.samples for vote in last), state.rounds.exchanges(phase.step)
+    norms = of_changes(plan, phase.votes) if exchanges else counted(transition, phase.votes)
     before = ledger.training.last
     known = before.loss if before is not None else 0.0
     is_first = before is None or before.generation != plan.generation
@@ -75,10 +75,6 @@ def commit(transition: Transition, phase: Stepping) -> None:
 
 def _root_mean_square(norms: Sequence[float]) -> float:
     return norms[0] if len(norms) == 1 else math.sqrt(math.fsum(norm**2 for norm in norms) / len(norms))
-
-
-def _norm(island: Plan, votes: Mapping[str, wire.StepReady]) -> float:
-    return math.sqrt(math.fsum(votes[stage.replicas[0]].squared_gradient_norm for stage in island.stages))
 
 
 def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.copies.agreed_state import by_stage
 from dtfm.coordinator.core.copies.availability import is_under_way
 from dtfm.coordinator.core.ending import conclude
-from dtfm.coordinator.core.findings import Doubt, Setback
+from dtfm.coordinator.core.findings import Setback, Unwell
 from dtfm.coordinator.core.phases import Pausing
 from dtfm.coordinator.core.plan.adoption import adopt, again, regroup
 from dtfm.coordinator.core.refusal import name_some
@@ -17,7 +17,6 @@ from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.agreement import islands_differ, stage_differs
 from dtfm.coordinator.core.validation.votes import check_digest, check_states
-from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.steps import OVERDUE
 from dtfm.protos import control_pb2 as wire
 
@@ -82,12 +81,12 @@ def awaits(state: State, phase: Pausing) -> str:
 def pause_overdue(transition: Transition, phase: Pausing) -> None:
     """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
     and a checkpoint by `snapshot.end_overdue`. Each node confirms by itself that it has applied the commit."""
-    state, step = transition.state, transition.state.ledger.training.step
-    evaluation.lost(transition, f"it did not come within {state.patience:g} seconds")
+    step = transition.state.ledger.training.step
+    waited = f"{phase.deadline - phase.since:.3g} seconds"
+    evaluation.lost(transition, f"it did not come within {waited}")
     if not phase.awaiting:
         return
-    reason = (
-        f"step {step} is trained, but {awaits(transition.state, phase)} did not come within {state.patience:g} seconds"
-    )
+    reason = f"step {step} is trained, but {awaits(transition.state, phase)} did not come within {waited}"
     suspects = tuple(sorted(phase.awaiting))
-    transition.find(Setback(OVERDUE, suspects[0], reason, (Doubt(Charge.STALLED, suspects, reason),)))
+    unwell = tuple(Unwell(node, OVERDUE, reason) for node in suspects)
+    transition.find(Setback(OVERDUE, suspects[0], reason, unwell=unwell))

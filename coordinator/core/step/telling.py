@@ -66,6 +66,7 @@ def tell_idle(transition: Transition) -> None:
     """At the end of a tick: tells idle nodes why the plan does without them, when that may have changed."""
     before, ledger = transition.before.ledger, transition.state.ledger
     stays = ledger.reach.changes == before.reach.changes and ledger.leaving == before.leaving
+    stays = stays and ledger.health is before.health
     if transition.state.stopped or (stays and ledger.training.plan is before.training.plan):
         return  # before anything is done for each member
     for node, idle in idle_nodes(ledger, ledger.ready, MOST_TOLD_IDLE).items():

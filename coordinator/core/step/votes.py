@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtfm.coordinator.core.copies import standby
-from dtfm.coordinator.core.findings import Doubt, Setback
+from dtfm.coordinator.core.findings import Doubt, Setback, Unwell
+from dtfm.coordinator.core.health.pairs import exchange, may_lose
 from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.refusal import is_finite, name_some, shorten
+from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.step import evaluation
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust import auditing
 from dtfm.coordinator.core.trust.agreement import contradiction
-from dtfm.coordinator.core.trust.verdict import exchange, may_lose
 from dtfm.coordinator.core.validation.votes import check_clipped, check_loss, check_vote
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.steps import OVERDUE, SETTLED
+from dtfm.coordinator.log.steps import OVERDUE, PEER_LOST, SETTLED
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
+
+MOST_LOSS = 1e6
+"""The largest mean loss of a token, in nats, that is trained on."""
 
 
 def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
@@ -34,10 +38,10 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
         reason = f"in step {vote.step} it counted {vote.samples} samples; its part in plan {plan.generation} is {due}"
         transition.find(Setback(SETTLED, node, reason, proven=Charge.SAMPLE_COUNT))
         return
-    if not is_finite(vote.squared_gradient_norm, vote.loss_sum):
-        transition.find(_failure(wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite"))
-        return
     check_loss(vote, state.run.model.family)
+    if problem := _diverges(vote, state.run.model.family):
+        transition.find(_failure(state, wire.NON_FINITE, node, problem))
+        return
     passed = auditing.passed_in(state, phase, node, vote)
     phase = replace(phase, votes={**phase.votes, node: vote}, passed=passed)
     transition.set_phase(phase)
@@ -64,52 +68,69 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
     if _in_hand(transition, node, message) is None:
         return
     problem = message.problem if message.problem in wire.StepProblem.values() and message.problem else wire.INTERNAL
-    between = exchange if problem == wire.NON_FINITE else may_lose
-    if message.peer and between(ledger, node, message.peer):
-        transition.find(_failure_between(problem, node, message.peer, sentence))
+    if problem == wire.NON_FINITE and exchange(ledger, node, message.peer):
+        transition.find(_got_nan(node, message.peer, sentence))
+    elif problem == wire.PEER_LOST and may_lose(ledger, node, message.peer):
+        transition.find(_peer_lost(node, message.peer, sentence))
     elif problem == wire.PEER_LOST:
         reason = f"it lost {shorten(repr(message.peer), 64)}, with which it exchanges nothing"
-        transition.find(_failure(wire.INTERNAL, node, reason))
+        transition.find(_failure(transition.state, wire.INTERNAL, node, reason))
     else:
-        transition.find(_failure(problem, node, sentence))
+        transition.find(_failure(transition.state, problem, node, sentence))
 
 
 def step_overdue(transition: Transition, phase: Stepping) -> None:
-    """The step has passed its deadline, though heartbeats came. It is tried again, from where it stands. Those may be at fault at
-    whom the step stood when it was last interrupted, or all that have not voted."""
+    """The step has passed its deadline, though heartbeats came. Plans do without those at whom it stood when it was last
+    interrupted, or without all that have not voted, until they are tested: whoever works is back at once."""
     if phase.commit_by is not None:
         return  # the commit comes
     silent = set(transition.state.ledger.training.in_force.nodes) - phase.votes.keys()
     suspects = tuple(sorted(phase.stalled & silent or silent))
     reason = f"no vote from {name_some(silent)} within {phase.deadline - phase.since:g} seconds, though heartbeats came"
-    transition.find(Setback(OVERDUE, suspects[0], reason, (Doubt(Charge.STALLED, suspects, reason),)))
+    unwell = tuple(Unwell(node, OVERDUE, reason) for node in suspects)
+    if len(phase.stalled & silent) == 2 and may_lose(transition.state.ledger, *suspects):
+        unwell = (Unwell(suspects[0], OVERDUE, reason, suspects[1]),)
+    transition.find(Setback(OVERDUE, suspects[0], reason, unwell=unwell))
 
 
-def _failure(problem: wire.StepProblem, node: str, sentence: str) -> Setback:
+def _diverges(vote: wire.StepReady, family: str) -> str:
+    """Why no step can be made of the node's vote; empty: one can. A model of the ``family`` "module" may have any finite loss."""
+    if not is_finite(vote.squared_gradient_norm, vote.loss_sum, *vote.losses):
+        return "its loss or gradient norm is NaN or infinite"
+    loss = vote.loss_sum / max(vote.samples, 1)
+    if family != "module" and loss > MOST_LOSS:
+        return f"its loss is {loss:.3g} nats a token, which is more than {MOST_LOSS:g}"
+    return ""
+
+
+def _failure(state: State, problem: wire.StepProblem, node: str, sentence: str) -> Setback:
     """The node says that it fails by itself."""
-    reason = f"{sentence}{_ADVICE.get(problem, '')}"
-    doubt = Doubt(_CHARGES[problem], (node,), reason, (node,))
-    return Setback(wire.StepProblem.Name(problem), node, sentence, (doubt,))
+    reason = f"{sentence}{_advice(state, problem)}"
+    name = wire.StepProblem.Name(problem)
+    return Setback(name, node, sentence, unwell=(Unwell(node, name, reason),))
 
 
-def _failure_between(problem: wire.StepProblem, node: str, peer: str, sentence: str) -> Setback:
-    """The node says that it fails because of what passes between it and a peer."""
-    charge, reason = Charge.PEER_LOST, f"{node} lost {peer}: {sentence}"
+def _peer_lost(node: str, peer: str, sentence: str) -> Setback:
+    """The node says that it could not reach a peer."""
+    reason = f"{node} lost {peer}: {sentence}"
+    return Setback(PEER_LOST, node, reason, unwell=(Unwell(node, PEER_LOST, reason, peer),))
+
+
+def _got_nan(node: str, peer: str, sentence: str) -> Setback:
+    """The node says that a peer has sent it NaN."""
+    reason = f"{node} got a tensor from {peer} that is NaN or infinite: {sentence}"
+    name = wire.StepProblem.Name(wire.NON_FINITE)
+    return Setback(name, node, reason, (Doubt(Charge.HOP, (node, peer), reason, (node,)),))
+
+
+def _advice(state: State, problem: wire.StepProblem) -> str:
+    """How whoever runs the run can keep steps from failing in this way; empty: it is not the run's fault."""
+    if problem == wire.OUT_OF_MEMORY:
+        return ". Lower train.micro_batch, or add nodes"
     if problem == wire.NON_FINITE:
-        charge, reason = Charge.HOP, f"{node} got a tensor from {peer} that is NaN or infinite: {sentence}"
-    return Setback(wire.StepProblem.Name(problem), node, reason, (Doubt(charge, (node, peer), reason, (node,)),))
-
-
-_CHARGES = {
-    wire.NON_FINITE: Charge.NON_FINITE,
-    wire.OUT_OF_MEMORY: Charge.OUT_OF_MEMORY,
-    wire.INTERNAL: Charge.STEP_FAILED,
-}
-
-_ADVICE = {
-    wire.NON_FINITE: ". Lower train.learning_rate, lengthen train.warmup_steps, or look at the data",
-    wire.OUT_OF_MEMORY: ". Lower train.micro_batch, or add nodes",
-}
+        rate = state.ledger.optimizer.learning_rate
+        return f". Lower train.learning_rate, which is {rate:g}, lengthen train.warmup_steps, or look at the data"
+    return ""
 
 
 def _due_samples(transition: Transition, plan: Plan, node: str) -> int:

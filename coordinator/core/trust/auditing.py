@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.audits import COMPARED, Audit, Passed, Request
-from dtfm.coordinator.core.findings import Doubt
+from dtfm.coordinator.core.findings import Doubt, Unwell
 from dtfm.coordinator.core.phases import Stepping
 from dtfm.coordinator.core.refusal import name_some, require
 from dtfm.coordinator.core.state import State
@@ -19,9 +19,13 @@ from dtfm.coordinator.core.trust.passed import read_passed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.standing import Standing, earned, standing_of
+from dtfm.coordinator.log.trust import Audits
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
+
+SILENT = "SILENT"
+"""NodeOutOfUse.problem of a node that does not answer an audit in time."""
 
 ROUND_FACTOR = 3
 """An auditor gets this many times as long for a round as it takes for so many micro-batches of its own."""
@@ -103,7 +107,7 @@ def conclude(transition: Transition) -> None:
                 continue
             phase = _set_audit(transition, phase, audit, None)
             if (setback := judged(transition, audit)) is not None:
-                _now_due(transition, {audit.order.node})
+                audit_next(transition, {audit.order.node})
                 transition.find(setback)
                 return
     _ask(transition, phase)
@@ -112,8 +116,12 @@ def conclude(transition: Transition) -> None:
 def interrupted(transition: Transition, phase: Stepping, ender: str) -> tuple[Doubt, ...]:
     """The step ends while audits are open: work that was being audited is audited when its node next takes part. ``ender``: who
     has left, or says that it cannot do the step. If an auditor has found its work wrong by then, it may have ended the step for
-    that; if none has, people come and go."""
+    that; if none has, people come and go. In any case a stranger begins again as a newcomer, so that it pays nobody to evade."""
     party, doubts = transition.state.ledger.party, list[Doubt]()
+    audited = {party(audit.order.node) for audit in phase.audits}
+    known = transition.state.ledger.trust.audits.get(party(ender), Audits())
+    if ender and transition.state.ledger.is_open and party(ender) in audited and known.clean:
+        transition.emit(ev.StandingLost(ender, f"it ended step {phase.step} while its work was being audited"))
     for audit in phase.audits:
         node, views = audit.order.node, views_of(transition.state, audit)
         if not ender or party(node) != party(ender):
@@ -121,12 +129,13 @@ def interrupted(transition: Transition, phase: Stepping, ender: str) -> tuple[Do
         reason = f"it ended step {phase.step} while its work was being audited"
         against = [by for by, view in views.items() if view in (View.WRONG, View.WITHHELD)]
         doubts += [Doubt(Charge.WITHHELD, (node, by), reason, (by,)) for by in against]
-    _now_due(transition, {audit.order.node for audit in phase.audits})
+    audit_next(transition, {audit.order.node for audit in phase.audits})
     return tuple(doubts)
 
 
-def _now_due(transition: Transition, nodes: Collection[str]) -> None:
-    """An audit of these nodes' work came to nothing."""
+def audit_next(transition: Transition, nodes: Collection[str]) -> None:
+    """The work of these nodes is audited in any case when they next take part in a step: an audit of it failed, or a norm that
+    one party alone says was bounded."""
     memory = transition.state.auditing
     due = {**memory.due, **dict.fromkeys(nodes, 0)}
     transition.state = replace(transition.state, auditing=replace(memory, due=due))
@@ -154,7 +163,7 @@ def _ask(transition: Transition, phase: Stepping) -> None:
     state = transition.state
     busy = {node for audit in phase.audits for node in audit.awaited}
     took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
-    usual = step_patience(state.lease, took, usual=True, overdue=0)
+    usual = step_patience(state.lease, took, usual=True)
     audits, number = list(phase.audits), state.auditing.number
     for place, audit in enumerate(audits):
         requests = dict(audit.requests)
@@ -190,7 +199,8 @@ def _give_up_overdue(transition: Transition, phase: Stepping) -> Stepping:
             continue
         phase = _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, **dict.fromkeys(late)}))
         reason = f"it did not answer in time an audit of {audit.order.node} in step {phase.step}"
-        transition.find(tuple(Doubt(Charge.SILENT, (node,), reason) for node in late))
+        for node in late:
+            transition.find(Unwell(node, SILENT, reason))
         transition.log(f"{name_some(late)} did not say in time what came of an audit of {audit.order.node}")
     return phase
 

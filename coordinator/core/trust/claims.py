@@ -32,12 +32,13 @@ def are_proven(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
 
 def witnesses(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
     """Of each node, whether it may answer for a stage, as each stage of a plan has one that does, if these could train alone:
-    whether it is proven, and in dispute with nobody of its standing.
+    whether it is proven, in dispute with nobody of its standing, and no gradient norm that its party alone says was bounded.
 
-    While such nodes are fewer than stages, and anybody is in dispute, whether it is in dispute with nobody. So no stage is left
-    to two who agreed against a third: whoever sees them next is a voice of its own.
+    While such nodes are fewer than stages, and some are in dispute or were bounded, whether it is none of these. So no stage is
+    left to two who agreed against a third: whoever sees them next is a voice of its own.
     """
-    plan, proven, at_odds = ledger.training.plan, are_proven(ledger, nodes), disputed(ledger)
+    plan, proven = ledger.training.plan, are_proven(ledger, nodes)
+    at_odds = disputed(ledger) | ledger.trust.bounded.keys()
     undisputed = np.array([ledger.party(node) not in at_odds for node in nodes], dtype=np.bool_)
     enough = np.count_nonzero(proven & undisputed) >= (1 if plan is None else len(plan.stages))
     return proven & undisputed if enough or not at_odds else undisputed
@@ -45,13 +46,15 @@ def witnesses(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
 
 def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]:
     """What planning depends on, by node: how many audits have found its work right, PROVEN_AFTER only if it is proven; -1 if it
-    is suspected. Where members know each other, only of those who are suspected."""
+    is suspected, -2 if a norm that its party alone says was bounded. Where members know each other, only of such nodes."""
     strangers, of = ledger.is_open, ledger.trust.audits
     made = []
     for node in nodes:
         standing, audits = standing_of(ledger, node), of.get(ledger.party(node))
         so_far = 0 if audits is None else min(audits.clean, PROVEN_AFTER - 1)
-        if standing is Standing.SUSPECTED:
+        if ledger.party(node) in ledger.trust.bounded:
+            made.append((node, -2))
+        elif standing is Standing.SUSPECTED:
             made.append((node, -1))
         elif strangers:
             made.append((node, PROVEN_AFTER if standing >= Standing.PROVEN else so_far))

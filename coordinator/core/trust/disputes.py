@@ -7,18 +7,13 @@ these suspicions last (log/charges.py). Plans keep them apart that long, whateve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from dtfm.coordinator.core.state import ATTEMPTS
-from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.reach import Pair, pair_of
 from dtfm.coordinator.log.standing import standing_of
 from dtfm.coordinator.log.trust import Suspicion
-
-_NOT_BY_PLANS = (Charge.PEER_LOST, Charge.PLAN_FAILED)
-"""Keeping two apart for these would not help. A lost peer is the link's fault first, and the link is measured again. State that
-one node alone can give comes no other way."""
 
 
 def kept_apart(ledger: Ledger) -> frozenset[Pair]:
@@ -28,7 +23,7 @@ def kept_apart(ledger: Ledger) -> frozenset[Pair]:
 
 def disputes(ledger: Ledger, but: tuple[int, int] | None = None) -> frozenset[Pair]:
     """The pairs in dispute. ``but``: what was said in this attempt is left out."""
-    return frozenset(standing_against([each for each in between_two(ledger, _NOT_BY_PLANS) if each.attempt != but]))
+    return frozenset(standing_against([each for each in between_two(ledger) if each.attempt != but]))
 
 
 def disputed(ledger: Ledger) -> frozenset[str]:
@@ -41,14 +36,13 @@ def disputed(ledger: Ledger) -> frozenset[str]:
     return frozenset(found)
 
 
-def between_two(ledger: Ledger, but: Collection[Charge] = ()) -> list[Suspicion]:
-    """The suspicions of two members of different parties one of which says so, except for these charges."""
+def between_two(ledger: Ledger) -> list[Suspicion]:
+    """The suspicions of two members of different parties one of which says so."""
     return [
         each
         for each in ledger.trust.suspicions
         if len(each.nodes) == 2
         and each.said.by
-        and each.said.charge not in but
         and {*each.nodes} <= ledger.members.keys()
         and ledger.party(each.nodes[0]) != ledger.party(each.nodes[1])
     ]
@@ -72,7 +66,7 @@ def attempts_of(said: Iterable[Suspicion]) -> Counter[Pair]:
 def against(ledger: Ledger) -> dict[str, dict[str, str]]:
     """By party, those that it stands against: by party, a name."""
     found: dict[str, dict[str, str]] = {}
-    for pair in sorted(standing_against(between_two(ledger, but=(Charge.PEER_LOST,)))):
+    for pair in sorted(standing_against(between_two(ledger))):
         for one, other in (pair, pair[::-1]):
             found.setdefault(ledger.party(one), {})[ledger.party(other)] = other
     return found

@@ -1,15 +1,14 @@
-"""What follows from all suspicions together: who is quarantined, who are kept apart, or that the run itself is at fault.
+"""What follows from all suspicions together: who is quarantined, and who are kept apart.
 
-A suspicion names the nodes one of which is at fault (log/trust.py). Every room makes them, and this rule alone reads them:
+A suspicion names the nodes one of which has done wrong work (log/trust.py). Whoever is slow, silent or cannot be reached is not
+suspected of anything: that is health (core/health). Every room makes suspicions, and this rule alone reads them:
 
-1. *One party alone.* Whom the coordinator has seen fail, or who says so of itself, in ATTEMPTS attempts, is quarantined. Among
-   people who know each other the run is at fault instead, if others fail in the same way.
-2. *One of several, as the coordinator has seen it.* The party that was among the suspects in most attempts, ATTEMPTS at least, is
-   quarantined. If there are two such, their link counts as broken; if more, the one of least standing goes.
-3. *One against another.* Either may be at fault. The pair is kept apart as long as the suspicion lasts (disputes.py). A node that
+1. *One party alone.* A party that alone is suspected in ATTEMPTS attempts, as nobody else can have done it, is quarantined.
+2. *One against another.* Either may be at fault. The pair is kept apart as long as the suspicion lasts (disputes.py). A node that
    several contradict is quarantined: LEAST_VOICES of them, more than half of those that it has to do with, each of standing at
    least its own, and none of them contradicted by as many. Parties that come from one address have one voice. So newcomers cannot
    throw out whom they name, and a liar who goes on runs out of others to lie to. A believed node is enough by itself.
+3. *Two that no plan keeps apart.* The one that more voices contradict goes, or else the one of less standing.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dtfm.coordinator.core.phases import Pausing, Stepping
 from dtfm.coordinator.core.state import ATTEMPTS, State
 from dtfm.coordinator.core.trust.disputes import (
     against,
-    attempts_of,
     between_two,
     disputes,
-    kept_apart,
     standing_against,
 )
 from dtfm.coordinator.log.charges import Charge
@@ -38,20 +34,13 @@ LEAST_VOICES = 3
 
 LEAST_VOICES_AMONG_FRIENDS = 2
 
-MOST_LOSSES = 2 * ATTEMPTS - 1
-"""The number of attempts in a row that may fail as nodes lose each other, whoever they are."""
-
-_NOT_PROVEN = (Charge.NON_FINITE, Charge.SILENT, Charge.WITHHELD)
-"""What may have come from elsewhere, though one party alone is suspected of it."""
-
 _DECIDED = (Charge.AUDIT, Charge.SNAPSHOT)
 """What cannot have come from elsewhere, where several contradict a node: they have all computed it by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guilty:
-    """``node`` is to be quarantined. ``undecided``: it may not be at fault; it was its word against that of the ``against``, or
-    what it suffers from may have come from elsewhere."""
+    """``node`` is to be quarantined. ``undecided``: it may not be at fault; it was its word against that of the ``against``."""
 
     node: str
     charge: Charge
@@ -62,16 +51,10 @@ class Guilty:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who is ``guilty``, which pairs have come into dispute and are kept ``apart`` from now on, and whose links are to count as
-    ``broken`` until they are measured again, for this ``reason``. ``run``: why the run itself is at fault; empty: it is not.
-    ``charge``: for what, then."""
+    """Who is ``guilty``, and which pairs have come into dispute and are kept ``apart`` from now on."""
 
     guilty: tuple[Guilty, ...] = ()
     apart: tuple[Pair, ...] = ()
-    broken: tuple[Pair, ...] = ()
-    reason: str = ""
-    run: str = ""
-    charge: Charge | None = None
 
 
 def verdict(state: State) -> Verdict:
@@ -80,42 +63,20 @@ def verdict(state: State) -> Verdict:
     if not ledger.trust.suspicions:
         return Verdict()
     newest = ledger.trust.suspicions[-1]
-    found = _alone(ledger)
-    if isinstance(found, Verdict):
-        return found
-    guilty = [*found, *_contradicted(state)]
-    said = between_two(ledger, but=(Charge.PEER_LOST,))
+    guilty = [*_alone(ledger), *_contradicted(state)]
+    said = between_two(ledger)
     fresh = {pair_of(*each.nodes) for each in said if each.attempt == newest.attempt}
     before, now = disputes(ledger, but=newest.attempt), disputes(ledger)
     planner = state.planner  # its plan may be on its way
-    answered = (
+    known = (
         planner.answer.question.disputes if planner.answer and not (planner.asked or planner.chosen) else set[Pair]()
     )
-    no_plan_helps = before & answered | standing_against(
-        [each for each in said if each.said.charge is Charge.PLAN_FAILED]
-    )
-    for pair in sorted(fresh & no_plan_helps & standing_against(said)):
+    for pair in sorted(fresh & before & known & standing_against(said)):
         if not {each.node for each in guilty}.intersection(pair):
             guilty.append(_weaker(state, pair, newest))
-    broken = _lost_too_often(ledger)
-    match _most_seen(ledger) if not guilty else ():
-        case (one,):
-            reason = f"{ATTEMPTS} attempts waited for it; the last: {newest.said.reason}"
-            guilty.append(Guilty(one, newest.said.charge, reason, undecided=len(newest.nodes) > 1))
-        case (one, other) if (
-            isinstance(state.phase, Stepping | Pausing)
-            and {one, other} <= ledger.members.keys()
-            and may_lose(ledger, one, other)
-        ):
-            broken.add(pair_of(one, other))
-        case (_, _, *_) as several:
-            guilty.append(_weaker(state, several, newest))
     gone = {ledger.party(each.node) for each in guilty}
-
-    def staying(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
-        return tuple(sorted(pair for pair in pairs if gone.isdisjoint(map(ledger.party, pair))))
-
-    return Verdict(tuple(guilty), staying(now - before), staying(broken), newest.said.reason)
+    apart = (pair for pair in now - before if gone.isdisjoint(map(ledger.party, pair)))
+    return Verdict(tuple(guilty), tuple(sorted(apart)))
 
 
 def unseparable(state: State) -> Guilty | None:
@@ -129,60 +90,28 @@ def unseparable(state: State) -> Guilty | None:
     return None
 
 
-def may_lose(ledger: Ledger, node: str, peer: str) -> bool:
-    """Whether the two `exchange` tensors, and the two are not kept apart already."""
-    return pair_of(node, peer) not in kept_apart(ledger) and exchange(ledger, node, peer)
-
-
-def exchange(ledger: Ledger, node: str, peer: str) -> bool:
-    """Whether tensors pass between the two: both are in the plan, in the same stage or in neighbouring ones, or in any two
-    where parameters are tied between layers or there are several islands."""
-    plan, described = ledger.training.in_force, ledger.description
-    one, other = plan.stage_of(node), plan.stage_of(peer)
-    if one is None or other is None or node == peer:
-        return False
-    near = abs(one - other) <= 1 or len(plan.islands) > 1
-    return near or described.buckets > len(described.workload.layers)
-
-
-def attempts_since_commit(ledger: Ledger, charge: Charge) -> int:
-    """The number of attempts since the last commit in which somebody was suspected of this."""
-    commits, suspicions = ledger.trust.commits, ledger.trust.suspicions
-    return _attempts(each for each in suspicions if each.said.charge is charge and each.commits == commits)
-
-
-def _alone(ledger: Ledger) -> list[Guilty] | Verdict:
-    """Those whom nobody else can have made fail; or that the run is at fault."""
+def _alone(ledger: Ledger) -> list[Guilty]:
+    """Those who alone are suspected, in ATTEMPTS attempts."""
     of: dict[str, list[Suspicion]] = {}
     for each in ledger.trust.suspicions:
         parties = {ledger.party(node) for node in each.nodes}
-        if len(parties) == 1 and each.said.charge is not Charge.PEER_LOST:
+        if len(parties) == 1:
             of.setdefault(parties.pop(), []).append(each)
-    newest = ledger.trust.suspicions[-1].said
-    if not ledger.is_open and newest.by == newest.nodes:
-        now = (newest.charge, ledger.trust.commits)
-        alike = [[each for each in its if (each.said.charge, each.commits) == now] for its in of.values()]
-        several = [its for its in alike if _attempts(its) >= ATTEMPTS - 1]
-        times = _attempts(each for its in alike for each in its)
-        if len(several) > 1 or (ledger.is_alone and times >= ATTEMPTS):
-            return Verdict(run=f"{times} attempts in a row failed; the last: {newest.reason}", charge=newest.charge)
-    guilty = []
-    for who, said in of.items():
-        charge, attempts = said[-1].said.charge, _attempts(said)
-        if attempts < ATTEMPTS:
-            continue
-        others = {ledger.party(node) for node in ledger.ready} - {who}
-        if not ledger.is_open and not others:
-            return Verdict(run=f"{attempts} attempts in a row failed; the last: {said[-1].said.reason}", charge=charge)
-        reason = f"{attempts} attempts failed because of it alone; the last: {said[-1].said.reason}"
-        guilty.append(Guilty(said[-1].nodes[-1], charge, reason, undecided=charge in _NOT_PROVEN))
-    return guilty
+    return [
+        Guilty(
+            said[-1].nodes[-1],
+            said[-1].said.charge,
+            f"{many} attempts failed because of it alone; {said[-1].said.reason}",
+        )
+        for said in of.values()
+        if (many := len({each.attempt for each in said})) >= ATTEMPTS
+    ]
 
 
 def _contradicted(state: State) -> list[Guilty]:
     """Those whom several others contradict, or one that is believed."""
     ledger, opponents, newest = state.ledger, against(state.ledger), dict[str, Suspicion]()
-    for each in between_two(ledger, but=(Charge.PEER_LOST,)):
+    for each in between_two(ledger):
         newest.update((ledger.party(node), each) for node in each.nodes)
     names = {ledger.party(name): name for each in newest.values() for name in each.nodes}
     heard = {who: _heard(state, names[who], others) for who, others in opponents.items()}
@@ -226,30 +155,6 @@ def _neighbours(ledger: Ledger, node: str) -> frozenset[str]:
     return frozenset(map(ledger.party, {*plan.stages[stage].replicas, *beside})) - {ledger.party(node)}
 
 
-def _lost_too_often(ledger: Ledger) -> set[Pair]:
-    """The pairs that have lost each other in ATTEMPTS attempts; after MOST_LOSSES attempts all that have. So no member holds up a
-    step for longer than that, whomever it names."""
-    said = [each for each in ledger.trust.suspicions if each.said.charge is Charge.PEER_LOST and len(each.nodes) == 2]
-    lost = [each for each in said if {*each.nodes} <= ledger.members.keys()]  # also two names of one party
-    least = 1 if _attempts(lost) >= MOST_LOSSES else ATTEMPTS
-    return {pair for pair, attempts in attempts_of(lost).items() if attempts >= least} - ledger.reach.broken
-
-
-def _most_seen(ledger: Ledger) -> tuple[str, ...]:
-    """Of the parties that the coordinator has seen among the suspects of the newest attempt, a name of each that was suspected
-    most often, in ATTEMPTS attempts at least."""
-    seen = [each for each in ledger.trust.suspicions if not each.said.by]
-    if not seen or seen[-1] is not ledger.trust.suspicions[-1]:
-        return ()
-    attempts: dict[str, set[tuple[int, int]]] = {}
-    for each in seen:
-        for node in each.nodes:
-            attempts.setdefault(ledger.party(node), set()).add(each.attempt)
-    last = {ledger.party(node): node for node in seen[-1].nodes}
-    most = max(len(attempts[who]) for who in last)
-    return tuple(sorted(name for who, name in last.items() if len(attempts[who]) == most >= ATTEMPTS))
-
-
 def _weaker(state: State, names: Sequence[str], said: Suspicion) -> Guilty:
     """One of them is at fault: the one that several contradict, if there is one such, or else the one that has earned least."""
     ledger, opponents = state.ledger, against(state.ledger)
@@ -273,7 +178,3 @@ def weakest(ledger: Ledger, names: Iterable[str]) -> str:
         return standing_of(ledger, name), steps.get(who, 0), -came.index(who) if who in steps else -len(came)
 
     return min(sorted(names), key=standing)
-
-
-def _attempts(said: Iterable[Suspicion]) -> int:
-    return len({each.attempt for each in said})

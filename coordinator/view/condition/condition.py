@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dtfm.coordinator.log.unaudited import cannot_be_audited, describe_unaudited
 from dtfm.coordinator.log.wording import MOST_NAMED, seconds_in_words
 from dtfm.coordinator.view.so_far import SoFar, is_stalled
 from dtfm.protos.printable import counted
@@ -25,7 +26,7 @@ class Mood(enum.StrEnum):
     WAIT = "wait"
     """Nothing is wrong, and nothing trains."""
     CARE = "care"
-    """The run trains, and somebody should look."""
+    """Somebody should look."""
     BAD = "bad"
     """The run does not make progress."""
 
@@ -56,14 +57,17 @@ def conditions(so_far: SoFar, now: float) -> list[Condition]:
         return [
             Condition(Mood.WAIT, f"no coordinator: {so_far.stopped}; `dtfm-coordinator serve` goes on", so_far.last)
         ]
+    if so_far.asks:
+        return [Condition(Mood.CARE, f"needs an operator: {so_far.said}", so_far.awaited or None)]
     if ledger.training.plan is None:
         return [_waits(so_far)]
     if not so_far.begun:
         first = ledger.training.step == 0
         what = "get ready for it" if first else "fetch the state of their layers"
         return [Condition(Mood.WAIT, f"takes up plan {ledger.training.generation}: its nodes {what}", so_far.adopted)]
-    found = list(_while_it_trains(so_far, now))
-    return found or [_as_planned(so_far)]
+    found = list(_while_it_trains(so_far, now)) or [_as_planned(so_far)]
+    told = describe_unaudited(cannot_be_audited(ledger))
+    return [*found, Condition(Mood.CARE, told, so_far.adopted or None)] if told else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,9 @@ class Slice:
         self._first, self._past_last = first, past_last
 
     def body(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """Token ids [b, s] or hidden states to the hidden states after the slice's last layer. If that layer has a head of its
-        own, these are the head's input; otherwise the result is logits. With ``positions`` [b, s], attention stops where
-        positions start over."""
+        """Token ids [b, s] or hidden states to the hidden states after the slice's last layer. In a slice with the model's
+        head, these are the head's input if the head is separate; otherwise the result is logits. With ``positions`` [b, s],
+        attention stops where positions start over."""
         self._hidden = x
         # Not x itself: families may change it in place before the first decoder layer.
         given = {"inputs_embeds": torch.zeros_like(x)} if self._enters else {"input_ids": x}

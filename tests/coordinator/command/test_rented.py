@@ -38,10 +38,10 @@ def test_gpus_are_read_as_people_write_them(text: str, names: list[str]) -> None
         (parse_gpus, "8x RTX 4900", "'RTX 4900' is not in the table; did you mean RTX 4090"),
         (parse_gpus, "A100", "did you mean A100 40GB or A100 80GB?"),
         (parse_gpus, "2x abacus", "'abacus' is not in the table; known are RTX 3060,"),
-        (parse_gpus, "", "--gpus is '', in which '' names no GPU; write it like 8x RTX 4090, H200"),
-        (parse_gpus, "8x RTX 4090,", "--gpus is '8x RTX 4090,', in which '' names no GPU"),
-        (parse_gpus, "L4, 8x", "in which '8x' names no GPU"),
-        (parse_gpus, "8x ", "in which '8x' names no GPU"),
+        (parse_gpus, "", "--gpus is '': '' names no GPU; write it like 8x RTX 4090, H200"),
+        (parse_gpus, "8x RTX 4090,", "--gpus is '8x RTX 4090,': '' names no GPU"),
+        (parse_gpus, "L4, 8x", ": '8x' names no GPU"),
+        (parse_gpus, "8x ", ": '8x' names no GPU"),
         (parse_gpus, "0x L4", "--gpus names 0 of 'L4'; it must be 1 to 1000 in all"),
         (parse_gpus, "T4, 00x L4", "--gpus names 0 of 'L4'; it must be 1 to 1000 in all"),
         (parse_gpus, "2x 0x L4", "--gpus names 0 of 'L4'; it must be 1 to 1000 in all"),
@@ -90,10 +90,10 @@ def test_a_gpu_is_as_fast_as_the_runs_precision_allows() -> None:
 @pytest.mark.parametrize(
     ("copy", "said", "gpus", "precision", "sentence"),
     [
-        (0.0, {}, "3x RTX 4090", "fp32", "speed is that of fp32, in which this workload computes"),
-        (0.5, {}, "3x RTX 4090", "bf16", "speed is that of bf16, in which this workload computes"),
-        (0.5, {}, "3x RTX 4090, T4", "bf16", "speed is that of bf16; T4 cannot compute in it"),
-        (0.0, {"precision": "fp64"}, "3x A100 80GB", "fp64", "speed is that of fp64, in which this workload computes"),
+        (0.0, {}, "3x RTX 4090", "fp32", "speed is for fp32, the precision of this workload"),
+        (0.5, {}, "3x RTX 4090", "bf16", "speed is for bf16, the precision of this workload"),
+        (0.5, {}, "3x RTX 4090, T4", "bf16", "speed is for bf16; T4 cannot compute in it"),
+        (0.0, {"precision": "fp64"}, "3x A100 80GB", "fp64", "speed is for fp64, the precision of this workload"),
     ],
 )
 def test_plan_says_which_precision_the_speed_is_for(

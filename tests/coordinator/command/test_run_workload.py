@@ -109,6 +109,21 @@ def test_plan_takes_the_run_file_alone(tmp_path: Path, typed: Typed) -> None:
     assert "\n200 steps take " in printed
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_of_a_run_that_audits_work_plan_names_the_stages_that_nobody_can_audit(
+    stages: int, tmp_path: Path, typed: Typed
+) -> None:
+    text = (
+        f"[model.config]\nhidden_size = 512\nnum_hidden_layers = 2\n[cluster]\nstages = {[2] if stages == 1 else 2}\n"
+    )
+    run = "plan", "--gpus", "2x L4", "--links", "1Gbit/s,20ms", "--run", str(tmp_path / "run.toml"), "--deadline", "0.1"
+    (tmp_path / "run.toml").write_text(text)
+    assert "nobody can audit" not in typed(*run)
+    (tmp_path / "run.toml").write_text(f'{text}[trust]\nmode = "open"\n')
+    assert len(json.loads(typed(*run, "--json")).get("unaudited", ())) == (0 if stages == 1 else 2)
+    assert ("nobody can audit stage 0 (" in typed(*run)) == (stages == 2)
+
+
 @pytest.mark.parametrize(
     ("tables", "advised"),
     [

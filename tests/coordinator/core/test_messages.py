@@ -7,6 +7,7 @@ from dtfm.coordinator.core.validation.admission import MAX_NODES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.clipping import clip_coefficient
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.every_event import DESCRIBED, DEVICE
@@ -29,13 +30,13 @@ def test_a_node_that_missed_the_last_commit_learns_of_it_with_the_next_plan() ->
     world.lose("a")
     for node in ("b", "c"):
         assignment = world.last_to(node, "assignment")
+        factor = clip_coefficient(committed.gradient_norm, 1.0)
         commit = wire.Commit(
             generation=1,
             step=1,
-            gradient_norm=committed.gradient_norm,
             learning_rate=committed.learning_rate,
-            clip_norm=1.0,
             weight_decay=0.1,
+            clips=[wire.Commit.Clip(first_layer=at, past_last_layer=at + 2, factor=factor) for at in (0, 2)],
         )
         assert (assignment.step, assignment.last_commit) == (1, commit)
 

@@ -85,7 +85,7 @@ def test_a_run_can_be_finished_from_any_state(moves: list[tuple[Any, ...]]) -> N
     training = world.state.ledger.training
     as_long_as_redoing = training.step * (training.step_seconds or 0.0)  # for "a" and "b" to return
     phase = world.state.phase
-    for_files = phase.deadline - world.now if isinstance(phase, Pausing) else 0.0  # of the last step, on their disks
+    for_files = world.state.patience if isinstance(phase, Pausing) else 0.0  # of the last step, on their disks
     world.wait((GRACE_LEASES + 2) * LEASE + as_long_as_redoing + for_files, beating=["x", "y"])
     world.settle()
     world.finish_run()

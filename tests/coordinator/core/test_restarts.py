@@ -61,16 +61,6 @@ def test_a_plan_that_fails_after_a_crash_for_another_reason_does_not_send_traini
     assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
 
 
-def test_the_last_attempt_ignores_state_that_other_nodes_cannot_reach() -> None:
-    world = back_after_a_crash("a", "b")
-    for node, other in ("ab", "ba", "ab", "ba"):
-        assert world.events(ev.RolledBack) == []
-        world.fail_plan(node, f"{other} cannot be reached")
-    assert [(back.step, back.from_step) for back in world.events(ev.RolledBack)] == [(2, 3)]
-    assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
-    assert world.events(ev.RunFailed) == []
-
-
 def test_lost_state_comes_from_a_replica_that_still_holds_it() -> None:
     world = back_after_a_crash("a", "b", "c")  # a and b are replicas of the first stage
     world.fail_plan("a", "it is not here", lost=[0, 1])

@@ -210,18 +210,24 @@ def test_more_steps_while_the_run_goes_on_change_its_end_and_the_learning_rate_f
 )
 def test_what_an_operator_sets_of_the_optimizer_holds_from_the_next_step_on(key: str, value: float) -> None:
     name = key.removeprefix("train.")
+
+    def told(commit: wire.Commit) -> float:
+        """The gradients' norm is 2 in each step."""
+        (factor,) = {clip.factor for clip in commit.clips}
+        return factor * 2.0 if name == "clip_norm" else float(getattr(commit, name))
+
     settings = {**LONG, "train": {**LONG["train"], "schedule": "constant", "warmup_steps": 0}}
     world = training("a", "b", "c", **settings)
     before = getattr(world.state.run.train, name)
     world.step()
-    assert getattr(world.last_to("a", "commit"), name) == before
+    assert told(world.last_to("a", "commit")) == pytest.approx(before)
     assert set_key(world, key, value) == f"operator set {key} to {float(value)}, from step 2 on; it was {before}"
     world.lose("a")  # with the next plan nodes hear of the commit of step 1 again
     world.settle()
-    assert getattr(world.last_to("b", "assignment").last_commit, name) == before
+    assert told(world.last_to("b", "assignment").last_commit) == pytest.approx(before)
     world.step()
     for node in world.plan_in_force.nodes:
-        assert getattr(world.last_to(node, "commit"), name) == value
+        assert told(world.last_to(node, "commit")) == pytest.approx(value)
     ledger = restarted(world, **settings).state.ledger
     assert getattr(ledger.training.optimizer, name) == getattr(ledger.optimizer, name) == value
 

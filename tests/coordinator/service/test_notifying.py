@@ -98,6 +98,17 @@ async def test_a_person_is_told_of_what_needs_one_and_of_no_address() -> None:
         assert posted.empty()
 
 
+async def test_a_run_that_needs_an_operator_says_so_and_one_that_waits_for_nodes_does_not() -> None:
+    run = Run()
+    with hook() as (url, posted):
+        async with notifying(url, lambda: run.ledger, run.on_event):
+            run.tell(ev.Waiting("1 of 2 nodes is ready"))
+            run.tell(ev.Waiting("say `dtfm-coordinator continue --from weights`", asks=True))
+            told = await next_of(posted)
+            assert told["sentence"] == "waiting: say `dtfm-coordinator continue --from weights`"
+        assert posted.empty()
+
+
 async def test_a_run_that_stands_still_is_told_once_and_so_is_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LOOK_SECONDS", 0.01)
     run = Run()

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from dtfm.node.host.long_parts import Repeated, long_part
+from dtfm.node.host.long_parts import long_part
 
 
 class Heard(logging.Handler):
@@ -37,14 +37,3 @@ def test_a_short_one_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with long_part("reading the data", long_seconds=600):
         pass
     assert caplog.messages == []
-
-
-def test_what_is_repeated_is_news_once_a_minute_and_something_else_at_once() -> None:
-    said = Repeated(60)
-    assert [said.is_news(what, now) for what, now in (("a", 0), ("a", 59), ("a", 60), ("b", 61), ("a", 62))] == [
-        True,
-        False,
-        True,
-        True,
-        True,
-    ]

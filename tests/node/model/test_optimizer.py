@@ -12,7 +12,9 @@ from hypothesis import given, settings, strategies as st
 from dtfm.kernels.adamw import Floats
 from dtfm.node.model import optimizer
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.optimizer import CPU_CHUNK, Terms, adamw, clip_coefficient, squared_norms
+from dtfm.node.model.optimizer import CPU_CHUNK, Terms, adamw, squared_norms, terms_of
+from dtfm.protos.clipping import clip_coefficient
+from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.plan_pb2 import Run
 from tests.node.allocated import most_allocated
 
@@ -45,7 +47,8 @@ def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_most_matrices_on
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 / step
         optimizer.step()
-        adamw(TRAIN, step, Terms(norm, 1e-3 / step, CLIP_NORM, WEIGHT_DECAY), bucket, gradients)
+        terms = Terms(clip_coefficient(norm, CLIP_NORM), 1e-3 / step, WEIGHT_DECAY)
+        adamw(TRAIN, step, terms, bucket, gradients)
     expected = torch.cat([p.detach().flatten() for p in theirs])
     torch.testing.assert_close(bucket.parameters, expected, rtol=1e-12, atol=1e-14)
 
@@ -85,9 +88,9 @@ def test_on_the_host_every_operation_is_rounded_by_itself(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimizer, "HOST_CHUNK", 256)
         patch.setattr(torch, "get_num_threads", lambda: threads)
-        adamw(TRAIN, step, Terms(2.5, 1e-3, CLIP_NORM, WEIGHT_DECAY), bucket, gradients)
+        adamw(TRAIN, step, Terms(0.4, 1e-3, WEIGHT_DECAY), bucket, gradients)
     terms = {
-        "clip": clip_coefficient(2.5, CLIP_NORM),
+        "clip": 0.4,
         "to_mean": 1 / (1 - TRAIN.beta1**step),
         "to_root": 1 / math.sqrt(1 - TRAIN.beta2**step),
         "rate": 1e-3,
@@ -100,10 +103,19 @@ def test_on_the_host_every_operation_is_rounded_by_itself(
             assert found[part].numpy().tobytes() == wanted.tobytes()
 
 
-def test_clipping_scales_to_the_bound_and_leaves_small_gradients_alone() -> None:
-    assert clip_coefficient(0.5, 1.0) == 1.0
-    assert clip_coefficient(4.0, 1.0) == pytest.approx(0.25)
-    assert clip_coefficient(4.0, 0.0) == 1.0
+def test_a_bucket_is_clipped_as_the_first_of_its_layers_in_its_island() -> None:
+    """Layer 3 uses a parameter of layer 0: both stages must apply the same to it."""
+    clips = [
+        Commit.Clip(island=island, first_layer=first, past_last_layer=first + 2, factor=island + 0.1 * first)
+        for island in (1, 2)
+        for first in (0, 2)
+    ]
+    commit = Commit(step=7, learning_rate=1e-3, weight_decay=0.1, clips=clips)
+    assert terms_of(commit, BucketSpec(3, (3,), ()), island=2) == Terms(2.2, 1e-3, 0.1)
+    assert terms_of(commit, BucketSpec(4, (3, 0), ()), island=2) == Terms(2.0, 1e-3, 0.1)
+    assert terms_of(commit, BucketSpec(3, (3,), ())) == Terms(1.2, 1e-3, 0.1)
+    with pytest.raises(ValueError, match="the commit of step 7 says nothing of layer 4 in island 2"):
+        terms_of(commit, BucketSpec(4, (4,), ()), island=2)
 
 
 @given(size=st.integers(0, 3 * CPU_CHUNK), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
@@ -120,6 +132,7 @@ def test_a_norm_and_an_update_take_little_memory_beside_the_bucket() -> None:
 
     def update() -> None:
         norm = math.sqrt(*squared_norms([bucket.gradients]))
-        adamw(TRAIN, 1, Terms(norm, 1e-3, CLIP_NORM, WEIGHT_DECAY), bucket, bucket.gradients)
+        terms = Terms(clip_coefficient(norm, CLIP_NORM), 1e-3, WEIGHT_DECAY)
+        adamw(TRAIN, 1, terms, bucket, bucket.gradients)
 
     assert 0 < most_allocated(update) <= 8 * 4 * CPU_CHUNK

@@ -33,7 +33,6 @@ from tests.protos.members import NOW, member
 
 CPU = torch.device("cpu")
 GENERATION = 2
-NORM_OF_ALL = 2.5
 RATE = 1e-2
 RUN = Run(
     lease_seconds=5,
@@ -104,7 +103,7 @@ class Donor:
             if self.rounds.exchanges(step):
                 outer_step(RUN.train, bucket, bucket.gradients)
                 continue
-            adamw(RUN.train, step, terms_of(step), bucket, bucket.gradients)
+            adamw(RUN.train, step, terms_at(step), bucket, bucket.gradients)
 
 
 @pytest.fixture
@@ -153,19 +152,18 @@ class Threads(ThreadPoolExecutor):
 
 
 def committed(step: int, generation: int = GENERATION) -> Commit:
-    terms = terms_of(step)
+    terms = terms_at(step)
     return Commit(
         generation=generation,
         step=step,
-        gradient_norm=terms.gradient_norm,
         learning_rate=terms.learning_rate,
-        clip_norm=terms.clip_norm,
         weight_decay=terms.weight_decay,
+        clips=[Commit.Clip(first_layer=0, past_last_layer=len(SPECS), factor=terms.clip)],
     )
 
 
-def terms_of(step: int) -> Terms:
-    return Terms(NORM_OF_ALL, RATE / step, clip_norm=2 / step, weight_decay=step / 10)
+def terms_at(step: int) -> Terms:
+    return Terms(0.8 / step, RATE / step, weight_decay=step / 10)
 
 
 def same(copied: Mapping[int, Bucket], donor: Donor, specs: Sequence[BucketSpec] = SPECS) -> bool:

@@ -60,7 +60,9 @@ def test_what_is_waited_for_stands_in_place_of_the_speed() -> None:
     status.told(fares(200, waiting="c left: 1 of 2 nodes are ready"))
     assert status.line().startswith("step 200 of 2,000, loss 3.2500, waiting: c left: 1 of 2 nodes are ready | ")
     said = "waiting: the coordinator does not answer: no route"
-    assert status.line("no route").startswith(f"step 200 of 2,000, loss 3.2500, {said} | ")
+    assert status.line("the coordinator does not answer: no route").startswith(
+        f"step 200 of 2,000, loss 3.2500, {said} | "
+    )
     status.told(fares(200))
     assert "500 tokens/s" in status.line()
 

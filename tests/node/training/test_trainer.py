@@ -22,6 +22,7 @@ from dtfm.coordinator.service.checkpoint_folder import mark
 from dtfm.node.data.allowed import Allowed
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
+from dtfm.node.network.dialling import Lost
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import Loading, file_name
 from dtfm.node.state.snapshots import Snapshots
@@ -33,7 +34,7 @@ from dtfm.node.training.preparation import Preparation
 from dtfm.node.training.timing import Timing
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
-from dtfm.node.transport.sender import Lost, Sender
+from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
     Assignment,
@@ -57,6 +58,7 @@ from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
 
 LAYERS, MICRO_BATCHES = 6, 10
+UNCLIPPED = (Commit.Clip(past_last_layer=LAYERS, factor=1.0),)
 WITHOUT_N0 = Plan(1, (Stage((0, LAYERS), ("n1",), (MICRO_BATCHES,)),), ())
 LEASE = 20.0
 NOBODY = "127.0.0.1:1"
@@ -477,7 +479,7 @@ async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(node: 
     assert (await node.reports.get()).plan_ready.generation == 1
     node.trainer.begin(Begin(generation=1, step=1))
     assert (await node.reports.get()).step_ready.step == 1
-    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, snapshot=True))
+    node.trainer.conclude(Commit(generation=1, step=1, clips=UNCLIPPED, snapshot=True))
     told: dict[str, NodeMessage] = {}
     while told.keys() != {"snapshot_parts", "step_ready"}:  # the next step goes on beside it
         message = await node.reports.get()
@@ -520,11 +522,11 @@ async def test_state_made_by_another_commit_of_the_same_step_does_not_count(node
     assert (await node.reports.get()).plan_ready.generation == 1
     node.trainer.begin(Begin(generation=1, step=1))
     assert (await node.reports.get()).step_ready.step == 1
-    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, pause=True))
+    node.trainer.conclude(Commit(generation=1, step=1, clips=UNCLIPPED, pause=True))
     assert (await node.reports.get()).applied.step == 1
     again = replace(plan, generation=5)
     donors = [Assignment.Donors(nodes=["n0"])] * LAYERS
-    last = Commit(generation=generation, step=1, gradient_norm=1.0)
+    last = Commit(generation=generation, step=1, clips=UNCLIPPED)
     node.trainer.adopt(assigned(again, step=1, donors=donors, last_commit=last), lambda _: None)
     report = await node.reports.get()
     if generation == 1:
@@ -542,7 +544,7 @@ async def test_until_a_plan_begins_a_node_has_what_it_held_though_it_got_another
     assert (await node.reports.get()).plan_ready.generation == 1
     node.trainer.begin(Begin(generation=1, step=1))
     assert (await node.reports.get()).step_ready.step == 1
-    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, pause=True))
+    node.trainer.conclude(Commit(generation=1, step=1, clips=UNCLIPPED, pause=True))
     assert (await node.reports.get()).applied.step == 1
     mine = dict(node.equipment.store.held.buckets)
     for check in ("check_checkpoint", "read_bucket"):  # the other state is zeros
@@ -552,7 +554,7 @@ async def test_until_a_plan_begins_a_node_has_what_it_held_though_it_got_another
         step=1,
         donors=[Assignment.Donors()] * LAYERS,
         snapshot=SnapshotSource(folder="memory://another"),
-        last_commit=Commit(generation=1, step=1, gradient_norm=1.0),
+        last_commit=Commit(generation=1, step=1, clips=UNCLIPPED),
     )
     node.trainer.adopt(others, lambda _: None)
     assert (await node.reports.get()).plan_ready.generation == 2

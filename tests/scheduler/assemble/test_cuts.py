@@ -20,7 +20,7 @@ from tests.scheduler.plans import memory_shortfall, random_draft
 
 
 def cut(problem: Problem, groups: Groups) -> tuple[int, ...] | None:
-    """The cuts for these groups; None where the search finds none."""
+    """The cuts for these groups; None if the search finds none."""
     position, sketch = position_of(groups, (), len(problem.flops)), empty_sketch(tables(problem))
     assert gather_members(position, sketch)
     add_up(tables(problem), sketch.sums, position.place, len(groups))
@@ -30,7 +30,7 @@ def cut(problem: Problem, groups: Groups) -> tuple[int, ...] | None:
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 8), layers=st.integers(1, 8))
 @example(
     seed=38156, count=8, layers=8
-)  # the second stage has no room for the layers behind those that the first could take
+)  # the second stage has no room for the layers behind the first one's largest share
 def test_every_stage_gets_layers_that_fit_unless_no_cuts_do_or_a_group_cannot_reduce(
     seed: int, count: int, layers: int
 ) -> None:
@@ -98,7 +98,8 @@ def test_a_node_alone_in_its_stage_reduces_nothing_and_gets_more() -> None:
 
 
 def test_the_cuts_are_nearly_as_good_as_the_best_ones() -> None:
-    """Against every way to cut, as estimated. Where activations of unequal size cross slow links they can be twice as bad."""
+    """Compared with every way to cut, as estimated. If activations of unequal size cross slow links the cuts can be twice as
+    bad."""
     ratios = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -117,7 +118,7 @@ def test_the_cuts_are_nearly_as_good_as_the_best_ones() -> None:
 @example(
     seed=28552, count=6, layers=7
 )  # as many layers as fit on the first leave one to the second that it has no room for
-def test_cuts_that_nearly_fit_are_those_that_lack_least(seed: int, count: int, layers: int) -> None:
+def test_nearly_fitting_cuts_lack_the_least_memory(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     groups = random_draft(rng, problem).groups

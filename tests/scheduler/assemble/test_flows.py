@@ -1,4 +1,4 @@
-"""Who sends how many micro-batches to whom."""
+"""How many micro-batches each node sends to each node of the next stage."""
 
 import numpy as np
 from hypothesis import given, strategies as st
@@ -29,10 +29,7 @@ SECOND = 1e12
 
 
 def connected(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> tuple[Draft, Sketch, float] | None:
-    """The plan, the sketch that it was made in, and the seconds for which its nodes would be busy if links demanded nothing.
-
-    None where links are missing.
-    """
+    """The plan, its sketch, and the seconds that its nodes would be busy if links demanded nothing. None if links are missing."""
     t = tables(problem)
     sketch = empty_sketch(t)
     position = position_of(groups, cuts, len(problem.flops))
@@ -68,8 +65,8 @@ def test_flows_add_up_to_the_loads_on_both_sides(seed: int, count: int, layers: 
 
 
 def two_by_two(bandwidth: list[list[float]], latency: list[list[float]] | None = None, size: float = 8.0) -> Problem:
-    """Stages of the nodes 0, 1 and 2, 3; ``bandwidth`` and ``latency`` are those of the four links between them, in bytes per
-    second and seconds. Devices take almost no time for the 16 micro-batches of ``size`` bytes."""
+    """Stages of the nodes 0, 1 and 2, 3. ``bandwidth`` and ``latency`` are of the four links between them, in bytes per second
+    and seconds. Devices take almost no time for the 16 micro-batches of ``size`` bytes."""
     speeds, delays = np.full((4, 4), 1e9), np.zeros((4, 4))
     speeds[:2, 2:], speeds[2:, :2] = np.array(bandwidth), np.array(bandwidth).T
     if latency is not None:

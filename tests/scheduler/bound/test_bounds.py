@@ -59,7 +59,7 @@ def test_no_random_plan_of_a_larger_cluster_undercuts_the_bound(seed: int, count
 
 
 def scarce(rng: np.random.Generator, count: int, layers: int, micro_batches: int) -> Problem:
-    """A problem in which any of devices, memory, links and connections may decide."""
+    """A problem where any of devices, memory, links and connections may decide."""
     spread = rng.choice([0.0, 1.0, 1.6])
 
     def connection() -> float | None:

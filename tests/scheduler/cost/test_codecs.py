@@ -1,4 +1,4 @@
-"""What is sent counts by its own codec, in every price and bound."""
+"""Sent tensors count by their own codec, in every price and bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SENT = Workload(
     sent_per_activation_byte=ACTIVATIONS,
     sent_per_reduced_byte=REDUCTIONS,
 )
-"""A workload, and one that is as small by itself, which only memory could tell from it."""
+"""A workload with codecs, and a workload that is as small without them. Only memory could tell them apart."""
 SMALL = Workload(
     tuple(
         replace(
@@ -43,7 +43,7 @@ def problems(seed: int) -> tuple[Problem, Problem]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_activations_and_reductions_count_as_what_is_sent_of_them(seed: int) -> None:
+def test_activations_and_reductions_count_by_their_bytes_on_the_link(seed: int) -> None:
     sent, small = problems(seed)
     rng = np.random.default_rng(seed)
     for draft in (random_draft(rng, sent) for _ in range(5)):
@@ -56,6 +56,6 @@ def test_activations_and_reductions_count_as_what_is_sent_of_them(seed: int) -> 
     assert iteration_bound(sent) == pytest.approx(iteration_bound(small), rel=1e-9)
 
 
-def test_what_moves_with_the_state_is_not_compressed() -> None:
+def test_moved_state_is_not_compressed() -> None:
     sent, small = problems(0)
     assert np.allclose(sent.parameters_before * REDUCTIONS, small.parameters_before)

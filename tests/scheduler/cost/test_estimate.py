@@ -27,7 +27,7 @@ from tests.scheduler.plans import iteration_bound, random_draft
     layers=st.integers(1, 6),
     keep_idle=st.booleans(),
 )
-def test_the_estimate_is_that_of_its_formulas(seed: int, count: int, layers: int, keep_idle: bool) -> None:
+def test_the_estimate_equals_its_formulas(seed: int, count: int, layers: int, keep_idle: bool) -> None:
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     t = tables(problem)

@@ -26,7 +26,7 @@ CHAIN = Draft.of(((0,), (1,), (2,)), (0, 1, 2, 3), (ALL,) * 3, (ALL[None],) * 2)
 
 
 def problem(latency: float, memory: float = 1e12) -> Problem:
-    """Three nodes that take a second forward and two backward, on links that carry anything in no time."""
+    """Three nodes that take a second forward and two backward. Their links take no time."""
     nodes = tuple(Node(f"n{number}", 1e9, memory) for number in range(STAGES))
     return Problem(Cluster(nodes, np.full((STAGES, STAGES), latency), np.full((STAGES, STAGES), 1e15)), WORKLOAD)
 

@@ -58,8 +58,8 @@ def test_a_node_that_cannot_compute_gets_nothing() -> None:
 
 
 def one_then_two(speeds: tuple[float, ...] = (1, 1, 1), slow: float = 1.0, up: float | None = None) -> Problem:
-    """Two layers of 1 second, 12 micro-batches of 1 byte. Every link carries it in 0.1 s, those between nodes 0 and 2
-    ``slow`` times as slowly, and ``up`` limits node 2's connection."""
+    """Two layers of 1 second, 12 micro-batches of 1 byte. Every link carries a micro-batch in 0.1 s, links between nodes 0 and
+    2 ``slow`` times as slowly, and ``up`` limits node 2's connection."""
     nodes = tuple(Node(f"n{i}", speed, 1e9, up=up if i == 2 else 1e9, down=1e9) for i, speed in enumerate(speeds))
     bandwidth = np.full((3, 3), 10.0)
     bandwidth[2, 0] = bandwidth[0, 2] = 10.0 / slow

@@ -63,7 +63,7 @@ def test_waiting_adds_little_where_one_of_both_is_much_longer() -> None:
 
 
 def test_rough_prices_of_good_plans_come_near_to_their_simulated_seconds() -> None:
-    """Plans for 16 unequal nodes, and those with two nodes exchanged."""
+    """Plans for 16 unequal nodes, and the same plans with two nodes exchanged."""
     ratios = []
     for seed in range(3):
         cluster, workload = unequal(seed, 16)

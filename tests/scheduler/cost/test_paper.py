@@ -61,7 +61,7 @@ def test_stages_too_many_to_order_stay_as_they_are() -> None:
 
 @given(seed=st.integers(0, 9999), shape=SHAPES, regions=st.integers(1, 6))
 def test_a_walks_prices_are_the_formulas_of_the_paper(seed: int, shape: tuple[int, int], regions: int) -> None:
-    """Of one position after another, which the sketch does not forget: with one more node than take part, which is idle."""
+    """Prices one position after another; the sketch remembers them. One node more than take part is idle."""
     stages, replicas = shape
     cluster, workload = lumpy_cluster(seed, stages * replicas + 1, regions), paper_job(stages, replicas)
     problem = Problem(cluster, workload)

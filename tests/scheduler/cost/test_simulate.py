@@ -77,7 +77,7 @@ def test_reduction_of_late_layers_hides_behind_the_backward_of_early_ones() -> N
     assert simulate(problem, plan(problem, (0, 1))) == 3 * 4 + shard + shard
 
 
-def test_what_goes_over_one_relay_goes_one_after_the_other() -> None:
+def test_traffic_over_one_relay_goes_one_after_the_other() -> None:
     direct = problem_of(4, layers=1, micro_batches=4, latency=0, bandwidth=1)
     cluster = replace(direct.cluster, lines=(Line("relay", up=0.5, down=9.0),), via=RELAYED)
     problem, draft = Problem(cluster, direct.workload), plan(direct, (0, 1, 2, 3))
@@ -86,7 +86,7 @@ def test_what_goes_over_one_relay_goes_one_after_the_other() -> None:
     assert simulate(problem, draft) == 3 + 2 * 12 * 1.5 / 0.5
 
 
-def test_what_leaves_a_machine_shares_its_line_and_what_stays_within_passes_none() -> None:
+def test_traffic_out_of_a_machine_shares_its_line_and_traffic_within_passes_none() -> None:
     apart = problem_of(4, layers=1, micro_batches=4, latency=0, bandwidth=8, up=1.0, down=1.0)
     nodes = tuple(replace(node, line="m" if number < 2 else "") for number, node in enumerate(apart.cluster.nodes))
     cluster = replace(apart.cluster, nodes=nodes, lines=(Line("m", up=1.0, down=1.0),))

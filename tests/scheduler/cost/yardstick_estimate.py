@@ -61,7 +61,7 @@ class _Plan:
         return float(self.size(min(self.stage[a], self.stage[b])) * self.problem.slowness[a, b])
 
     def carried(self, row: int) -> tuple[float, float]:
-        """Bytes that a line sends and receives per step, those that it passes on for others included."""
+        """Bytes that a line sends and receives per step, including the bytes that it passes on for others."""
         sent = received = 0.0
         for c, d, n in self.flows:
             for a, b in ((c, d), (d, c)):
@@ -91,7 +91,7 @@ class _Plan:
         return float(problem.up[row]), float(problem.down[row])
 
     def on_relay(self, a: int, b: int) -> float:
-        """Seconds of a step for which the relay between a and b keeps its line busy."""
+        """Seconds of a step that the relay between a and b keeps its line busy."""
         if (relay := int(self.problem.via[a, b])) < 0:
             return 0.0
         return max(size / most for size, most in zip(self.carried(relay), self.connection(relay), strict=True))
@@ -100,7 +100,7 @@ class _Plan:
         return self.on_link(a, b) + float(self.problem.latency[a, b])
 
     def _along(self, of: Callable[[int, dict[int, float]], float]) -> dict[int, float]:
-        """A value per node that follows from those of the nodes of the stage before."""
+        """A value per node that follows from the values of the nodes of the stage before."""
         known: dict[int, float] = {}
         for group in self.draft.groups:
             for node in group:
@@ -108,12 +108,12 @@ class _Plan:
         return known
 
     def _arrival(self, node: int, known: dict[int, float]) -> float:
-        """The first micro-batch's: min over senders a of arrival[a] + forward[a] + way(a, node)."""
+        """The first micro-batch's arrival: min over senders a of arrival[a] + forward[a] + way(a, node)."""
         before = [known[a] + self.forward[a] + self.way(a, node) for a, b, _ in self.flows if b == node]
         return min(before, default=0.0 if self.stage[node] == 0 else math.inf)
 
     def _homeward(self, node: int, known: dict[int, float]) -> float:
-        """Mean over micro-batches of way(node, a) + backward[a] + homeward[a], a being the node that it comes from."""
+        """Mean over micro-batches of way(node, a) + backward[a] + homeward[a]; a is the node that sent it."""
         each = [
             (self.way(node, a) + (self.passes[a] - 1) * self.forward[a] + known[a]) * n
             for a, b, n in self.flows
@@ -122,7 +122,7 @@ class _Plan:
         return sum(each) / max(self.load[node], 1)
 
     def trip(self, node: int) -> float:
-        """Mean over micro-batches of both passes[node] + way(node, b) + way(b, node) + trip(b), b being the next."""
+        """Mean over micro-batches of both passes[node] + way(node, b) + way(b, node) + trip(b); b is the next node."""
         each = [n * (self.way(node, b) + self.way(b, node) + self.trip(b)) for a, b, n in self.flows if a == node]
         return self.passes[node] * self.forward[node] + sum(each) / max(self.load[node], 1)
 
@@ -150,15 +150,17 @@ class _Plan:
 
 
 def _own_end(plan: _Plan, node: int) -> float:
-    """When a node, or its slowest link, would be done if nobody else were late: arrival plus the longest of
+    """When a node, or its slowest link, would be done if nobody else were late. It is the node's arrival plus the longest of
+    these:
 
-    - computing: both passes * load,
-    - the first trip, then all other backward passes and the forward passes that the depth did not allow before,
-    - its line: bytes sent / up, bytes received / down,
+    - computing: both passes * load.
+    - the first trip, then all other backward passes and the forward passes that the depth did not allow before.
+    - its line: bytes sent / up, bytes received / down.
 
-    which is mixed with the time of its round trips, trip * load / depth, when micro-batches in flight are limited and it is not
-    in the last stage,
-    or, for a link, arrival + trip + the slower direction's seconds for all further micro-batches, or its relay's for everything.
+    If micro-batches in flight are limited and the node is not in the last stage, this is mixed with the time of its round
+    trips, trip * load / depth.
+
+    For a link it is arrival + trip + the seconds for all further micro-batches, in its slower direction or over its relay.
     """
     load, depth = plan.load[node], plan.depth(node)
     if load == 0:
@@ -185,9 +187,13 @@ def _own_end(plan: _Plan, node: int) -> float:
 
 
 def _ends(plan: _Plan, own: dict[int, float]) -> dict[int, float]:
-    """When each node's last backward pass ends: not before those of the nodes that it feeds, a way and a backward pass earlier,
-    and these not before its own, a way and a backward pass less. Then, not before its last micro-batch if its micro-batches are
-    spread evenly from their first arrival to when they can still come home with the last."""
+    """When each node's last backward pass ends.
+
+    A node's pass ends no earlier than the passes of the nodes that it feeds, plus a way and a backward pass. Their passes end
+    no earlier than its own, less a way and a backward pass. A node's pass also ends no earlier than its last micro-batch. For
+    this its micro-batches are spread evenly, from their first arrival to the latest time when they can still come home with the
+    last.
+    """
     end = dict(own)
     for a, b, _ in plan.flows:
         end[b] = max(end[b], end[a] - plan.way(b, a) - (plan.passes[a] - 1) * plan.forward[a])
@@ -207,7 +213,8 @@ def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
     """When a stage's gradients are reduced.
 
     Every node sends each owner its shard, from ``begun`` on: all layers but one are final before the last backward pass ends.
-    Once the node with the latest end has begun, owners send sums. What cannot hide is the last layer's: to the owners, and on.
+    When the node with the latest end has begun, owners send sums. The last layer's gradients cannot hide: they go to the
+    owners, and on.
     """
     problem, group = plan.problem, plan.draft.groups[stage]
     latest = max(group, key=lambda node: end[node])
@@ -218,8 +225,8 @@ def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
     hidden = {node: (plan.passes[node] - 1) * plan.forward[node] * (1 - 1 / layers) for node in group}
 
     def per_byte(a: int, b: int) -> float:
-        """The link's, or that of a line that it passes, which serves the reductions of all stages at the same time; of a large
-        group's only its own."""
+        """The seconds per byte of the link, or of a line that it passes. The line serves the reductions of all stages at the
+        same time; a large group counts only its own."""
         if problem.line[a] == problem.line[b]:
             return float(problem.slowness[a, b])
 

@@ -50,8 +50,8 @@ class _Network:
         self._links: dict[tuple[int, int], _Link] = {}
 
     def send(self, now: float, a: int, b: int, size: float, shard: bool = False) -> float:
-        """The arrival time of ``size`` bytes of a tensor that are sent at ``now``. On lines a shard comes after
-        everything that is there; activations and gradients come only after each other."""
+        """The arrival time of ``size`` bytes of a tensor that are sent at ``now``. On lines a shard comes after all bytes that
+        are there. Activations and gradients come only after each other."""
         link = self._links.get((a, b))
         if link is None:
             matrices = self._problem.slowness, self._problem.latency
@@ -72,8 +72,10 @@ class _Network:
 
 
 def simulated_in_python(problem: Problem, draft: Draft) -> float:
-    """Seconds from the first forward pass to the last sum of gradients, and for the slowest update of state in a host's memory;
-    infinite when a link that is needed does not exist."""
+    """Seconds from the first forward pass to the last sum of gradients, plus the slowest update of state in a host's memory.
+
+    Infinite when a link is missing that the draft needs.
+    """
     stages = len(draft.groups)
     work = np.diff(problem.flops_before[list(draft.cuts)])
     outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
@@ -204,8 +206,8 @@ class _Reduction:
     def scatter(self, now: float, node: int, layer: int) -> list[tuple[int, float]]:
         """Sends the shards of a node's final gradients of a layer to their owners.
 
-        Returns nothing until the last node of the group has sent; then all owners, each with the time at which its
-        shard is complete.
+        Returns nothing until the last node of the group has sent. Then returns all owners, each with the time when its shard is
+        complete.
         """
         complete = self._complete.setdefault(layer, dict.fromkeys(self._group, 0.0))
         for owner, time in self._send(now, node, self._bytes[layer]):
@@ -214,11 +216,11 @@ class _Reduction:
         return list(complete.items()) if self._senders[layer] == len(self._group) else []
 
     def gather(self, now: float, node: int, layer: int) -> float:
-        """Sends an owner's sum to all others; returns the time at which the last of them has it."""
+        """Sends an owner's sum to all others. Returns the time when the last of them has it."""
         return max(time for _, time in self._send(now, node, self._bytes[layer]))
 
     def _send(self, now: float, me: int, size: float) -> list[tuple[int, float]]:
-        """Sends ``size`` bytes to each other replica; returns all with the times at which they have it."""
+        """Sends ``size`` bytes to each other replica. Returns all replicas with the times when they have it."""
         return [
             (node, now if node == me else self._network.send(now, me, node, size, shard=True)) for node in self._group
         ]

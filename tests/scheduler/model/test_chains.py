@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 @st.composite
 def numbered_flows(draw: st.DrawFn) -> tuple[Ints, list[Ints]]:
-    """Loads and flows that fit together: those of some chains."""
+    """Loads and flows that fit together: they come from some chains."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     chain = st.tuples(*(st.integers(0, size - 1) for size in sizes))
     drawn = np.array(draw(st.lists(chain, min_size=1, max_size=30)), dtype=np.int64)
@@ -79,7 +79,7 @@ def test_all_flows_are_used_up(drawn: tuple[Ints, list[Ints]]) -> None:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any))
-def test_what_one_sender_sends_is_spread_over_the_step(counts: list[int]) -> None:
+def test_a_senders_micro_batches_are_spread_over_the_step(counts: list[int]) -> None:
     receivers = dealt(np.array(counts))
     for receiver, count in enumerate(counts):
         numbers = np.flatnonzero(receivers == receiver)
@@ -126,7 +126,7 @@ def test_the_heirs_of_a_lost_node_get_its_micro_batches_in_turn_and_nobody_else_
     assert settled(PLAN) is PLAN
 
 
-def test_held_out_micro_batches_are_spread_over_the_nodes_as_those_of_a_step() -> None:
+def test_held_out_micro_batches_are_spread_over_the_nodes_like_training_ones() -> None:
     assert Counter(first for first, _ in held_out_chains(PLAN, 4)) == {"a": 2, "b": 2}
     assert held_out_chains(PLAN, 20) == (*chains(PLAN), *chains(PLAN), *chains(PLAN)[:4])
     assert held_out_chains(PLAN, 0) == ()

@@ -1,4 +1,4 @@
-"""Compiled code on disk is not used when what it was made from has changed."""
+"""Compiled code on disk is not used when its source has changed."""
 
 from __future__ import annotations
 

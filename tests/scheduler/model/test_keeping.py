@@ -72,7 +72,7 @@ def test_without_room_in_any_way_a_plan_lacks_memory(memory: float, host: float 
     assert memory_shortfall(one_node(memory, host), ((0,),), (0, 3)) > 0
 
 
-def test_what_the_run_fixes_is_what_every_node_does() -> None:
+def test_every_node_keeps_memory_as_the_run_fixes_it() -> None:
     for keeping in LADDER:
         fixed = one_node(1e9, 1e9, checkpointing=keeping.checkpointing, optimizer_state=keeping.optimizer_state)
         assert held_by(fixed, (0, 3), 1, 1, 0).keeping == keeping

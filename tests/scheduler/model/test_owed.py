@@ -1,4 +1,4 @@
-"""What comes again."""
+"""The micro-batches that come again."""
 
 from __future__ import annotations
 

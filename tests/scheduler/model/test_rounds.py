@@ -40,7 +40,7 @@ def test_rounds_that_others_may_do_again_are_never_longer_than_was_measured(leng
 
 
 @given(every=st.integers(1, 300), rounds=st.builds(spread, st.integers(0, 40), st.integers(2, 1000)))
-def test_what_comes_once_in_some_steps_comes_at_the_next_rest(every: int, rounds: Rounds) -> None:
+def test_an_event_of_every_few_steps_is_due_at_the_next_rest(every: int, rounds: Rounds) -> None:
     due = [step for step in range(1, 1001) if rounds.at_rest(step) and rounds.is_due(step, every)]
     assert due == sorted({at for n in range(every, 1001, every) if (at := rounds.next_rest(n - 1)) <= 1000})
 

@@ -1,4 +1,4 @@
-"""A position and the sketch of what follows from it."""
+"""A position, and the sketch that follows from it."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_a_stage_without_members_is_noticed() -> None:
 
 
 def test_the_draft_of_a_sketch_names_members_loads_and_flows_by_place() -> None:
-    """One node feeds two, of which the second computes twice as fast; the fourth is too slow to get anything."""
+    """One node feeds two. The second of these computes twice as fast. The fourth node is too slow to get anything."""
     speeds = (1e13, 1e12, 2e12, 1e9)
     nodes = tuple(Node(f"n{i}", speed, 1e9) for i, speed in enumerate(speeds))
     problem = Problem(

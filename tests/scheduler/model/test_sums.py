@@ -27,13 +27,13 @@ TOWARD: dict[int, Callable[[Problem, int, int], float]] = {
 
 
 def exchange(problem: Problem, a: int, b: int) -> float:
-    """Seconds that two links need for a byte each, in the seconds that the slower one needs."""
+    """Seconds that two links need for a byte each, as a multiple of the slower link's seconds."""
     there, back = max(slowness(problem, a, b), 1 / FASTEST), max(slowness(problem, b, a), 1 / FASTEST)
     return float((there + back) / max(there, back)) if np.isfinite(max(there, back)) else 0.0
 
 
 def slowness(problem: Problem, a: int, b: int) -> np.float64:
-    """Seconds per byte; over a relay, at least those that are left for each of the nodes that send over it."""
+    """Seconds per byte. Over a relay, at least an even share among the nodes that send over it."""
     if (relay := int(problem.via[a, b])) < 0:
         return problem.slowness[a, b]  # type: ignore[no-any-return]
     up = (*problem.up, *(each.up for each in problem.cluster.lines))
@@ -43,7 +43,7 @@ def slowness(problem: Problem, a: int, b: int) -> np.float64:
 
 
 def random_place(rng: np.random.Generator, nodes: int) -> tuple[Ints, int]:
-    """A stage or none for each node, and the number of stages, each of which has a node."""
+    """A stage or none for each node, and the number of stages. Each stage has a node."""
     stages = int(rng.integers(1, nodes + 1))
     place = rng.integers(-1, stages, nodes)
     place[rng.permutation(nodes)[:stages]] = np.arange(stages)
@@ -76,7 +76,7 @@ def assert_sums_of(problem: Problem, t: Tables, sums: Sums, place: Ints, stages:
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 12))
-def test_sums_that_follow_are_those_of_the_position_whatever_came_before(seed: int, count: int) -> None:
+def test_updated_sums_equal_the_sums_of_the_position_whatever_came_before(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, 2)
     t, sums = tables(problem), empty_sums(count)

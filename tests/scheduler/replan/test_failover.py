@@ -1,4 +1,4 @@
-"""When nodes are gone, the others keep their work and take over that of the missing ones."""
+"""When nodes are gone, the others keep their work and take over the missing nodes' work."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_heirs_keep_what_they_need_as_before_and_a_newcomer_as_a_new_plan_would_
         )
 
 
-def test_a_plan_in_whose_ways_those_who_stay_have_no_room_any_more_cannot_go_on() -> None:
+def test_a_plan_cannot_go_on_if_the_remaining_nodes_have_no_room_in_its_ways() -> None:
     some = problem("n1", "n2", "n3", memory=5.5e8)
     auto = Problem(some.cluster, replace(some.workload, checkpointing=None))
     assert rerouted(TWO_BY_TWO, auto, NOBODY) is None

@@ -1,4 +1,4 @@
-"""One price for all layouts, and what it takes to change from one to another."""
+"""One price for all layouts, and the cost of a change from one to another."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fetched(before: Plan, after: Plan) -> tuple[int, float]:
 
 ROUNDS = Rounds(0, 100, 10)
 MOVED, SHARED = 2 * EACH * (1 + 2 + 1), 2 * EACH * (1 + 1)
-"""All of an island's state: weights, AdamW's moments, the momentum of exchanges. And what islands share of it."""
+"""An island's whole state: weights, AdamW's moments, the momentum of exchanges. Then the part that islands share."""
 
 
 def test_who_comes_to_an_island_that_goes_on_fetches_its_moments_too_from_its_own_nodes() -> None:

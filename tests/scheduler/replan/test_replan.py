@@ -57,11 +57,13 @@ def test_a_shifted_cut_transfers_the_layers_between_and_an_unchanged_plan_nothin
 
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 8), layers=st.integers(1, 6))
 @example(seed=11466, count=2, layers=1)  # from a node of the same machine
-def test_the_rough_time_to_fetch_is_that_of_one_node_alone_but_for_latency_and_the_holders_connections(
+def test_the_rough_time_to_fetch_equals_one_node_alone_except_for_latency_and_the_holders_connections(
     seed: int, count: int, layers: int
 ) -> None:
-    """The search's time for one node that fetches, with nobody else fetching, is what the links and its own connection need.
-    Layers that come from different holders count one after the other, though their links carry them at the same time."""
+    """The search's time for a single fetching node is the time that the links and its own connection need.
+
+    Layers that come from different holders count one after the other, though their links carry them at the same time.
+    """
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     draft = random_draft(rng, problem)
@@ -85,7 +87,7 @@ def test_the_rough_time_to_fetch_is_that_of_one_node_alone_but_for_latency_and_t
 
 
 def _sent(held: Holdings, wanted: NDArray[np.bool_], node: int) -> Floats:
-    """Bytes that each holder sends to the node that fetches the layers ``wanted``, from all their holders as links carry."""
+    """Bytes that each holder sends to a node that fetches the layers ``wanted`` from all their holders, as links carry."""
     problem = held.problem
     sizes = np.diff(problem.parameters_before) * problem.workload.bytes_moved_per_parameter_byte
     sent = np.zeros(len(problem.flops))
@@ -95,7 +97,7 @@ def _sent(held: Holdings, wanted: NDArray[np.bool_], node: int) -> Floats:
     return sent
 
 
-def test_what_a_node_holds_costs_nothing_to_fetch_nor_does_what_nobody_holds() -> None:
+def test_layers_that_a_node_holds_cost_nothing_to_fetch_nor_do_layers_that_nobody_holds() -> None:
     problem = Problem(uniform_cluster(4, bandwidth=1e8), even_workload())
     plan = two_stages(("n0", "n1"), ("n2",))
     holdings = Holdings.of(problem, plan)
@@ -120,8 +122,8 @@ def test_the_one_holder_of_a_stage_that_three_others_want_sends_three_times() ->
 
 
 def test_state_from_ones_own_machine_does_not_pass_its_line() -> None:
-    """n0 and n1 are on one machine, n2 and n3 on another: each of the newcomers, n1 and n3, fetches from the node beside it, as
-    fast as that can send, and n1 of the other stage over the lines."""
+    """n0 and n1 are on one machine, n2 and n3 on another. Each of the newcomers, n1 and n3, fetches from the other node of its
+    machine, as fast as that can send. n1 also fetches the other stage over the lines."""
     cluster = uniform_cluster(4, bandwidth=1e8)
     machines = [Line(name, 1e5, 1e5) for name in "ab"]
     nodes = tuple(replace(node, line=machines[i // 2].id) for i, node in enumerate(cluster.nodes))
@@ -187,7 +189,7 @@ def test_repeated_replanning_under_noise_keeps_the_plan() -> None:
 
 
 @given(drafts(), st.data())
-def test_a_plan_is_judged_by_the_ways_to_keep_what_nodes_need_that_it_says(
+def test_a_plan_is_judged_by_its_own_ways_to_keep_what_nodes_need(
     drawn: tuple[Problem, Draft], data: st.DataObject
 ) -> None:
     problem, draft = drawn
@@ -259,7 +261,7 @@ def test_ways_that_the_run_no_longer_allows_are_given_up() -> None:
 
 
 def test_state_comes_back_from_the_host_where_its_way_over_the_bus_takes_long() -> None:
-    """Layers of 1e9 bytes pass the bus in half a second, in which the device could compute the micro-batches twice."""
+    """Layers of 1e9 bytes pass the bus in half a second. The device could compute the micro-batches twice in that time."""
     heavy = replace(ANY_WAY, layers=tuple(replace(layer, parameter_bytes=1e9) for layer in ANY_WAY.layers))
     decision = schedule(alone(1e11, flops=1e11, host=1e11), heavy, kept_by(HOSTED), generation=2)
     assert (decision.reason, decision.plan.stages[0].keeping) == (Reason.FASTER, ())

@@ -85,13 +85,13 @@ def test_layers_that_are_in_both_stages_count_once(
     assert short_of_memory(Problem(cluster(1.0), workload), plan(3), draft(3)) is None
 
 
-def test_the_hosts_memory_may_be_what_is_short() -> None:
+def test_the_hosts_memory_may_be_short() -> None:
     workload = Workload(LAYERS, 4, optimizer_state=OptimizerState.HOST)
     assert short_of_memory(Problem(cluster(1e4, 1200.0), workload), plan(3, (HOSTED,)), draft(4)) is None
     assert short_of_memory(Problem(cluster(1e4, 1198.0), workload), plan(3, (HOSTED,)), draft(4)) == ("a", 2.0)
 
 
-def test_of_state_that_moves_to_the_device_only_what_is_there_already_counts_once() -> None:
+def test_of_state_that_moves_to_the_device_only_the_part_already_there_counts_once() -> None:
     """Node a trades layers 0 to 2 for layers 1 to 5: of each that it keeps, 200 of 400 bytes are on the device already."""
     workload = Workload(LAYERS, 4, optimizer_state=None)
     new = Draft.of(((1,), (0,)), (0, 1, 6), (np.array([4]),) * 2, (np.array([[4]]),))
@@ -107,10 +107,10 @@ def test_of_state_that_moves_to_the_device_only_what_is_there_already_counts_onc
     after=st.sampled_from(LADDER),
     copy=st.sampled_from((0.0, 0.5)),
 )
-def test_what_a_switch_takes_is_what_a_count_by_layer_gives(
+def test_a_switch_takes_the_memory_that_a_count_by_layer_gives(
     old: tuple[int, int], cut: int, seat: int, before: Keeping, after: Keeping, copy: float
 ) -> None:
-    """On the device and in the host's memory, each layer takes the more of what it takes before and after."""
+    """On the device and in the host's memory, each layer takes its larger size of before and after."""
     workload = Workload(
         tuple(Layer("", 1e9, 100.0 * (1 + index), 1e-3) for index in range(6)),
         4,
@@ -119,7 +119,7 @@ def test_what_a_switch_takes_is_what_a_count_by_layer_gives(
         optimizer_state=after.optimizer_state,
     )
     new = ((0, cut), (cut, 6))[seat]
-    others = tuple(Stage(layers, ("c",), ()) for layers in ((0, old[0]), (old[1], 6)))  # somebody who has left
+    others = tuple(Stage(layers, ("c",), ()) for layers in ((0, old[0]), (old[1], 6)))  # a node that has left
     incumbent = Plan(1, (others[0], Stage(old, ("a",), (), keeping=(before,)), others[1]), ((), ()))
 
     def held(layers: tuple[int, int], layer: int, keeping: Keeping) -> tuple[float, float]:
@@ -188,7 +188,7 @@ def test_a_plan_that_cannot_stay_is_replaced_by_one_that_frees_first() -> None:
         (6 * 300.0 - 1, HOSTED, 300.0 / DISK_BYTES_PER_SECOND),
     ],
 )
-def test_what_is_in_the_way_goes_to_the_hosts_memory_if_that_has_room_else_to_the_disk(
+def test_state_in_the_way_goes_to_the_hosts_memory_if_that_has_room_otherwise_to_the_disk(
     host: float | None, where: Keeping, seconds: float
 ) -> None:
     """Node b holds layers 3 to 5 and gets 0 to 4: layer 5 is in the way."""
@@ -198,8 +198,8 @@ def test_what_is_in_the_way_goes_to_the_hosts_memory_if_that_has_room_else_to_th
     assert freeing_seconds(room, 1, 0, 5, place_of(where)) == pytest.approx(seconds)
 
 
-def test_what_a_search_takes_a_change_for_is_what_the_decision_does() -> None:
-    """Where state can be in one place alone."""
+def test_the_search_and_the_decision_price_a_change_alike() -> None:
+    """For state that can be in one place alone."""
     problem = Problem(cluster(5 * 400.0 + 50, flops=5e9), Workload(LAYERS, 4))
     before, new = Before.of(problem, plan(3)), draft(5, ((1,), (0,)))
     change = Change(before, 0.5, 100.0)
@@ -235,8 +235,8 @@ def test_each_loss_of_7b_on_eight_rtx_4090_gives_a_plan_for_which_no_survivor_la
 
 
 def changes(seeds: range, *, islands: bool) -> Iterator[tuple[Decision, dict[str, float], dict[str, float]]]:
-    """What was decided after something has happened to tight networks, what nodes lack then, and what they would lack if none
-    freed first."""
+    """The decisions after something has happened to tight networks, the bytes that nodes lack then, and the bytes that they
+    would lack if none freed first."""
     for seed in seeds:
         cluster, workload = tight_network(seed, islands=islands)
         workload = workload.with_rounds() if islands else workload
@@ -260,7 +260,7 @@ def changes(seeds: range, *, islands: bool) -> Iterator[tuple[Decision, dict[str
 
 
 def check_changes(seeds: range, *, islands: bool, least: int) -> None:
-    """At least this number of changes are made, and in some of them a node frees first."""
+    """Checks that at least this number of changes are made, and that a node frees first in some of them."""
     found = [*changes(seeds, islands=islands)]
     assert len(found) >= least
     assert not [short for _, short, _ in found if short]

@@ -81,7 +81,7 @@ def test_a_newcomer_joins_each_member_where_it_pays_most() -> None:
     assert [groups for groups, _ in both] == [((0, 1), (2, 3)), ((0, 3), (1, 2))]
 
 
-def test_who_is_idle_in_some_member_is_no_newcomer() -> None:
+def test_a_node_that_is_idle_in_some_member_is_no_newcomer() -> None:
     (first, _), (second, _) = adapted_to(4, member(("n0", "n1"), ("n2",)), member(("n0", "n3"), ("n1", "n2")))
     assert (first, second) == (((0, 1), (2,)), ((0, 3), (1, 2)))
 
@@ -125,6 +125,6 @@ def test_where_time_is_up_one_member_is_adapted() -> None:
     assert len(adapted_to(3, member(("n0", "n1"), ("n2",)), member(("n0",), ("n1", "n2")), late=True)) == 1
 
 
-def test_groups_of_a_model_of_another_length_are_cut_anew_and_several_islands_do_not_count() -> None:
+def test_groups_of_a_model_of_another_length_get_new_cuts_and_several_islands_do_not_count() -> None:
     island = Island((("n0", "gone"), ("gone",), ("n2",)), (0, 2, 4, 7))
     assert adapted_to(3, Member((island,)), Member((island, island))) == [(((0,), (2,)), None)]

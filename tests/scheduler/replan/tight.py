@@ -1,5 +1,5 @@
-"""Random networks whose nodes have little memory to spare, what happens to them, and what a change of plan takes there: counted
-layer by layer, without the scheduler's own code."""
+"""Random networks whose nodes have little memory to spare, disturbances of them, and the memory that a change of plan takes
+there. Memory is counted layer by layer, without the scheduler's own code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dtfm.scheduler.model.workload import Layer, Workload
 
 
 def tight_network(seed: int, *, islands: bool = False) -> tuple[Cluster, Workload]:
-    """Nodes that can hold the model between them, and little more. With ``islands``, two nodes or three can, and slow lines
-    between two cities make islands worth while."""
+    """Nodes that can hold the model between them, and little more. With ``islands``, two or three nodes can hold it, and slow
+    lines between two cities make islands worth while."""
     rng = np.random.default_rng(seed)
     count, layers = int(rng.integers(4, 9)), int(rng.integers(6, 13))
     model = tuple(
@@ -62,8 +62,8 @@ def seats(plan: Plan) -> Iterator[tuple[str, tuple[int, int], Keeping]]:
 
 
 def lacking(cluster: Cluster, workload: Workload, before: Plan, after: Plan, first: frozenset[str]) -> dict[str, float]:
-    """By node, the bytes that it lacks while ``before`` becomes ``after``. Those of ``first`` move what they need no longer out
-    of the way before they load anything: to the host's memory as far as that has room, else to the disk."""
+    """By node, the bytes that it lacks while ``before`` becomes ``after``. Before they load anything, the nodes in ``first``
+    move state that they do not need out of the way: to the host's memory as far as that has room, otherwise to the disk."""
     was = {name: (layers, keeping) for name, layers, keeping in seats(before)}
     found = {}
     for name, layers, keeping in seats(after):
@@ -90,7 +90,7 @@ def lacking(cluster: Cluster, workload: Workload, before: Plan, after: Plan, fir
 
 
 def _held(workload: Workload, layer: Layer, keeping: Keeping) -> tuple[float, float]:
-    """On the device, and in the host's memory."""
+    """The bytes on the device, and in the host's memory."""
     size, copy = layer.parameter_bytes, workload.copy_bytes_per_parameter_byte
     outer = workload.outer_bytes_per_parameter_byte + workload.momentum_bytes_per_parameter_byte
     if keeping.optimizer_state is OptimizerState.DEVICE:

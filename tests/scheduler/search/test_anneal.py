@@ -58,7 +58,7 @@ def starts(problem: Problem, walks: int) -> list[Position]:
 def annealed(
     problem: Problem, seed: int, threads: int = 1, walks: int = 6, weight: float = 0.0
 ) -> tuple[list[Found], list[float]]:
-    """What is found, and the least prices that were told on the way."""
+    """The positions found, and the least prices that were told on the way."""
     told: list[float] = []
     found, steps = anneal(
         tables(problem),
@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_answer_whatever_the_number_of_threads(seed
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.01])
-def test_a_price_is_that_of_the_position_and_of_the_slowest_transfer_of_state(weight: float) -> None:
+def test_a_price_adds_the_position_and_the_slowest_transfer_of_state(weight: float) -> None:
     problem = problem_of(0)
     t = tables(problem)
     sketch = empty_sketch(t)

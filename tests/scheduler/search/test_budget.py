@@ -1,4 +1,4 @@
-"""What a search's rounds of walks may use up of its budget."""
+"""The part of a search's budget that its rounds of walks may use up."""
 
 from __future__ import annotations
 

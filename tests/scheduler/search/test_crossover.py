@@ -29,7 +29,7 @@ def drawn(rng: np.random.Generator, problem: Problem) -> Parent:
 def test_a_child_is_a_layout_and_has_each_nodes_place_from_a_parent(
     seed: int, count: int, layers: int, keep_sizes: bool
 ) -> None:
-    """Also where memory and links are missing: then it has less of its father."""
+    """Also if memory and links are missing: then the child has less of its father."""
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     evaluator = Evaluator(problem, keep_idle_hands=True)
@@ -69,13 +69,13 @@ def test_stages_are_aligned_by_their_nodes_even_in_another_order() -> None:
 
 
 def test_with_other_numbers_of_stages_layers_count_as_much_and_nobody_is_left_over() -> None:
-    """The father's middle stage has nodes of both the mother's, and its layers are mostly in her second."""
+    """The father's middle stage has nodes of both the mother's stages, and its layers are mostly in her second stage."""
     mother = parent(((0, 1, 2, 3), (4, 5, 6, 7)), (0, 4, 12))
     father = parent(((0, 1), (2, 3, 4, 5), (6, 7)), (0, 3, 8, 12))
     assert aligned(mother, father).tolist() == [0, 1, 1]
 
 
-def test_a_chosen_stage_is_the_fathers_and_who_is_in_no_stage_of_the_child_is_where_chance_says() -> None:
+def test_a_chosen_stage_is_the_fathers_and_chance_places_nodes_without_a_stage() -> None:
     mother, father = np.array([0, 0, 1, 1, 2, -1, -1]), np.array([0, 1, 1, 2, -1, 0, 2])
     never, always = np.zeros(7, dtype=bool), np.ones(7, dtype=bool)
     # Node 3 has left stage 1, which is the father's now, and his stage 2 is not chosen.
@@ -92,7 +92,7 @@ def test_sizes_are_kept_with_nodes_that_a_parent_has_there_first() -> None:
 
 
 def test_a_child_takes_good_stages_from_both() -> None:
-    """Of four nodes in two houses each parent has one house's stage right."""
+    """Four nodes in two houses. Each parent has one house's stage right."""
     problem = Problem(uniform_cluster(4), even_workload(4))
     mother, father = parent(((0, 1), (2,)), (0, 2, 4), 4), parent(((0,), (2, 3)), (0, 2, 4), 4)
     evaluator = Evaluator(problem, keep_idle_hands=False)

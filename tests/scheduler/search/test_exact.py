@@ -27,7 +27,7 @@ SHAPES = [Shape(most_stages=4), Shape(stages=2, most_stages=2), Shape(stages=2, 
 @settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 4), layers=st.integers(1, 4))
 def test_no_loads_undercut_the_bounds_of_branch_and_bound(seed: int, count: int, layers: int) -> None:
-    """Also loads and flows that the scheduler would not choose."""
+    """Tries also loads and flows that the scheduler would not choose."""
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     found = promising(problem, Shape(most_stages=count), False, 1e9, most=100_000, over=lambda: False)
@@ -61,7 +61,7 @@ def test_branch_and_bound_drops_no_plan_that_is_fast_enough(seed: int, micro_bat
 
 
 @given(seed=st.integers(0, 10_000), most=st.integers(1, 8), steps=st.sampled_from([0, 1, 9]))
-def test_what_branch_and_bound_leaves_out_counts_in_the_least_seconds_of_all_plans(
+def test_plans_that_branch_and_bound_leaves_out_count_in_the_least_seconds_of_all_plans(
     seed: int, most: int, steps: int
 ) -> None:
     problem = any_problem(np.random.default_rng(seed), 5, 4)
@@ -98,9 +98,12 @@ def test_nodes_are_done_soonest_with_the_best_of_all_divisions(
 
 
 @given(seed=st.integers(0, 10_000), senders=st.integers(1, 2), receivers=st.integers(1, 2))
-def test_crowding_is_that_of_the_best_flows(seed: int, senders: int, receivers: int) -> None:
-    """Every way to send 4 micro-batches of a byte each over the links: the longest that one of them, or of the connections, is
-    busy, less the time of the shortest link, is never less. With free connections and one node on a side it is attained."""
+def test_no_flows_are_less_crowded_than_the_bound(seed: int, senders: int, receivers: int) -> None:
+    """No way to send 4 micro-batches of a byte each takes less than the crowding.
+
+    A way takes as long as the busiest link or connection, less the time of the shortest link. With free connections and one
+    node on a side some way takes exactly the crowding.
+    """
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, senders + receivers, 2)
     t = tables(problem)._replace(micro_batches=4)
@@ -122,7 +125,8 @@ def test_crowding_is_that_of_the_best_flows(seed: int, senders: int, receivers: 
 
 
 def _excess(problem: Problem, a: Ints, b: Ints, flow: Floats, connections: bool = True) -> float:
-    """Seconds by which these flows, of a byte per micro-batch, keep something busy for longer than the best link with one."""
+    """The extra seconds that these flows, of a byte per micro-batch, keep something busy, beyond the best link with one
+    micro-batch."""
     excess = 0.0
     for side, other, number in ((a, b, flow), (b, a, flow.T)):
         index = np.ix_(side, other)
@@ -137,9 +141,12 @@ def _excess(problem: Problem, a: Ints, b: Ints, flow: Floats, connections: bool 
     return excess
 
 
-def test_what_remains_of_a_reduction_after_a_nodes_last_backward_pass() -> None:
-    """Two replicas of 2 layers with 2e7 bytes each, over links of known slowness: the shard and the sum of 2e7 bytes each go over
-    the link from the beginning of that pass on; or, with slow devices, the last layer's 1e7 bytes go there and back."""
+def test_the_rest_of_a_reduction_after_a_nodes_last_backward_pass() -> None:
+    """Two replicas of 2 layers with 2e7 bytes each, over links of known slowness.
+
+    The shard and the sum of 2e7 bytes each go over the link from the beginning of the pass on. With slow devices, the last
+    layer's 1e7 bytes go there and back instead.
+    """
     problem = Problem(random_cluster(3, 2), even_workload(2))
     t, group = tables(problem), np.array([0, 1])
     there, back = float(problem.slowness[0, 1]), float(problem.slowness[1, 0])

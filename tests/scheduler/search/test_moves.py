@@ -1,4 +1,4 @@
-"""Whatever a move does, the position is still one."""
+"""After every move the position is still a valid one."""
 
 import itertools
 
@@ -41,7 +41,7 @@ def rules_for(problem: Problem, most_stages: int, free_stages: bool, free_sizes:
 
 
 def decides_of(rng: np.random.Generator, position: Position) -> Ints:
-    """What might decide how long a step takes: nodes or nobody, and stages."""
+    """Random deciding nodes (or nobody), and stages."""
     nodes, stages = len(position.place), int(position.stages[0])
     who, where = rng.integers(-1, nodes, 4), rng.integers(0, stages, 2)
     return np.array([who[0], who[1], where[0], who[2], who[3], where[1]])
@@ -77,7 +77,7 @@ def test_stages_have_nodes_and_layers_and_keep_the_shape_that_is_fixed(
             assert stages == len(drawn.groups)
         if fixed == "sizes":
             assert [len(group) for group in groups] == [len(group) for group in drawn.groups]
-        if stages != here.stages[0]:  # then the walk cuts the model anew
+        if stages != here.stages[0]:  # then the walk makes new cuts
             assert gather_members(tried, sketch)
             add_up(t, sketch.sums, tried.place, stages)
             assert cut_model(t, sketch, stages, tried.cuts)
@@ -88,7 +88,7 @@ def test_stages_have_nodes_and_layers_and_keep_the_shape_that_is_fixed(
 
 
 def test_every_position_of_a_small_cluster_can_be_reached() -> None:
-    """Three nodes and three layers: 25 choices of groups, those of one, two and three stages with 1, 2 and 1 cuts."""
+    """Three nodes and three layers: 25 choices of groups, namely one, two and three stages with 1, 2 and 1 cuts."""
     problem = Problem(uniform_cluster(3), even_workload(3))
     rules = rules_for(problem, 3, free_stages=True, free_sizes=True)
     t, rng = tables(problem), np.random.default_rng(0)

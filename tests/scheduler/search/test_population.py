@@ -1,4 +1,4 @@
-"""The population that a search ends with, and the next one begins with."""
+"""The population at the end of a search, where the next search begins."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_decision_has_its_plan_first_and_members_with_names_and_all_layers() -
     assert_members(found.population, TWELVE, 12)
 
 
-def test_what_came_out_goes_in_and_the_next_search_begins_with_the_best_member(kept: Population) -> None:
+def test_a_kept_population_goes_in_and_the_next_search_begins_with_the_best_member(kept: Population) -> None:
     cold, warm = (schedule(TWELVE, WORKLOAD, population=own, time_used=lambda: 1.0) for own in ((), kept))
     assert island_of(warm.plan) == kept[0].islands[0]
     assert cold.predicted.iteration_seconds > warm.predicted.iteration_seconds
@@ -120,7 +120,7 @@ def test_survivors_are_the_best_that_differ(seed: int, count: int, layers: int, 
         assert one in kept or close or len(kept) == most or one.price >= NO_LINK
 
 
-def test_what_two_layouts_have_in_common_is_the_share_of_their_nodes_layers() -> None:
+def test_two_layouts_have_the_share_of_their_nodes_layers_in_common() -> None:
     one, other = held(((0, 1), (2,)), (0, 2, 6), 4), held(((0,), (2, 3)), (0, 4, 6), 4)
     # Node 0 has layers 0 and 1 in both, and 2 and 3 in one; node 1 has 2; node 2 has 2 in both and 2 in one; node 3 has 2.
     assert in_common(one, other) == pytest.approx(4 / (4 + 2 + 4 + 2))

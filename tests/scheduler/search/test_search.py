@@ -81,7 +81,7 @@ def test_where_links_share_a_narrow_relay_the_plan_crosses_it_as_seldom_as_it_ca
     assert sum(a != b for a, b in pairwise(order)) == houses - 1
 
 
-def test_gpus_of_one_machine_are_planned_together_as_what_stays_within_does_not_pass_its_line() -> None:
+def test_gpus_of_one_machine_are_planned_together_as_their_own_traffic_does_not_pass_its_line() -> None:
     """Two machines of four: links are fast within each, and between them as fast as either's line."""
     cluster, machine = uniform_cluster(8, flops=1e13, bandwidth=1e9), np.arange(8) // 4
     links = np.where(machine[:, None] == machine, 1e9, 1e6)
@@ -132,5 +132,5 @@ def test_improvements_are_reported_as_they_are_found() -> None:
     assert told
     assert [evaluations for evaluations, _ in told] == sorted(evaluations for evaluations, _ in told)
     assert [seconds for _, seconds in told] == sorted({seconds for _, seconds in told}, reverse=True)
-    # What walks find is told with its estimated seconds, and what is simulated later may take a little longer.
+    # Plans of walks are told with their estimated seconds. The simulation of such a plan may take a little longer.
     assert 0.8 * found.predicted.iteration_seconds < told[-1][1] <= found.predicted.iteration_seconds * (1 + 1e-9)

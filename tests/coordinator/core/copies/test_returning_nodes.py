@@ -1,4 +1,4 @@
-"""Before training goes back, it waits for nodes that may return with lost state: `core/copies/returning_nodes.py`."""
+"""Before training goes back, it waits for nodes that may return with lost state: `core/copies/lost_state.py`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def started_over_by_others() -> World:
     world.lose("a")
     world.lose("b")
     world.join("c", "d")
-    world.wait(GRACE_LEASES * LEASE, beating="cd")
+    world.wait(PAUSE + LEASE, beating="cd")
     world.settle()
     world.step()
     write_without_fetching(world)  # of step 1

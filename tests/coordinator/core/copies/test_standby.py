@@ -277,28 +277,13 @@ def test_a_neighbour_is_no_standby_if_no_commit_would_wait_for_it(factor: float,
     assert ("standby" in world.kinds_to("a")) is wanted
 
 
-def test_standbys_are_not_arranged_by_the_time_of_an_interrupted_steps_rest() -> None:
-    world = training("a", "b", **LONG)
-    world.now += 1
-    world.step()
-    world.fail_step("a", wire.PEER_LOST, peer="b")
-    for node in "ab":
-        done = wire.Progress(finished=[0, 1, 2])
-        world.plan_ready(node, progress=done)
-    world.now += 0.01
-    world.step()
-    assert layers_of(world, "a") == (2, 4)
-    world.now += 0.01  # this one counts
-    world.step()
-    assert world.last_to("a", "standby") == wire.Standby()
-
-
 def test_a_chosen_plan_that_an_aborted_step_dropped_is_chosen_again() -> None:
     world = without_reports("a", "b")
     world.join("c")
     assert world.state.planner.chosen is not None
-    world.fail_step("a", wire.PEER_LOST, peer="b")
+    world.fail_step("a", wire.INTERNAL)
     world.settle()
+    world.wait(1.2 * LEASE, beating="abc")
     assert world.state.planner.chosen is not None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from dtfm.coordinator.core.phases import Stepping
+from dtfm.coordinator.core.phases import Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan
@@ -141,7 +141,8 @@ def test_once_a_step_is_trained_it_stays() -> None:
     world.step()
     join(world, GPU, "a")
     world.lose("c")
-    world.wait(100 * LEASE, beating="a")
+    while not isinstance(world.state.phase, Switching):
+        world.wait(LEASE, beating="a")
     assert (told(world, "a"), settings(world)) == (FP32, ["fp32"])
 
 

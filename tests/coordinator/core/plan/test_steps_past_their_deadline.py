@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from dtfm.coordinator.core.act import STEPS_BETWEEN
 from dtfm.coordinator.core.phases import Pausing, Stepping
-from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import micro_batches_of
-from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.audit_scripts import all_find_it_right, all_vote, asked, auditing
-from tests.coordinator.script import LAYERS, World
-
-
-def one_after_the_other(nodes: Iterable[str]) -> Plan:
-    """The first three nodes are stages, and train all micro-batches."""
-    first, second, third = sorted(nodes)
-    stages = [Stage((0, 1), (first,), ()), Stage((1, 2), (second,), ()), Stage((2, LAYERS), (third,), ())]
-    return from_routes(0, stages, [((first, second, third), 4)])
+from tests.coordinator.script import World
 
 
 def says_that_it_has_something(world: World, node: str) -> None:
@@ -47,15 +35,6 @@ def commit(world: World) -> None:
         world.apply()
 
 
-def overdue(world: World) -> World:
-    """The deadline of the step in hand has passed, and a goes on with what it has."""
-    assert isinstance(world.state.phase, Stepping)
-    world.wait(world.state.phase.deadline - world.now + 0.1, beating=world.plan_in_force.nodes)
-    assert world.events(ev.StepAborted)[-1].problem == "OVERDUE"
-    says_that_it_has_something(world, "a")
-    return world
-
-
 def test_once_a_node_has_left_a_step_begins_anew_as_its_names_could_leave_in_every_step() -> None:
     world = auditing("a", "b", "c")
     world.automatic_planning = False
@@ -66,18 +45,15 @@ def test_once_a_node_has_left_a_step_begins_anew_as_its_names_could_leave_in_eve
 
 def test_a_step_that_one_member_says_lost_a_peer_begins_anew_and_is_audited_whatever_it_says_that_it_has() -> None:
     world = auditing("a", "b", "c")
-    for _ in range(5):
-        world.fail_step("c", wire.PEER_LOST, peer="a")
-        assert world.last_to("b", "assignment").counts_from == world.state.ledger.training.generation
-        says_that_it_has_something(world, "c")
-        assert not is_resumed(world)
-        assert world.last_to("a", "begin") == wire.Begin(
-            generation=world.state.ledger.training.generation, step=world.state.ledger.training.step + 1
-        )
-        all_vote(world)
-        assert asked(world).keys() == {"a", "b", "c"}
-        all_find_it_right(world)
-    assert world.state.ledger.training.step == 5
+    world.fail_step("c", wire.PEER_LOST, peer="a")
+    assert world.last_to("b", "assignment").counts_from == world.state.ledger.training.generation
+    says_that_it_has_something(world, "c")
+    assert not is_resumed(world)
+    assert world.last_to("a", "begin") == wire.Begin(generation=world.state.ledger.training.generation, step=1)
+    all_vote(world)
+    assert asked(world)
+    all_find_it_right(world)
+    assert world.state.ledger.training.step == 1
 
 
 @pytest.mark.parametrize("node", ["a", "c"])
@@ -89,27 +65,3 @@ def test_a_step_that_begins_under_a_new_plan_was_never_interrupted(node: str) ->
     says_that_it_has_something(world, node)
     assert world.plan_in_force.nodes == ("a", "b", "c", "d")
     assert not is_resumed(world)
-
-
-def test_a_step_past_its_deadline_goes_on_so_that_it_shows_at_whom_it_stood_but_only_once_in_a_while() -> None:
-    """One member alone can have each step pass its deadline."""
-    world = auditing("a", "b", "c")
-    commit(world)
-    resumed = []
-    for _ in range(STEPS_BETWEEN + 2):
-        resumed.append(is_resumed(overdue(world)))
-        commit(world)
-    assert resumed == [True, *[False] * STEPS_BETWEEN, True]
-
-
-def test_where_a_step_began_anew_nobody_knows_at_whom_it_stands_and_all_who_are_silent_are_suspects() -> None:
-    """Not those of the first stages, as if nothing had come to anybody."""
-    world = auditing("a", "b", "c", planner=one_after_the_other)
-    commit(world)
-    assert is_resumed(overdue(world))
-    commit(world)
-    for _ in range(2):
-        assert isinstance(world.state.phase, Stepping)
-        world.wait(world.state.phase.deadline - world.now + 0.1, beating="abc")
-        assert world.events(ev.Suspected)[-1].nodes == ("a", "b", "c")
-        world.settle()

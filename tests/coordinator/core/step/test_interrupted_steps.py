@@ -69,15 +69,6 @@ def test_plan_now_is_answered_when_a_node_is_lost_meanwhile(world: World) -> Non
     assert [(ticket, reply.changed) for ticket, reply in world.planned_now.items()] == [(7, False)]
 
 
-def test_the_planner_is_asked_after_carrying_the_plan_on_failed_twice(world: World) -> None:
-    world.lose("d")
-    for _ in range(2):
-        assert world.wanted == []
-        world.fail_plan("a", "c cannot be reached")
-    assert len(world.wanted) == 1
-    assert world.events(ev.RunFailed) == []
-
-
 def test_a_standby_takes_the_place_of_the_lost_replica(world: World) -> None:
     world.automatic_planning = True
     world.stick_to_plan()

@@ -50,9 +50,10 @@ def try_again(world: World) -> None:
     """The time passes after which the checkpoint is tried again, and all are ready to do that."""
     if isinstance(world.state.phase, Pausing):
         world.apply()
-    world.wait(LONGEST_RETRY_LEASES * LEASE, beating=world.state.members.sessions)
-    if isinstance(world.state.phase, Switching):
-        world.settle()
+    for _ in range(LONGEST_RETRY_LEASES):
+        world.wait(LEASE, beating=world.state.members.sessions)
+        if isinstance(world.state.phase, Switching):
+            world.settle()
     world.evaluate()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.state import ATTEMPTS, State
-from dtfm.coordinator.core.trust.verdict import LEAST_VOICES, MOST_LOSSES, Verdict, unseparable, verdict
+from dtfm.coordinator.core.trust.verdict import LEAST_VOICES, Verdict, unseparable, verdict
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import fold
@@ -66,7 +66,7 @@ def contradicts(*pairs: str, charge: Charge = Charge.HOP, attempt: int = 1) -> l
     return [ev.Suspected(1, attempt, charge, tuple(pair), "they differ", tuple(pair)) for pair in pairs]
 
 
-def fails(node: str, times: int, charge: Charge = Charge.STEP_FAILED, by: Sequence[str] = ()) -> list[ev.Suspected]:
+def fails(node: str, times: int, charge: Charge = Charge.DIGEST, by: Sequence[str] = ()) -> list[ev.Suspected]:
     return [ev.Suspected(1, attempt, charge, (node,), "why", tuple(by)) for attempt in range(1, times + 1)]
 
 
@@ -87,35 +87,15 @@ def test_who_fails_by_itself_is_at_fault_after_three_attempts_not_before() -> No
     assert guilty(verdict(suspected(STRANGERS, *fails("a", ATTEMPTS)))) == ["a"]
 
 
-def test_what_may_have_come_from_elsewhere_leaves_the_verdict_undecided() -> None:
-    undecided = {
-        charge: verdict(suspected(STRANGERS, *fails("a", ATTEMPTS, charge))).guilty[0].undecided
-        for charge in (Charge.OUT_OF_MEMORY, Charge.NON_FINITE, Charge.SILENT)
-    }
-    assert undecided == {Charge.OUT_OF_MEMORY: False, Charge.NON_FINITE: True, Charge.SILENT: True}
-
-
 def test_several_doubts_in_one_attempt_count_once() -> None:
-    once = [ev.Suspected(1, 1, Charge.STEP_FAILED, ("a",), "why", ())] * ATTEMPTS
-    assert verdict(suspected(STRANGERS, *once)) == Verdict(reason="why")
+    once = [ev.Suspected(1, 1, Charge.DIGEST, ("a",), "why", ())] * ATTEMPTS
+    assert verdict(suspected(STRANGERS, *once)) == Verdict()
 
 
-# One of several, as the coordinator has seen it.
-
-
-def test_of_those_waited_for_the_one_that_was_there_each_time_goes() -> None:
-    waits = [
-        ev.Suspected(1, attempt, Charge.STALLED, nodes, "no vote")
-        for attempt, nodes in enumerate([("a", "b"), ("a", "c"), ("a", "d")], 1)
-    ]
-    assert guilty(verdict(suspected(STRANGERS, *waits[:-1]))) == []
-    assert guilty(verdict(suspected(STRANGERS, *waits))) == ["a"]
-
-
-def test_if_two_were_there_each_time_their_link_counts_as_broken() -> None:
-    waits = [ev.Suspected(1, attempt, Charge.STALLED, ("a", "b"), "no vote") for attempt in range(1, ATTEMPTS + 1)]
-    found = verdict(suspected(STRANGERS, *waits))
-    assert (guilty(found), found.broken) == ([], (("a", "b"),))
+def test_what_older_logs_say_of_nodes_that_did_not_work_accuses_nobody() -> None:
+    for charge in Charge:
+        if charge.is_health:
+            assert suspected(STRANGERS, *fails("a", ATTEMPTS, charge)).ledger.trust.suspicions == ()
 
 
 # One against another.
@@ -127,10 +107,9 @@ def test_two_that_contradict_each_other_are_kept_apart_at_once() -> None:
 
 
 def test_two_that_accuse_each_other_are_kept_apart_after_three_attempts() -> None:
-    said = [ev.Suspected(1, n, Charge.PLAN_FAILED, ("a", "b"), "why", ("a",)) for n in range(1, ATTEMPTS + 1)]
+    said = [ev.Suspected(1, n, Charge.WITHHELD, ("a", "b"), "why", ("a",)) for n in range(1, ATTEMPTS + 1)]
     assert verdict(suspected(STRANGERS, *said[:-1])).apart == ()
-    # State that a alone can give comes no other way, so keeping the two apart helps nobody.
-    assert len(verdict(suspected(STRANGERS, *said)).guilty) == 1
+    assert verdict(suspected(STRANGERS, *said)).apart == (("a", "b"),)
 
 
 def test_whom_three_strangers_contradict_is_at_fault_if_they_are_most_of_its_neighbours() -> None:
@@ -179,20 +158,6 @@ def test_where_no_plan_does_without_a_pair_the_one_of_less_standing_goes() -> No
     assert (named.node, named.undecided) == ("u", True)
 
 
-# Lost peers.
-
-
-def test_a_lost_peer_is_nobodys_fault_however_often() -> None:
-    said = [
-        ev.Suspected(1, n, Charge.PEER_LOST, ("a", other), "lost", (other,)) for n, other in enumerate("bcdef" * 2, 1)
-    ]
-    for many in range(1, len(said) + 1):
-        assert guilty(verdict(suspected(STRANGERS, *said[:many]))) == []
-    assert verdict(suspected(STRANGERS, *said[: MOST_LOSSES - 1])).broken == ()
-    found = verdict(suspected(STRANGERS, *said[:MOST_LOSSES]))
-    assert found.broken == tuple(("a", other) for other in "bcdef")
-
-
 # Whatever liars say.
 
 Said = tuple[int, Charge, str, str]
@@ -200,7 +165,7 @@ Said = tuple[int, Charge, str, str]
 
 def lies(liars: str, others: str, most: int = 40) -> st.SearchStrategy[list[Said]]:
     """By attempt and charge, whom a liar contradicts or accuses."""
-    charges = [*CONTRADICTIONS, Charge.PEER_LOST, Charge.PLAN_FAILED, Charge.WITHHELD]
+    charges = [*CONTRADICTIONS, Charge.WITHHELD]
     one = st.tuples(st.integers(1, 6), st.sampled_from(charges), st.sampled_from(liars), st.sampled_from(others))
     return st.lists(one, max_size=most).map(lambda said: sorted(said, key=lambda each: each[0]))
 
@@ -225,8 +190,6 @@ def test_two_throw_out_nobody_as_long_as_plans_can_keep_them_apart(said: list[Sa
     """Even where nobody is proven, and the third stands alone."""
     state = from_addresses(THREE, u="10.0.0.1", v="10.0.0.1" if one_address else "10.0.0.2")
     for each in told(said):
-        if each.charge is Charge.PLAN_FAILED:
-            continue  # what one alone can give comes no other way
         state = suspected(state, each)
         assert "a" not in guilty(verdict(state))
 

@@ -70,6 +70,17 @@ def test_it_waits_for_more_nodes_or_says_why_no_plan_is_possible() -> None:
     assert first(telling.records) == Condition(Mood.CARE, "waits: no node has memory for layer 3")
 
 
+def test_a_run_whose_state_is_lost_needs_an_operator_until_it_goes_on() -> None:
+    """Also while nodes come and go: the plan of before is still in force in the log."""
+    asks = ev.Waiting("say `dtfm-coordinator continue --from weights`", asks=True)
+    lost = told(stored_run(), asks)
+    verdict = first(lost, later=1e6)
+    assert (verdict.mood, verdict.text) == (Mood.CARE, f"needs an operator: {asks.reason}")
+    assert fitness(folded(lost), folded(lost).last + 1e6).healthy, "a supervisor that starts it again helps nobody"
+    for answered in (ev.RolledBack(3, 5, "why", weights=True), ev.Waiting("1 of 2 nodes are ready")):
+        assert "operator" not in first(told(lost, answered)).text
+
+
 def test_a_plan_is_taken_up_before_it_trains() -> None:
     assert first(until(ev.PlanAdopted)).text == "takes up plan 1: its nodes get ready for it"
     assert first(until(ev.PlanAdopted, 3)).text == "takes up plan 3: its nodes fetch the state of their layers"

@@ -1,0 +1,1 @@
+"""Health: which nodes and which pairs work. Never guilt."""

@@ -1,0 +1,37 @@
+"""When the run itself is at fault that nodes fail: among people who know each other it ends, and says what to change."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.core.state import ATTEMPTS, State
+from dtfm.coordinator.log.health import PLAN_FAILED
+from dtfm.protos import control_pb2 as wire
+
+NON_FINITE, OUT_OF_MEMORY, INTERNAL = map(wire.StepProblem.Name, (wire.NON_FINITE, wire.OUT_OF_MEMORY, wire.INTERNAL))
+OF_ITSELF = frozenset({NON_FINITE, OUT_OF_MEMORY, INTERNAL, PLAN_FAILED})
+"""What nodes say of themselves. That they are slow or hang says nothing of the run."""
+
+
+def fault_of_the_run(state: State, node: str) -> str:
+    """Why the run itself is at fault, now that the node has failed; empty: it is not known to be.
+
+    It is if another party has failed in the same way since the last commit, each in ATTEMPTS - 1 attempts. It is if the node has
+    failed in ATTEMPTS attempts and nobody else is there, or too few others are where its loss is not finite. Among strangers it
+    never is: any two could say so.
+    """
+    ledger = state.ledger
+    newest = ledger.health.get(node)
+    if ledger.is_open or newest is None or newest.problem not in OF_ITSELF:
+        return ""
+    alike = {
+        name: each.alike
+        for name, each in ledger.health.items()
+        if name in ledger.members and (each.problem, each.commits) == (newest.problem, ledger.trust.commits)
+    }
+    several = {ledger.party(name) for name, times in alike.items() if times >= ATTEMPTS - 1}
+    others = sum(ledger.party(name) != ledger.party(node) for name in ledger.ready)
+    pinned = state.run.cluster.pinned
+    stages = len(pinned) if isinstance(pinned, tuple) else pinned or 1
+    is_needed = not others or (newest.problem == NON_FINITE and others < stages)
+    if len(several) > 1 or (is_needed and newest.alike >= ATTEMPTS):
+        return f"{sum(alike.values())} attempts failed in the same way since the last commit; the last: {newest.why}"
+    return ""

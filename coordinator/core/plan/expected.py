@@ -1,0 +1,32 @@
+"""What the plan in force is expected to take: a step, and loading the state for it. Deadlines follow from that."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.core.copies.availability import parameter_bytes
+from dtfm.coordinator.core.state import State
+
+SLOWEST_DISK = 20e6
+"""Bytes per second at which state comes from a disk or a checkpoint, at least, and goes to a disk."""
+
+
+def step_seconds(state: State) -> float | None:
+    """As the planner predicts, or as the last step took, if that was longer. None: neither is known."""
+    training = state.ledger.training
+    known = [seconds for seconds in (training.predicted, training.step_seconds) if seconds is not None]
+    return max(known, default=None)
+
+
+def loading_seconds(state: State, node: str) -> float:
+    """For the state that the node lacks for its part in the plan, from the one holder with the fastest line, or from a disk."""
+    ledger = state.ledger
+    plan, held = ledger.training.in_force, ledger.holders
+    stage = plan.stages[plan.stage_of(node) or 0]
+    lacking = [layer for layer in range(*stage.layers) if not held or node not in held[layer]]
+    if not lacking or ledger.training.step == 0:
+        return 0.0
+    givers = {name for layer in lacking if held for name in held[layer]}
+    links = ledger.reach.links
+    rates = [link.bandwidth for name in givers if (link := links.get(name, {}).get(node)) is not None]
+    of_state = ledger.description.workload.bytes_moved_per_parameter_byte
+    size = of_state * sum(parameter_bytes(state, (layer, layer + 1)) for layer in lacking)
+    return size / max([SLOWEST_DISK if not givers else 1.0, *rates])
