@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,11 @@ them."""
 READERS = 16
 """The number of pieces that are read at the same time: on the hub, each costs a round trip."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+_TOWER = re.compile(r"^(language_model\.(model\.)?|model\.language_model\.)")
+_OF_TOWER = re.compile(rf"{_TOWER.pattern}|^lm_head\.")
+"""Names of tensors of the language model inside another model, by the forms that published files have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,12 @@ class WeightFiles:
                     digest.update(f"{name} {len(piece)} ".encode()).update(piece)
             self._of_values[seed] = digest.digest()
         return self._of_values[seed]
+
+    def keep_text_tower(self) -> None:
+        """Forgets all tensors except those of the language model in a model that also reads images or sounds. They get the
+        names that they have in a language model of their own."""
+        named = ((_TOWER.sub("", name), stored) for name, stored in self.tensors.items() if _OF_TOWER.match(name))
+        self.tensors = {name if name.startswith("lm_head.") else f"model.{name}": stored for name, stored in named}
 
     def _piece(self, name: str, chance: int) -> bytes:
         stored = self.tensors[name]
