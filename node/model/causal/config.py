@@ -42,8 +42,6 @@ def configure(
     """
     if pretrained is not None:
         family = _pretrained_family(family, pretrained)
-        if (tower := text_tower(pretrained)) is not None:
-            pretrained, family = tower, tower["model_type"]
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         near = get_close_matches(family, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) or ["llama", "gpt2"]
         raise ValueError(
@@ -78,9 +76,7 @@ def configure(
 
 def _pretrained_family(family: str, pretrained: Mapping[str, Any]) -> str:
     found = pretrained.get("model_type")
-    inner = pretrained.get("text_config")
-    names = (found, inner.get("model_type") if isinstance(inner, dict) else found)
-    if not isinstance(found, str) or (family and family not in names):
+    if not isinstance(found, str) or (family and family != found):
         raise ValueError(
             f"model.family: {family!r} is given, but model.pretrained is a {found!r}; leave model.family out"
         )
@@ -102,7 +98,7 @@ def text_tower(pretrained: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if found.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return None
-    for key in ("tie_word_embeddings", *_TOKEN_KEYS):
+    for key in ("tie_word_embeddings", "quantization_config", *_TOKEN_KEYS):
         if inner.get(key) is None and pretrained.get(key) is not None:
             found[key] = pretrained[key]
     return found

@@ -96,13 +96,14 @@ def load_causal_lm(
         ValueError: unknown family, a config that it does not take, or layers that cannot be separated.
     """
     files = WeightFiles(pretrained) if pretrained else None
+    if files is not None and (tower := text_tower(files.config)) is not None:
+        log.info("of %s the language model alone is trained, without what reads images or sounds", files.name)
+        family = "" if family == files.config["model_type"] else family
+        files.keep_text_tower(tower)
     if files is not None and tokenizer is not None:
         _check_tokenizer_fits(files, tokenizer)
     config = configure(family, config_json, sample, files.config if files is not None else None)
     family = config.model_type
-    if files is not None and text_tower(files.config) is not None:
-        log.info("of %s the language model alone is trained, without what reads images or sounds", files.name)
-        files.keep_text_tower()
     if sample.isolated and family not in ISOLATING:
         raise ValueError(
             f"data.isolate_documents: of model.family {family!r} it is not known that attention can stop at the borders of "
@@ -131,7 +132,7 @@ def load_causal_lm(
 
 def _check_tokenizer_fits(files: WeightFiles, tokenizer: Tokenizer) -> None:
     """Raises ValueError if the tokenizer makes ids that the weights do not know."""
-    known = (text_tower(files.config) or files.config).get("vocab_size")
+    known = files.config.get("vocab_size")
     if not isinstance(known, int) or tokenizer.size <= known:
         return
     if tokenizer.name == files.name:

@@ -46,6 +46,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _TOWER = re.compile(r"^(language_model\.(model\.)?|model\.language_model\.)")
 _OF_TOWER = re.compile(rf"{_TOWER.pattern}|^lm_head\.")
 """Names of tensors of the language model inside another model, by the forms that published files have."""
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,13 @@ class WeightFiles:
             self._of_values[seed] = digest.digest()
         return self._of_values[seed]
 
-    def keep_text_tower(self) -> None:
-        """Forgets all tensors except those of the language model in a model that also reads images or sounds. They get the
-        names that they have in a language model of their own."""
+    def keep_text_tower(self, config: dict[str, Any]) -> None:
+        """Forgets all except the language model in a model that also reads images or sounds. Its tensors get the names that
+        they have in a language model of their own, and ``config``, its settings, become the files'."""
         named = ((_TOWER.sub("", name), stored) for name, stored in self.tensors.items() if _OF_TOWER.match(name))
         self.tensors = {name if name.startswith("lm_head.") else f"model.{name}": stored for name, stored in named}
+        # The outer and the inner settings may differ about this, and releases of transformers about which of them counts.
+        self.config = config if _HEAD in self.tensors else config | {"tie_word_embeddings": True}
 
     def _piece(self, name: str, chance: int) -> bytes:
         stored = self.tensors[name]
