@@ -126,7 +126,7 @@ def load_causal_lm(
         ) from problem
     model = CausalLM(module, sample, anatomy, files)
     if files is None:
-        _check_initial_values(model)
+        _check_initial_values(model, family)
     return model
 
 
@@ -176,11 +176,11 @@ def _place(problem: Exception) -> str:
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else in_one_line(problem)
 
 
-def _check_initial_values(model: CausalLM) -> None:
+def _check_initial_values(model: CausalLM, family: str) -> None:
     """Raises ValueError if a family leaves parameters of a layer unset, unless its layers are so large that this takes long."""
     for bucket in model.buckets[1 : len(model.layers)]:
         if bucket.size <= _MOST_TRIED:
             try:
                 model.initial_parameters(bucket, 1)
             except ValueError as problem:
-                raise ValueError(f"model.family: {model.module.config.model_type!r}: {problem}") from None
+                raise ValueError(f"model.family: {family!r}: {problem}") from None
