@@ -52,7 +52,7 @@ _MODEL_FILE = re.compile(
 def begin(transition: Transition, step: int, parts: Mapping[int, ev.SnapshotPart]) -> None:
     """Starts to send ``parts``, the snapshot of ``step`` by bucket, from the nodes' disks to a checkpoint. Gives up the
     checkpoint under way, if there is one."""
-    give_up(transition, f"that of step {step} takes its place")
+    give_up(transition, f"the checkpoint of step {step} takes its place")
     safekeeping = transition.state.safekeeping
     run = transition.state.run
     upload = Upload(step, run.checkpoints, run.checkpoint.weights, parts)
@@ -233,7 +233,7 @@ def _go_on(transition: Transition) -> None:
     if upload.sending:
         return
     if missing - holders.keys() and upload.attempts >= MOST_ATTEMPTS:
-        give_up(transition, upload.problem or f"bucket {min(missing - holders.keys())} is on no disk any more")
+        give_up(transition, upload.problem or f"bucket {min(missing - holders.keys())} is no longer on any disk")
         disks.tidy(transition)
     else:
         _wait(transition, upload.problem or f"bucket {min(missing)} is on no disk that is here")

@@ -170,7 +170,7 @@ def _islands_that_return(state: State, phase: Gathering, now: float) -> str:
     others = sorted(node for node, process in held if node not in members or members[node].incarnation == process)
     if not training.islands or not others or state.planner.has_planned or now >= phase.since + grace:
         return ""
-    return f"up to {grace:.3g} seconds for {', '.join(others)} to return with what their islands have learnt"
+    return f"up to {grace:.3g} seconds for {', '.join(others)} to return with the state of their islands"
 
 
 def _question(state: State, lost: Lost) -> str:

@@ -182,7 +182,7 @@ def _go_on(transition: Transition, tally: SnapshotTally) -> None:
     alone. When these are fetched, the snapshot is whole."""
     if tally.writers:
         if not _may_become_whole(transition.state, tally):
-            _give_up(transition, tally, tally.problem or "who was to write some of it has left")
+            _give_up(transition, tally, tally.problem or "a node that was to write a part of it has left")
         return
     tally = _settle_files(transition, tally)
     if (holders := _all_on_disk(transition.state, tally)) is None:

@@ -25,7 +25,7 @@ from dtfm.scheduler.model.plan import Plan
 
 def expect(transition: Transition, step: int, plan: Plan) -> None:
     """The last nodes of the held-out micro-batches' chains report their part of the held-out loss, before they vote again."""
-    lost(transition, f"it was not done when that of step {step} began")
+    lost(transition, f"it was not done when the evaluation after step {step} began")
     held_out = held_out_chains(plan, _held_out(transition.state), twice=transition.state.ledger.is_open)
     transition.state = replace(transition.state, evaluation=Evaluation(step, plan.generation, held_out))
 

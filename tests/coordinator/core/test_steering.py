@@ -160,7 +160,7 @@ def test_stopping_now_waits_for_nothing_and_says_what_is_left() -> None:
     world.step()
     assert steer(world, SteerRequest.STOP_NOW) == "the run stops now"
     assert world.exit_code == 0
-    assert "after step 1, of which the newest checkpoint is that of step 0" in world.events(ev.RunStopped)[0].reason
+    assert "after step 1, and the newest checkpoint is of step 0" in world.events(ev.RunStopped)[0].reason
     assert steer(world, SteerRequest.PAUSE) == "the run has stopped after step 1"
 
 
