@@ -4,6 +4,7 @@ edited run file.
 The run in force is the run file with the values that operators have set since. The ledger has both. From the next start on, a key
 that was edited in the run file has its new value there. Other keys keep the values that operators have set.
 """
+
 from __future__ import annotations
 
 import tomllib
@@ -49,8 +50,8 @@ AT_A_START = (
     "train.evaluation_samples",
     "train.rounds",
 )
-"""These keys do not change the training result. Two exceptions: the number of steps, which the learning rate's fall depends on, and
-rounds, which plans change as well."""
+"""These keys do not change the training result. Two exceptions: the number of steps, which the learning rate's fall depends on,
+and rounds, which plans change as well."""
 
 _OF_STEPS = {"warmup_steps", "decay_steps"}
 """Their defaults follow from the number of steps that the run began with."""

@@ -19,7 +19,8 @@ def allowed_codecs(network: Network, tensors: str) -> tuple[str, ...]:
 
 
 def codec_in_use(network: Network, told: Mapping[str, str], tensors: str) -> str:
-    """The codec of these tensors on a link. The sender has ``told`` which codec it uses. Only a codec that the run allows counts."""
+    """The codec of these tensors on a link. The sender has ``told`` which codec it uses. Only a codec that the run allows
+    counts."""
     allowed = allowed_codecs(network, tensors)
     said = told.get(tensors)
     return said if said in allowed else allowed[0]

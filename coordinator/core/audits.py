@@ -49,8 +49,8 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Auditing:
-    """What is remembered from audit to audit. ``number`` is the last request's. ``due``: the nodes that are audited in any case when
-    they next take part in a step (auditing.py, audit_next), and in how many steps each was drawn for that."""
+    """What is remembered from audit to audit. ``number`` is the last request's. ``due``: the nodes that are audited in any case
+    when they next take part in a step (auditing.py, audit_next), and in how many steps each was drawn for that."""
 
     number: int = 0
     due: Mapping[str, int] = field(default_factory=dict)

@@ -32,9 +32,9 @@ def givers(ledger: Ledger, nodes: Iterable[str]) -> Mapping[str, Givers]:
 def believed(
     ledger: Ledger, node: str, holders: Sequence[str], doubted: Collection[frozenset[str]] | None = None
 ) -> tuple[str, ...]:
-    """The ``holders`` of some state that ``node`` may copy from, and ``node`` itself if it is a holder. These are the holders that
-    nobody has contradicted about state. If there are none: the holders that ``node`` has not contradicted. If there are none
-    either: all. ``doubted``: see `_doubted`."""
+    """The ``holders`` of some state that ``node`` may copy from, and ``node`` itself if it is a holder. These are the holders
+    that nobody has contradicted about state. If there are none: the holders that ``node`` has not contradicted. If there are
+    none either: all. ``doubted``: see `_doubted`."""
     doubted = _doubted(ledger) if doubted is None else doubted
     if not doubted:
         return tuple(holders)

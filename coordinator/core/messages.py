@@ -55,9 +55,9 @@ def assignments(
     givers: Mapping[str, Givers],
     snapshot: control_pb2.SnapshotSource,
 ) -> Iterator[tuple[str, control_pb2.CoordinatorMessage]]:
-    """The messages that assign the ledger's plan to each of ``nodes``. ``givers``: by node, the holders of the state as of the last
-    committed step; if there are none, all state comes from the ``snapshot``. A node is told only the links that begin at it: all
-    links of hundreds of nodes would not fit into a message."""
+    """The messages that assign the ledger's plan to each of ``nodes``. ``givers``: by node, the holders of the state as of the
+    last committed step; if there are none, all state comes from the ``snapshot``. A node is told only the links that begin at
+    it: all links of hundreds of nodes would not fit into a message."""
     plan = ledger.training.in_force
     source = control_pb2.SnapshotSource() if givers else snapshot
     on_disks = {node for part in source.parts for node in part.nodes}

@@ -14,8 +14,8 @@ from dtfm.protos import control_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class StateTold:
-    """The digest (hex) of a bucket's state, as a node reports it. ``donors``: the nodes that it reports to have it from; empty: it
-    has had the state since before the plan, or has read or made it."""
+    """The digest (hex) of a bucket's state, as a node reports it. ``donors``: the nodes that it reports to have it from; empty:
+    it has had the state since before the plan, or has read or made it."""
 
     digest: str
     donors: tuple[str, ...] = ()

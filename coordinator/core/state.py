@@ -40,6 +40,7 @@ class Admission(enum.Enum):
     ARRIVED = "arrived"
     READY = "ready"
 
+
 @dataclass(frozen=True, slots=True)
 class Standby:
     """A node that copies the state of some layers from other nodes, and keeps the copy up to date."""
@@ -137,7 +138,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a node's process says of its work (control.proto, Heartbeat.Work). ``since``: the time since which it says the same."""
+    """What a node's process says of its work (control.proto, Heartbeat.Work). ``since``: the time since which it says the
+    same."""
 
     done: int
     waits: bool
@@ -229,9 +231,9 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to the planner: the best plan for ``nodes`` (each with its process). The measurements are those after ``changes``
-    surprises (Ledger.changes). ``shown``: what each node has shown of itself (trust/claims.py). ``disputes``: the pairs in
-    dispute (trust/disputes.py)."""
+    """A question to the planner: the best plan for ``nodes`` (each with its process). The measurements are those after
+    ``changes`` surprises (Ledger.changes). ``shown``: what each node has shown of itself (trust/claims.py). ``disputes``: the
+    pairs in dispute (trust/disputes.py)."""
 
     nodes: frozenset[tuple[str, str]]
     changes: int

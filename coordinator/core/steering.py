@@ -1,5 +1,5 @@
-"""An operator's wishes for the whole run: pause, continue, or stop so that a later process goes on; set a key of the run file; get
-the weights now; go back to an earlier step.
+"""An operator's wishes for the whole run: pause, continue, or stop so that a later process goes on; set a key of the run file;
+get the weights now; go back to an earlier step.
 
 The ledger has who pauses or stops the run (``hold``), so a restart does the same. The commit of the current step then begins a
 pause (step/pause.py).

@@ -137,8 +137,9 @@ class HangUp:
 
 @dataclass(frozen=True, slots=True)
 class CarryOn:
-    """A question before planning: can the last plan be carried on with the nodes of this cluster? They are its nodes that are still
-    here, including nodes that want to leave. ``cluster``: as in PlanWanted. ``holders``: by layer, the holders of its state."""
+    """A question before planning: can the last plan be carried on with the nodes of this cluster? They are its nodes that are
+    still here, including nodes that want to leave. ``cluster``: as in PlanWanted. ``holders``: by layer, the holders of its
+    state."""
 
     cluster: Callable[[], Cluster]
     holders: tuple[frozenset[str], ...]
@@ -191,8 +192,8 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class TidyCheckpoints:
-    """Deletes checkpoints. ``newest``: the step of the last whole one in the log; 0: there is none. Of the run's whole checkpoints
-    up to ``newest``, the ``keep`` last stay. Those ``given_up`` are deleted too; those ``under_way`` stay."""
+    """Deletes checkpoints. ``newest``: the step of the last whole one in the log; 0: there is none. Of the run's whole
+    checkpoints up to ``newest``, the ``keep`` last stay. Those ``given_up`` are deleted too; those ``under_way`` stay."""
 
     uri: str
     run_id: str

@@ -117,7 +117,9 @@ class Enrolled:
 
     def apply(self, ledger: Ledger) -> Ledger:
         access, holder = ledger.access, Holder(self.key, self.role, self.invitation, self.believed)
-        of_a_machine = self.role == Role.NODE and holder in access.names.values()  # another node of its machine came before
+        of_a_machine = (
+            self.role == Role.NODE and holder in access.names.values()
+        )  # another node of its machine came before
         invitations = access.invitations
         if (used := invitations.get(self.invitation)) is not None and not of_a_machine:
             invitations = {**invitations, self.invitation: replace(used, used=used.used + 1)}

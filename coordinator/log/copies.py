@@ -224,8 +224,9 @@ class StateAgreed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Training goes back from ``from_step`` to ``step``. Nobody holds some stage's state, or the state is in doubt, or an operator
-    asked for it. ``exchanges``: see Training.back_to. ``weights``: only weights are restored, and moments begin at zero."""
+    """Training goes back from ``from_step`` to ``step``. Nobody holds some stage's state, or the state is in doubt, or an
+    operator asked for it. ``exchanges``: see Training.back_to. ``weights``: only weights are restored, and moments begin at
+    zero."""
 
     step: int
     from_step: int

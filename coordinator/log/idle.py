@@ -29,8 +29,8 @@ class Idle:
 
 
 def idle_nodes(ledger: Ledger, nodes: Iterable[str], most: int | None = None) -> dict[str, Idle]:
-    """By idle node, why the plan leaves it out. Leaves out nodes that compute, or cannot be planned with yet. ``most``: the number
-    of nodes to look at."""
+    """By idle node, why the plan leaves it out. Leaves out nodes that compute, or cannot be planned with yet. ``most``: the
+    number of nodes to look at."""
     plan = ledger.training.plan
     if plan is None:
         return {}

@@ -147,8 +147,8 @@ class Ledger:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The values that the next step is applied with. A change by an operator holds from the beginning of a round: islands train
-        a whole round with equal values."""
+        """The values that the next step is applied with. A change by an operator holds from the beginning of a round: islands
+        train a whole round with equal values."""
         training = self.training
         if training.optimizer is None or training.rounds.at_rest(training.step):
             return Optimizer.of(self.run)

@@ -210,8 +210,8 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimed:
-    """The node has timed its device with the run's own layers, beside no other work of its own: ``flops`` (FLOP/s). ``reason``: if
-    the device was timed again, a sentence with the previous speed; empty the first time. ``beside``: other programs used its
+    """The node has timed its device with the run's own layers, beside no other work of its own: ``flops`` (FLOP/s). ``reason``:
+    if the device was timed again, a sentence with the previous speed; empty the first time. ``beside``: other programs used its
     machine."""
 
     node: str
@@ -235,7 +235,8 @@ class DeviceTimed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDrifted:
-    """In steps, the node's device is slower or faster than its planned speed. From now on it is planned with ``flops`` (FLOP/s)."""
+    """In steps, the node's device is slower or faster than its planned speed. From now on it is planned with ``flops``
+    (FLOP/s)."""
 
     node: str
     flops: float

@@ -69,8 +69,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The bandwidth of the line of a node's machine, in bytes per second. ``least``: the line may carry more, since links measured
-    together were hardly slower than alone."""
+    """The bandwidth of the line of a node's machine, in bytes per second. ``least``: the line may carry more, since links
+    measured together were hardly slower than alone."""
 
     bandwidth: float
     least: bool = False

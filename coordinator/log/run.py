@@ -99,7 +99,8 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True)
 class Listens:
-    """Where the coordinator listens (HOST:PORT), and the addresses that its operator advertised. A later process uses both again."""
+    """Where the coordinator listens (HOST:PORT), and the addresses that its operator advertised. A later process uses both
+    again."""
 
     address: str
     advertised: tuple[str, ...]
@@ -135,8 +136,8 @@ class RunDescribed:
 
 @dataclass(frozen=True, slots=True)
 class DescriptionDropped:
-    """The run's description by ``node`` is dropped. Either the node was quarantined before the first plan, and no other member had
-    confirmed the description; or the run has changed."""
+    """The run's description by ``node`` is dropped. Either the node was quarantined before the first plan, and no other member
+    had confirmed the description; or the run has changed."""
 
     node: str
     event: Literal["description_dropped"] = "description_dropped"

@@ -13,8 +13,8 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.trust import Audits
 
 PROVEN_AFTER = 3
-"""The number of audits in a row that must have found a stranger's work right. If two or more other parties can repeat the work, at
-least two of them must have found it right."""
+"""The number of audits in a row that must have found a stranger's work right. If two or more other parties can repeat the work,
+at least two of them must have found it right."""
 
 
 class Standing(enum.IntEnum):

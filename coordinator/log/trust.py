@@ -127,8 +127,9 @@ class WorkAudited:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """In this attempt at ``step`` one of the ``nodes`` is at fault, and it is not known which. If there is only one, that node is.
-    ``by``: the members that say so; empty: the coordinator saw it itself. core/trust/verdict.py reads all suspicions together."""
+    """In this attempt at ``step`` one of the ``nodes`` is at fault, and it is not known which. If there is only one, that node
+    is. ``by``: the members that say so; empty: the coordinator saw it itself. core/trust/verdict.py reads all suspicions
+    together."""
 
     step: int
     generation: int
@@ -268,8 +269,8 @@ class Trust:
     """Evidence for and against members. Parties are named by their key, or by their name if the key is not known."""
 
     worked: Mapping[str, int] = field(default_factory=dict)
-    """By node that has joined and was not revoked since, the number of committed steps that it took part in; in the order in which
-    nodes first joined."""
+    """By node that has joined and was not revoked since, the number of committed steps that it took part in; in the order in
+    which nodes first joined."""
     audits: Mapping[str, Audits] = field(default_factory=dict)
     """By party, the results of the audits of its work."""
     began: Mapping[str, int] = field(default_factory=dict)
@@ -283,8 +284,8 @@ class Trust:
     commits: int = 0
     """The run's number of commits, including commits that were undone."""
     bounded: Mapping[str, int] = field(default_factory=dict)
-    """By party, the number of commits when one of its stages was last bounded (StageBounded). An entry ends when an audit finds the
-    party's work right, or after BOUNDED_COMMITS."""
+    """By party, the number of commits when one of its stages was last bounded (StageBounded). An entry ends when an audit finds
+    the party's work right, or after BOUNDED_COMMITS."""
     damaged_by: tuple[str, ...] = ()
     """The nodes that have reported a damaged snapshot since a plan last started, each once."""
 

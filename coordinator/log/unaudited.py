@@ -1,4 +1,5 @@
-"""Stages of a plan that nobody can audit, and why. Only a node of another party that holds the same layers can repeat the work."""
+"""Stages of a plan that nobody can audit, and why. Only a node of another party that holds the same layers can repeat the
+work."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ def by_stage(transition: Transition, said: Mapping[str, wire.StepReady | wire.Ap
 
 
 def by_bucket(transition: Transition, digests: Mapping[int, str]) -> None:
-    """Logs these digests (hex) of the state after the last commit. All holders of the buckets in the plan's first island agree."""
+    """Logs these digests (hex) of the state after the last commit. All holders of the buckets in the plan's first island
+    agree."""
     state, training = transition.state, transition.state.ledger.training
     island = training.in_force.stages[0].island
     began, is_writer = training.moments_began(island), training.writer in (None, island)

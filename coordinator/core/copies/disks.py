@@ -13,14 +13,16 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
 SNAPSHOTS = 4
-"""A node's disk may need room for this many snapshots of its part: the two kept ones, the one being written, and one left free."""
+"""A node's disk may need room for this many snapshots of its part: the two kept ones, the one being written, and as
+much as writing that one must leave free."""
 
 ROOM_BYTES = 1 << 30
 """The bytes left free on the coordinator's disk, for the log and for other programs."""
 
 
 def to_keep(state: State) -> wire.KeepSnapshots:
-    """The snapshots that every node should keep: the whole ones, the one being written, and the one being sent to a checkpoint."""
+    """The snapshots that every node should keep: the whole ones, the one being written, and the one being sent to a
+    checkpoint."""
     under_way = [each.step for each in (state.safekeeping.snapshot, state.safekeeping.upload) if each is not None]
     return wire.KeepSnapshots(steps=sorted({*state.ledger.copies.on_disks, *under_way}))
 
@@ -61,8 +63,8 @@ def look_for_room(transition: Transition, before: Plan | None) -> None:
 
 
 def claimed(transition: Transition, session: Session, message: wire.Prepared) -> None:
-    """A node that has just joined lists the snapshot files on its disk, without digests. Only buckets count that the node had when
-    the snapshot became whole. If the step was trained again since then, the node may have other files of it."""
+    """A node that has just joined lists the snapshot files on its disk, without digests. Only buckets count that the node had
+    when the snapshot became whole. If the step was trained again since then, the node may have other files of it."""
     claims = message.on_disk
     described, whole = transition.state.ledger.description, transition.state.ledger.copies.on_disks
     for claim in claims:

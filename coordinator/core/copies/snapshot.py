@@ -1,8 +1,8 @@
 """Snapshots: the run's state after a step, on the nodes' own disks.
 
-Each node writes the state that it trains to its own disk. If no snapshot was spread for a while, other nodes then fetch the parts
-that are on only one machine. When each part is on two machines, or cannot be, the snapshot is spread, and earlier snapshots can go.
-If a checkpoint is due, files go from the disks to the run's place for checkpoints (checkpoints.py).
+Each node writes the state that it trains to its own disk. If no snapshot was spread for a while, other nodes then fetch the
+parts that are on only one machine. When each part is on two machines, or cannot be, the snapshot is spread, and earlier
+snapshots can go. If a checkpoint is due, files go from the disks to the run's place for checkpoints (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def pause_after(seconds: float, lease: float) -> float:
 
 
 def _go_on(transition: Transition, tally: SnapshotTally) -> None:
-    """When all parts are written, sends them to a checkpoint if that is due, and has nodes fetch the parts that are on one machine
-    alone. When these are fetched, the snapshot is whole."""
+    """When all parts are written, sends them to a checkpoint if that is due, and has nodes fetch the parts that are on one
+    machine alone. When these are fetched, the snapshot is whole."""
     if tally.writers:
         if not _may_become_whole(transition.state, tally):
             _give_up(transition, tally, tally.problem or "a node that was to write a part of it has left")

@@ -1,6 +1,6 @@
-"""Standbys: nodes that copy state while others train it, and keep the copy up to date. A node becomes a standby to prepare for the
-chosen plan, or to take over if a replica is lost. Where a stage is on only one machine, a node may be its standby beside its own
-work. Like learners in Raft, standbys do not vote."""
+"""Standbys: nodes that copy state while others train it, and keep the copy up to date. A node becomes a standby to prepare for
+the chosen plan, or to take over if a replica is lost. Where a stage is on only one machine, a node may be its standby beside
+its own work. Like learners in Raft, standbys do not vote."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ UPDATE = {"auto": 0.15, "i4b64": 0.15, "raw16": 0.5, "topk": 1 / 16}
 of 256 elements with their places, these are the bytes for each island."""
 
 COMMIT_WAIT_FRACTION = 0.1
-"""The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES. The run loses at most that
-much of its speed. A neighbour becomes a standby only if a step's gradients reach it within this time. Stages with slower standbys
-are safe in snapshots on disks."""
+"""The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES. The run loses at most
+that much of its speed. A neighbour becomes a standby only if a step's gradients reach it within this time. Stages with slower
+standbys are safe in snapshots on disks."""
 
 MOST_IDLE_STANDBYS = 2
 """The number of idle nodes that become standbys of one stage. Each takes a part of its replicas' uplinks."""
@@ -124,8 +124,8 @@ def commit_patience(state: State) -> float:
 
 
 def commit_waits_for(state: State) -> frozenset[str]:
-    """The standbys that a commit waits for, once all have voted. For each stage whose new state only one machine would have, these
-    are the standbys that have kept up; one of them is enough. In an exchange, they are the standbys for the next plan."""
+    """The standbys that a commit waits for, once all have voted. For each stage whose new state only one machine would have,
+    these are the standbys that have kept up; one of them is enough. In an exchange, they are the standbys for the next plan."""
     if state.rounds.exchanges(state.ledger.training.step + 1):
         return _joining(state, state.ledger.training.step + 1)
     standbys = _by_layers(state)
@@ -355,8 +355,8 @@ def _copied_per_parameter_byte(state: State) -> float:
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     """By node, the layers that ``plan`` gives it, if it does not hold them and can copy them while others train.
 
-    To copy them, it needs memory for them beside its present layers, and links that keep up. Nodes in Plan.frees_first do not have
-    the memory. With rounds, only nodes of new islands copy: a replica in an island that goes on needs its moments, too."""
+    To copy them, it needs memory for them beside its present layers, and links that keep up. Nodes in Plan.frees_first do not
+    have the memory. With rounds, only nodes of new islands copy: a replica in an island that goes on needs its moments, too."""
     holders, current = state.ledger.holders_in(None), state.ledger.training.in_force
     going_on = {stage.island for stage in current.stages} if state.rounds.count else ()
     trained = {node: stage for stage in current.stages for node in stage.replicas}

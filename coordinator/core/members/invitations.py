@@ -54,8 +54,8 @@ def enrol(transition: Transition, request: wire.EnrolRequest, at: float) -> wire
 
 
 def look(state: State, request: wire.EnrolRequest, at: float) -> wire.EnrolReply:
-    """Answers a dry request: the answer to enrolling, what the run trains, and what its members have. Changes nothing, and computes
-    nothing that takes long, since strangers may ask. Raises Refused."""
+    """Answers a dry request: the answer to enrolling, what the run trains, and what its members have. Changes nothing, and
+    computes nothing that takes long, since strangers may ask. Raises Refused."""
     holder, ledger = check_enrolment(state.ledger, request, at), state.ledger
     reply = wire.EnrolReply(role=holder.role, run=state.run.name, training=state.message)
     if (described := ledger.described) is not None:
@@ -102,8 +102,8 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
 
 
 def revoke(transition: Transition, what: str, by: str, at: float) -> str:
-    """Ends an invitation for people who have not used it yet, or all access of a name. With a name also end the invitation that it
-    came by and the invitations that it made: their holders could come again under another name. Returns a sentence. Raises
+    """Ends an invitation for people who have not used it yet, or all access of a name. With a name also end the invitation that
+    it came by and the invitations that it made: their holders could come again under another name. Returns a sentence. Raises
     Refused."""
     ledger = transition.state.ledger
     if (holder := ledger.access.names.get(what)) is not None:

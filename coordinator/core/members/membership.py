@@ -142,8 +142,8 @@ def _prepares(transition: Transition, session: Session, beat: wire.Heartbeat) ->
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
-    """The node has read the run. The model and the data are defined by the run file's pins, by the first node, or by the first two
-    nodes that agree. All other nodes must agree, too."""
+    """The node has read the run. The model and the data are defined by the run file's pins, by the first node, or by the first
+    two nodes that agree. All other nodes must agree, too."""
     if session.admission is not Admission.JOINED or session.prepared is not None:
         transition.log(f"ignored a second Prepared of {session.node}")
         return
@@ -233,8 +233,8 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
 
 
 def _are_two_users(ledger: Ledger, one: str, other: str) -> bool:
-    """Whether the two names are known to belong to two keys, so that they are two opinions. The key of a revoked name is no longer
-    known."""
+    """Whether the two names are known to belong to two keys, so that they are two opinions. The key of a revoked name is no
+    longer known."""
     first, second = ledger.access.names.get(one), ledger.access.names.get(other)
     return first is not None and second is not None and first.key != second.key
 

@@ -50,8 +50,8 @@ def regroup(transition: Transition, reason: str) -> None:
 
 
 def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
-    """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state, training goes back to the
-    newest snapshot, or to the start."""
+    """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state, training goes back to
+    the newest snapshot, or to the start."""
     ledger, before = transition.state.ledger, transition.state.ledger.training.step
     if not ledger.state_is_held:
         standby.promote(transition)
@@ -108,8 +108,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
 def _counts_from(state: State, plan: Plan) -> int:
     """The generation from which work on the next step counts under ``plan``, which is about to be adopted.
 
-    If work is audited, an interrupted step starts from its beginning, as tensors of two generations cannot be audited. A step whose
-    deadline has passed may go on (`State.overdue`), because its progress shows for which node it waits.
+    If work is audited, an interrupted step starts from its beginning, as tensors of two generations cannot be audited. A step
+    whose deadline has passed may go on (`State.overdue`), because its progress shows for which node it waits.
     """
     training = state.ledger.training
     goes_on = not state.run.trust.audits or state.overdue == training.step + 1
@@ -118,8 +118,8 @@ def _counts_from(state: State, plan: Plan) -> int:
 
 
 def _with_fresh_numbers(plan: Plan, ledger: Ledger) -> Plan:
-    """The plan with a new number for each island that begins within a round: no island has had the number in this round. Otherwise
-    training that was lost with an earlier island would count for it."""
+    """The plan with a new number for each island that begins within a round: no island has had the number in this round.
+    Otherwise training that was lost with an earlier island would count for it."""
     of_round = ledger.training.debts.of_round
     fresh = count(max({*of_round, *plan.places}) + 1)
     numbers = {island: next(fresh) for island in plan.places if island in of_round.keys() - ledger.whole_islands}

@@ -30,8 +30,8 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Checkpointing, Keeping
 
 FACTOR, MOST_FACTOR = 2.0, 4.0
-"""How many times slower or faster than before a link must be to call for a new plan: FACTOR if its measurements hardly differ from
-each other, MOST_FACTOR in any case."""
+"""How many times slower or faster than before a link must be to call for a new plan: FACTOR if its measurements hardly differ
+from each other, MOST_FACTOR in any case."""
 
 DEVICE_OFF, MOST_DEVICE_OFF = 1.25, 1.5
 """How many times more or less than planned a device must deliver to call for a new plan: likewise."""
@@ -74,8 +74,9 @@ def parts_of(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, Par
 
 
 def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
-    """Draws conclusions from the votes of a committed step. Compares nothing while a standby is copying, which shares the links, or
-    while the planner is at work, which may share the cores. Nor does it compare a step that an earlier generation began."""
+    """Draws conclusions from the votes of a committed step. Compares nothing while a standby is copying, which shares the
+    links, or while the planner is at work, which may share the cores. Nor does it compare a step that an earlier generation
+    began."""
     state, last = transition.state, transition.state.ledger.training.last
     standbys = (session.standby for session in state.members.sessions.values())
     copying = any(standby is not None and standby.caught_up is None for standby in standbys)
@@ -139,8 +140,8 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
 
 def usual_share(delivered: Collection[float]) -> float:
     """The median share of their planned speed that devices ``delivered`` in a step. It falls when a machine becomes slower for
-    all of its nodes, and stays when one device does. If two shares are in the middle, the share nearer to 1 counts. For one or two
-    devices it is 1."""
+    all of its nodes, and stays when one device does. If two shares are in the middle, the share nearer to 1 counts. For one or
+    two devices it is 1."""
     if len(delivered) < 3:
         return 1.0
     return min(

@@ -88,8 +88,8 @@ def reversals(noise: Noise, now: float, lasting: float) -> float:
 
 
 def corrected(speeds: Speeds) -> float | None:
-    """The level, if it differs from the expected level by more than noise does. Then it is corrected together with another change.
-    None: no correction is needed."""
+    """The level, if it differs from the expected level by more than noise does. Then it is corrected together with another
+    change. None: no correction is needed."""
     if speeds.first is None or len(speeds.recent) < WINDOW:
         return None
     level = statistics.median(speeds.recent)

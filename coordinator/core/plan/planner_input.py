@@ -24,8 +24,8 @@ ROUNDING = 1e-9
 
 
 def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
-    """The nodes in the order given, with their measured links as far as they count (trust/claims.py). A link without a measurement
-    gets the median of the others. Pairs in dispute have no link. Nodes of one machine share its line."""
+    """The nodes in the order given, with their measured links as far as they count (trust/claims.py). A link without a
+    measurement gets the median of the others. Pairs in dispute have no link. Nodes of one machine share its line."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
@@ -84,9 +84,9 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
 def horizon_seconds(losses: Sequence[int], step: int, left: int, step_seconds: float | None) -> float:
     """Expected seconds until the plan loses a node, or until the run ends.
 
-    ``losses``: see Training. ``step``: the last committed step. ``left``: the number of steps to come. ``step_seconds``: the time of
-    a step; None: not known. A run counts as if it had seen one loss in HORIZON_SECONDS before it began. If fewer than MOST_LOSSES
-    are known, these are all losses since the run began.
+    ``losses``: see Training. ``step``: the last committed step. ``left``: the number of steps to come. ``step_seconds``: the
+    time of a step; None: not known. A run counts as if it had seen one loss in HORIZON_SECONDS before it began. If fewer than
+    MOST_LOSSES are known, these are all losses since the run began.
     """
     if step_seconds is None:
         return HORIZON_SECONDS

@@ -22,8 +22,9 @@ def may_change(state: State) -> bool:
 
 
 def of_newcomer(state: State, device: tuple[str, bool]) -> str:
-    """The precision in which a node prepares the run after its hello. ``device``: its kind, and whether it has bf16. If nobody has
-    read the run yet, the device decides. An old GPU among strangers, or one that joins after a plan has decided, ends by itself."""
+    """The precision in which a node prepares the run after its hello. ``device``: its kind, and whether it has bf16. If nobody
+    has read the run yet, the device decides. An old GPU among strangers, or one that joins after a plan has decided, ends by
+    itself."""
     known, is_old = state.run.train.precision, device == ("cuda", False)
     if known == "auto":
         return "bf16" if device == ("cuda", True) else "fp32"
@@ -32,8 +33,8 @@ def of_newcomer(state: State, device: tuple[str, bool]) -> str:
 
 
 def of_plan(state: State, plan: Plan) -> OtherPrecision | None:
-    """Another precision, if the plan's nodes need it: bf16 if it has GPUs and all of them have bf16, otherwise fp32. None: they do
-    not."""
+    """Another precision, if the plan's nodes need it: bf16 if it has GPUs and all of them have bf16, otherwise fp32. None: they
+    do not."""
     sessions = [state.members.sessions[node] for node in plan.nodes if node in state.members.sessions]
     gpus = [session for session in sessions if session.device[0] == "cuda"]
     wanted = "bf16" if gpus and all(session.device[1] for session in gpus) else "fp32"

@@ -53,7 +53,8 @@ class WaitReason(enum.Enum):
     PLANNING = enum.auto()
     """The planner is at work."""
     SWITCHING = enum.auto()
-    """A plan is chosen, and is adopted at the next step after which all islands agree. Or it is adopted, and does not train yet."""
+    """A plan is chosen, and is adopted at the next step after which all islands agree. Or it is adopted, and does not train
+    yet."""
     EVERYBODY_LEAVES = enum.auto()
     PLAN_IS_BEST = enum.auto()
     """The planner has looked since the last change."""

@@ -31,7 +31,8 @@ class Place:
 
 
 def places(state: State) -> tuple[Place, ...]:
-    """The places that training can go back to, the newest first. For each step the best: the whole state rather than the weights."""
+    """The places that training can go back to, the newest first. For each step the best: the whole state rather than the
+    weights."""
     copies, now, found = state.ledger.copies, state.ledger.training.step, {0: Place(ResumePoint(0, None), "the start")}
     for step, checkpoint in copies.checkpoints.items():
         kind = Kind.WEIGHTS if checkpoint.weights else Kind.CHECKPOINT

@@ -48,8 +48,8 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
 def _delivered_by_others(state: State, parts: Mapping[str, Part], claims: Mapping[str, float]) -> dict[str, float]:
     """By node, the fraction of their FLOP/s that others have delivered in this step.
 
-    It is the median of proven nodes, or of all if nobody is proven. At least two nodes are needed, so that no single node can make
-    others look slow. For an unproven node, one proven node is enough.
+    It is the median of proven nodes, or of all if nobody is proven. At least two nodes are needed, so that no single node can
+    make others look slow. For an unproven node, one proven node is enough.
     """
     of = {node: part.work / part.seconds / claims[node] for node, part in parts.items()}
     proven = {node for node, yes in zip(of, are_proven(state.ledger, tuple(of)), strict=True) if yes}

@@ -46,9 +46,9 @@ def heard(transition: Transition, session: Session, beat: wire.Heartbeat) -> Non
 
 
 def leave_slow_line(transition: Transition) -> None:
-    """The rule: a plan that was chosen because a line is slow takes over within the step, if the step already takes long. The work
-    that nodes have done on the step counts (plan/adoption.py). Among strangers the plan waits for the commit: otherwise a node
-    that keeps others waiting could put off the step's deadline by its heartbeats."""
+    """The rule: a plan that was chosen because a line is slow takes over within the step, if the step already takes long. The
+    work that nodes have done on the step counts (plan/adoption.py). Among strangers the plan waits for the commit: otherwise a
+    node that keeps others waiting could put off the step's deadline by its heartbeats."""
     state, phase = transition.state, transition.state.phase
     if (
         not isinstance(phase, Stepping)

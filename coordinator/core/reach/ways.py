@@ -1,8 +1,8 @@
 """Ways: how nodes reach each other, and which node relays if neither of two can dial the other.
 
-Both ends of a pair try to dial the other: the newcomer when it measures its links, the earlier node when it is asked to. If both
-can, nothing has to be decided. If one can, it lends connections to the other (dial-back). If neither can, both lend connections to
-a relay, and borrow there. A way that does not work is replaced: dial-back by a relay, a relay by another relay.
+Both ends of a pair try to dial the other: the newcomer when it measures its links, the earlier node when it is asked to. If
+both can, nothing has to be decided. If one can, it lends connections to the other (dial-back). If neither can, both lend
+connections to a relay, and borrow there. A way that does not work is replaced: dial-back by a relay, a relay by another relay.
 """
 
 from __future__ import annotations

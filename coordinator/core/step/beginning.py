@@ -102,7 +102,8 @@ def stalled(plan: Plan, progress: Mapping[str, wire.Progress]) -> frozenset[str]
 
 
 def _stands_at(number: int, chain: tuple[str, ...], has: list[tuple[set[int], set[int], set[int]]]) -> Collection[str]:
-    """The nodes where a micro-batch stands. ``has``: by place in the chain, the micro-batches with activation, with gradient, done."""
+    """The nodes where a micro-batch stands. ``has``: by place in the chain, the micro-batches with activation, with gradient,
+    done."""
     last = len(chain) - 1
     done = [place for place in range(len(chain)) if number in has[place][2]]
     back = [place for place in range(len(chain)) if number in has[place][1]]

@@ -26,8 +26,8 @@ TIMED_EVERY-th is. Otherwise times would fill most of a long log."""
 
 
 def commit_if_due(transition: Transition) -> None:
-    """The rule: commits a step that all have voted for, when no audit waits and each stage's new state will be on two machines. At
-    ``commit_by`` it stops waiting for the second machine (see `standby.commit_waits_for`)."""
+    """The rule: commits a step that all have voted for, when no audit waits and each stage's new state will be on two machines.
+    At ``commit_by`` it stops waiting for the second machine (see `standby.commit_waits_for`)."""
     phase = transition.state.phase
     if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None or phase.audits:
         return
@@ -87,9 +87,9 @@ def learning_rate(train: Run.Train, step: int, highest: float | None = None) -> 
     """The learning rate of ``step`` (from 1): a pure function of the schedule, the step and the ``highest`` rate, by default
     the run's.
 
-    It rises linearly to the highest rate during the warm-up. Then it falls to the final fraction of the highest rate, which it has
-    at the last step: along a cosine or along a line. With warmup-stable-decay (Hu et al., arXiv 2404.06395) it falls along a line
-    only in the last decay_steps. A constant schedule stays at the highest rate.
+    It rises linearly to the highest rate during the warm-up. Then it falls to the final fraction of the highest rate, which it
+    has at the last step: along a cosine or along a line. With warmup-stable-decay (Hu et al., arXiv 2404.06395) it falls along
+    a line only in the last decay_steps. A constant schedule stays at the highest rate.
     """
     highest = train.learning_rate if highest is None else highest
     if step <= train.warmup_steps:

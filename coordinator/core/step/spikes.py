@@ -37,7 +37,8 @@ class Spike:
 
 
 def spike(losses: Sequence[float], in_a_row: int, least: int) -> Spike | None:
-    """Compares the last ``in_a_row`` losses with earlier ones. Returns None if nothing spikes, or fewer than ``least`` are earlier.
+    """Compares the last ``in_a_row`` losses with earlier ones. Returns None if nothing spikes, or fewer than ``least`` are
+    earlier.
 
     A spike is above all losses before, and above their median by SPREADS and by LEAST_SHARE. The first condition bounds the false
     alarms. With 64 losses and 4 in a row, independent values of any distribution meet it once in 635,376 (64 choose 4).

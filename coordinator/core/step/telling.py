@@ -79,7 +79,8 @@ def tell_idle(transition: Transition) -> None:
 
 
 def tell_changes(transition: Transition) -> None:
-    """At the end of a tick: tells all members when training waits for something new, and after a commit the others outside the plan."""
+    """At the end of a tick: tells all members when training waits for something new, and after a commit the others outside the
+    plan."""
     before, state = transition.before, transition.state
     if state.stopped:
         return

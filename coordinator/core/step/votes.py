@@ -94,7 +94,8 @@ def step_overdue(transition: Transition, phase: Stepping) -> None:
 
 
 def _diverges(vote: wire.StepReady, family: str) -> str:
-    """Why the node's vote makes a step impossible; empty: it does not. A model of the ``family`` "module" may have any finite loss."""
+    """Why the node's vote makes a step impossible; empty: it does not. A model of the ``family`` "module" may have any finite
+    loss."""
     if not is_finite(vote.squared_gradient_norm, vote.loss_sum, *vote.losses):
         return "its loss or gradient norm is NaN or infinite"
     loss = vote.loss_sum / max(vote.samples, 1)

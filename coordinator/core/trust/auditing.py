@@ -116,9 +116,9 @@ def conclude(transition: Transition) -> None:
 def interrupted(transition: Transition, phase: Stepping, ender: str) -> tuple[Doubt, ...]:
     """The doubts if the step ends while audits are open. The audited nodes are audited when they next take part.
 
-    ``ender``: the node that has left, or says that it cannot do the step. If an auditor has found its work wrong by then, it may
-    have ended the step for that reason, and is in doubt. If no auditor has, it is not: nodes come and go. In both cases a stranger
-    begins again as a newcomer, so that evading an audit pays for no party."""
+    ``ender``: the node that has left, or says that it cannot do the step. If an auditor has found its work wrong by then, it
+    may have ended the step for that reason, and is in doubt. If no auditor has, it is not: nodes come and go. In both cases a
+    stranger begins again as a newcomer, so that evading an audit pays for no party."""
     party, doubts = transition.state.ledger.party, list[Doubt]()
     audited = {party(audit.order.node) for audit in phase.audits}
     known = transition.state.ledger.trust.audits.get(party(ender), Audits())

@@ -1,9 +1,9 @@
 """Draws the work of a step that is repeated, and its auditors. Tells an auditor the digests of the inputs and outputs.
 
-The draw is a pure function of chance. The shell keys it with a secret of its process, so that nobody can foresee the draw. Half of
-the repeated work is whole shares: all of a node's micro-batches, and its addend to one bucket. The other half is a few
-micro-batches of each node. Work above the rate is drawn as whole shares. All nodes are audited in the same steps, and auditors work
-side by side. So most steps take no longer, and the others take hardly longer than one node's repeated work.
+The draw is a pure function of chance. The shell keys it with a secret of its process, so that nobody can foresee the draw. Half
+of the repeated work is whole shares: all of a node's micro-batches, and its addend to one bucket. The other half is a few
+micro-batches of each node. Work above the rate is drawn as whole shares. All nodes are audited in the same steps, and auditors
+work side by side. So most steps take no longer, and the others take hardly longer than one node's repeated work.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def _order_addends(
     summed: Mapping[tuple[int, int], Mapping[str, bytes]],
     random: Random,
 ) -> None:
-    """Adds to the order the node's addends to one bucket (in an exchange, to all), and one of the pieces that it summed itself."""
+    """Adds to the order the node's addends to one bucket (in an exchange, to all), and one of the pieces that it summed
+    itself."""
     pieces = {(hop[3], hop[4]): digest for hop, digest in passed.sent.items() if hop[2] == Kind.REDUCE}
     if not (buckets := sorted({bucket for bucket, _ in (*pieces, *summed)})):
         return

@@ -83,8 +83,8 @@ def referees(state: State, audit: Audit) -> list[str]:
 
 
 def judged(transition: Transition, audit: Audit) -> Setback | None:
-    """The finding when all auditors have answered; None: no auditor says that the work is wrong. If an auditor does, the step does
-    not count, whoever is right: the auditors that found the work wrong contradict the node, and the other auditors."""
+    """The finding when all auditors have answered; None: no auditor says that the work is wrong. If an auditor does, the step
+    does not count, whoever is right: the auditors that found the work wrong contradict the node, and the other auditors."""
     state, node = transition.state, audit.order.node
     views = views_of(state, audit)
     by_view = {view: [by for by, its in views.items() if its is view] for view in View}
@@ -143,8 +143,8 @@ def clean_until(state: State, node: str) -> int:
 
 
 def _view_of(state: State, audit: Audit, answer: wire.Audited, *, is_referee: bool) -> View:
-    """The auditor's result. In bf16 an answer without addends still counts: addends of a bucket of only norms depend on the number
-    of threads (node/training/audit.py)."""
+    """The auditor's result. In bf16 an answer without addends still counts: addends of a bucket of only norms depend on the
+    number of threads (node/training/audit.py)."""
     most = limits(state, audit.order)
     of_referees = REFEREE_FRACTION_OF_ROUNDS if audit.order.trained else REFEREE_FRACTION
     fraction = of_referees if is_referee else 1.0
@@ -159,8 +159,8 @@ def _view_of(state: State, audit: Audit, answer: wire.Audited, *, is_referee: bo
 
 
 def _withheld_by_neighbours(state: State, audit: Audit) -> Mapping[str, list[str]]:
-    """By node that withheld a tensor which the audit needs, the auditors that say so. Leaves out the audited party, and nodes that
-    could not be reached."""
+    """By node that withheld a tensor which the audit needs, the auditors that say so. Leaves out the audited party, and nodes
+    that could not be reached."""
     party, of = state.ledger.party, audit.order.node
     found: dict[str, list[str]] = {}
     for by, answer in audit.answers.items():

@@ -143,8 +143,8 @@ def _read(
 
 
 def _is_piece(hop: Hop, members: Members, described: Described) -> bool:
-    """Whether the hop may be a piece of a bucket: member i % members sums piece i. A bucket whose number is no layer's belongs to a
-    parameter that is tied between layers."""
+    """Whether the hop may be a piece of a bucket: member i % members sums piece i. A bucket whose number is no layer's belongs
+    to a parameter that is tied between layers."""
     sender, receiver, kind, index, part = hop
     layers = described.workload.layers
     if kind not in (Kind.REDUCE, Kind.GATHER) or index >= described.buckets:

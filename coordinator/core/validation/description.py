@@ -133,7 +133,8 @@ def check_agrees(mine: Described, run: Described) -> None:
 
 
 def _is_guessed(described: Described) -> bool:
-    """Whether a node could not follow the model's code, and reported usual values: every measured layer works with some memory."""
+    """Whether a node could not follow the model's code, and reported usual values: every measured layer works with some
+    memory."""
     return all(
         layer.kept_bytes == KEPT_PER_OUTPUT_BYTE * layer.activation_bytes and not layer.working_bytes
         for layer in described.workload.layers
