@@ -1,4 +1,4 @@
-"""Models of real size have plans on GPUs that people rent: whatever is planned at once, without a search."""
+"""Models of real size get plans on GPUs that people rent. Only plans that need no search are tested."""
 
 from __future__ import annotations
 

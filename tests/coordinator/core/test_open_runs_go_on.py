@@ -1,4 +1,4 @@
-"""No run of strangers ends by what members say: each way in which a run can fail, tried by two keys, and by one left alone."""
+"""Messages of members end no run of strangers. Two keys try each way in which a run can fail, and so does one key left alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.coordinator.strangers import come, open_run, strangers
 
 
 def attempts(world: World, *liars: str) -> None:
-    """Tries the next step until it is committed or nothing trains any more. As long as liars have a part in it, each of them says
-    that it fails."""
+    """Tries the next step until it is committed or nothing trains. While liars have a part in the step, each of them says that it
+    fails."""
     step = world.state.ledger.training.step
     for _ in range(200):
         if isinstance(world.state.phase, Switching):

@@ -23,7 +23,7 @@ A_VOTE = wire.NodeMessage(step_ready=wire.StepReady())
 
 
 def stumble(world: World, event: t.Input) -> tuple[t.Command, ...]:
-    """The tick with this input raises. Returns what is to be done then."""
+    """The tick with this input raises. Returns the commands of the tick that replaces it."""
     world.state, ready = after_an_error(world.state, event, world.now)
     world.log += ready.entries
     for command in ready.commands:

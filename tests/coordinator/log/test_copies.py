@@ -8,7 +8,7 @@ from dtfm.coordinator.log.ledger import Ledger, fold
 
 
 def with_checkpoints(steps: int, *, keep: int, every: int = 1) -> Ledger:
-    """The digests of each step's state are agreed on, and every so many steps there is a checkpoint."""
+    """The digests of each step's state are agreed on, and there is a checkpoint every given number of steps."""
     events: list[ev.Event] = [ev.RunStarted("id", {"checkpoint": {"keep": keep}})]
     for step in range(1, steps + 1):
         events.append(ev.StateAgreed(step, (f"state {step}",)))

@@ -17,7 +17,7 @@ NEW, PROVEN = Standing.NEW, Standing.PROVEN
 
 
 def audits(by: str, others: int = 2, clean: bool = True, of: str = "a") -> list[ev.Event]:
-    """One by each of these parties, of ``a``, whose work so many others could do again."""
+    """One audit of ``a`` by each of these parties. ``others`` could have repeated its work."""
     return [ev.WorkAudited(step, 1, of, who, 8, clean, {}, others=others) for step, who in enumerate(by, 1)]
 
 

@@ -1,4 +1,4 @@
-"""The manifest by which a checkpoint is whole, and how it is read again."""
+"""The manifest that makes a checkpoint whole, and how it is read again."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ CALLS: dict[str, Call] = {
 
 
 async def refusal(served: Served, call: Call, metadata: Metadata) -> str:
-    """The name of the reason for which the call is refused; empty: it is not, as far as the caller goes."""
+    """The name of the reason why the call is refused; empty: its caller is not refused."""
     async with open_channel(served.address, to_coordinator(served.server.authority.certificate)) as channel:
         try:
             await asyncio.wait_for(call(channel, metadata), 20)
@@ -77,7 +77,7 @@ async def refusal(served: Served, call: Call, metadata: Metadata) -> str:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 grpc.StatusCode.PERMISSION_DENIED,
             ):
-                return ""  # what was asked cannot be
+                return ""  # the request itself cannot be granted
             return refused.reason if refused is not None else str(error)
     return ""
 

@@ -34,7 +34,7 @@ def measured(world: World, node: str, bandwidth: float) -> None:
 
 
 def pass_patience(world: World) -> None:
-    """The time for which a commit waits passes."""
+    """Lets the time pass that a commit waits."""
     assert world.state.wakes_at is not None
     world.now = world.state.wakes_at
     world.feed(TimePassed())

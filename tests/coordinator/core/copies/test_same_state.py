@@ -24,7 +24,7 @@ WRONG = b"another state".ljust(32)
 
 
 def handing_over(old: Iterable[str], new: Iterable[str], steps: int = 1, **changes: dict[str, Any]) -> World:
-    """The ``new`` nodes are to get their state from the ``old`` ones, after so many steps."""
+    """The ``new`` nodes are to get their state from the ``old`` ones, after this number of steps."""
     names = list(old)
     changes = {**LONG, "cluster": {"nodes": len(names), "stages": 1}, **changes}
     world = World(fresh_state(**changes), planner=replicas)
@@ -49,7 +49,7 @@ def say(world: World, nodes: Iterable[str], digest: bytes = DIGEST, donors: Iter
 
 
 def doubted(world: World) -> list[tuple[str, ...]]:
-    """Who had another state, and from whom, as it says."""
+    """The nodes that had other state, each with the donors that it names."""
     return [event.nodes for event in world.events(ev.Suspected) if event.charge is Charge.STATE]
 
 

@@ -1,4 +1,4 @@
-"""Invitations: who makes them, what they are good for, and when they are not any more: `core/members/invitations.py`."""
+"""Invitations: who makes them, what they allow, and how they end: `core/members/invitations.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is revoked is good no more, at once and for good, and who is left hears of it: `core/members/invitations.py`."""
+"""Revoked access ends immediately and for good, and the other members hear of it: `core/members/invitations.py`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def roll_back(world: World, step: int, *, only_say: bool = False) -> str:
 
 
 def with_weights(steps: int = 5) -> World:
-    """The weights of every second step are in checkpoints; step ``steps`` + 1 is in hand."""
+    """The weights of every second step are in checkpoints, and step ``steps`` + 1 is under way."""
     world = training(**WEIGHTS)
     for step in range(1, steps + 1):
         world.step()
@@ -111,7 +111,7 @@ def test_from_weights_training_goes_on_with_moments_of_zero_also_over_a_crash_or
         assigned = world.last_to("a", "assignment")
         assert (assigned.step, assigned.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
         assert (assigned.snapshot.weights, assigned.island_began, assigned.trained_before) == (True, 2, 2)
-        assert not assigned.snapshot.states, "what was agreed on had other moments"
+        assert not assigned.snapshot.states, "the agreed state had other moments"
     world.settle()
     world.step()
     assert world.state.ledger.training.step == 3

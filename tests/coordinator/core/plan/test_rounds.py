@@ -1,4 +1,4 @@
-"""`[train] rounds`: a plan comes with them, and each plan that begins while the run is at rest may come with others."""
+"""`[train] rounds`: a plan has rounds, and a plan that begins between two rounds may have other rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUTO: dict[str, Any] = {"rounds": "auto", "steps": 60, "evaluate_every": 0}
 
 
 def asked(**changes: dict[str, Any]) -> World:
-    """A world in which a and b have come, and the planner is asked the first question."""
+    """A world where a and b have joined, and the planner has got the first question."""
     world = World(fresh_state(**{"train": AUTO, "cluster": {"nodes": 2, "stages": "auto"}, **changes}))
     world.automatic_planning = False
     world.join("a", "b")
@@ -53,7 +53,7 @@ def step(world: World) -> None:
 
 
 def about_to_begin() -> World:
-    """After step 6 a plan with rounds is adopted, in which c, which has come, has no part."""
+    """After step 6 a plan with rounds is adopted. c has joined, and has no part in the plan."""
     world = begun(0)
     for _ in range(5):
         step(world)

@@ -1,4 +1,4 @@
-"""Which links a node measures, and what is known of links: `core/reach/links.py`."""
+"""The links that a node measures, and how they are recorded: `core/reach/links.py`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_
 
 
 def test_a_link_that_breaks_again_soon_is_not_measured_as_often_as_one_that_breaks_first() -> None:
-    """Otherwise two that lose each other, and measure well, could do so for ever."""
+    """Otherwise two nodes that lose each other, and measure well, could repeat this forever."""
     world = training(*"abc", **LONG)
     lease = world.state.lease
 

@@ -18,7 +18,7 @@ LIE = 1e12
 
 
 def step(world: World, norms: Mapping[str, float]) -> None:
-    """Each node votes its norm, 1 where there is none."""
+    """Each node votes its norm: 1 if none is given."""
     for node in world.plan_in_force.nodes:
         world.vote(node, squared_gradient_norm=norms.get(node, 1.0) ** 2)
 

@@ -1,4 +1,5 @@
-"""The commit waits for the answers to a step's audits, which count from whom they are due: `core/auditing/conduct.py`."""
+"""The commit waits for the answers to a step's audits. Only answers of the nodes that were asked count:
+`core/trust/auditing.py`."""
 
 from __future__ import annotations
 

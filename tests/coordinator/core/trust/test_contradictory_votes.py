@@ -53,7 +53,7 @@ def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined(
 
 
 def shared_by(world: World, node: str, layers: Iterable[int] = (), shared: bytes = DIGEST) -> list[wire.BucketState]:
-    """What the node says of its stage's layers, and of these ``layers`` that it has this digest of what islands share."""
+    """The node's report about its stage's layers. For these ``layers`` it gives this digest of the state that islands share."""
     own = [layer for stage in world.plan_in_force.stages if node in stage.replicas for layer in range(*stage.layers)]
     lies = dict.fromkeys(layers, shared)
     return [wire.BucketState(bucket=n, digest=DIGEST, shared=lies.get(n, DIGEST)) for n in sorted({*own, *lies})]
@@ -131,7 +131,7 @@ def test_two_replicas_that_differ_are_kept_apart_and_all_go_back_to_what_both_ag
     assert verdicts(world) == []
     assert kept_apart(world.state.ledger) == {("a", "b")}
     back = world.events(ev.RolledBack)[-1]
-    assert (back.from_step, back.step) == (4, 2), "that of step 4 is of the state on which they differ"
+    assert (back.from_step, back.step) == (4, 2), "the snapshot of step 4 has the state that they disagree about"
     assert world.state.ledger.copies.checkpoints.keys() == {2}
 
 

@@ -1,4 +1,4 @@
-"""Work of a step is done again before its commit, and who is wrong goes: `core/auditing/judgement.py`."""
+"""Work of a step is repeated before its commit, and the node at fault goes: `core/trust/judgement.py`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Plans of an open run, made by the scheduler itself: a stranger begins beside proven members, and its part grows with what it
-shows."""
+"""Plans of an open run, made by the scheduler itself. A stranger begins beside proven members, and its part grows with the speed
+that it shows."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PLAN = plan_of([2, 2], 4)
 
 
 def described(plan: Plan, tied: int = 0) -> Described:
-    """A model with a layer for each stage, and so many buckets that are tied between layers."""
+    """A model with a layer for each stage, and this number of buckets that are tied between layers."""
     layers = (Layer("x", 1e9, 4e6, 1e5),) * len(plan.stages)
     return Described(Workload(layers, 8), "ab12", 100, 10, 3.2, 256, len(layers) + tied)
 

@@ -1,4 +1,4 @@
-"""In an exchange others do the round again of whoever is an island alone."""
+"""In an exchange, other nodes repeat the round of a node that is an island alone."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_replicas_compare_of_an_exchange_proves_nobody() -> None:
         world.step()
     world.state = replace(world.state, auditing=replace(world.state.auditing, due={"b": 0}))
     exchange(world)
-    assert world.state.auditing.due == {"b": 0}, "nor does it stand for an audit that came to nothing"
+    assert world.state.auditing.due == {"b": 0}, "nor does it stand for an audit without a result"
 
 
 def two_replicas() -> Plan:

@@ -11,7 +11,8 @@ from tests.coordinator.ledgers import altered
 
 
 def ledger(keys: str, steps: tuple[int, ...] = (), mode: str = "trusted") -> Ledger:
-    """Nodes n0, n1, ... came in this order with these ``keys``, a letter each ("-": none is known), and did so many ``steps``."""
+    """Nodes n0, n1, ... joined in this order with these ``keys``, a letter each ("-": not known), and this number of
+    ``steps``."""
     nodes = [f"n{number}" for number in range(len(keys))]
     names = {node: Holder(key, "node", "") for node, key in zip(nodes, keys, strict=True) if key != "-"}
     worked = dict(zip(nodes, steps or (0,) * len(nodes), strict=True))
