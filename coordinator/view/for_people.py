@@ -47,6 +47,8 @@ class Severity(enum.IntEnum):
 _WARNINGS = (
     ev.NodeLeaving,
     ev.NodeRefused,
+    ev.NodeOutOfUse,
+    ev.StandingLost,
     ev.StepAborted,
     ev.CheckpointFailed,
     ev.DiskShort,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,11 +18,11 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from dtfm.node.data.allowed import EVERYTHING
-from dtfm.node.data.cache import is_usable, shared
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
 from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
-from dtfm.node.data.sources import MESSAGES, Reading, conversations, documents, state_of
-from dtfm.node.data.tokenizer import Piece, Tokenizer, load_tokenizer
+from dtfm.node.data.sources import Reading
+from dtfm.node.data.tokenizer import Tokenizer, border, load_tokenizer
+from dtfm.node.data.tokens import read_tokens, stored, talks
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
 from dtfm.protos.places import COORDINATOR
@@ -32,9 +30,7 @@ from dtfm.protos.places import COORDINATOR
 log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
-_PROGRESS_SECONDS = 2.0  # between two log lines while reading
 _WINDOWS_AT_ONCE = 1 << 14
-_AT_ONCE = 1 << 21  # characters that are tokenized together: enough for many cores, tens of MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +112,18 @@ class TokenWindows(Data):
         agreed: Agreed | None = None,
         *,
         sample: Sample,
-        talks: bool,
+        is_marked: bool,
     ) -> None:
         """``tokens`` returns the tokens of ``index``. It is called when they are first needed: now, unless the run's members
-        have ``agreed`` on the data before. ``talks``: the data are conversations."""
+        have ``agreed`` on the data before. ``is_marked``: tokens
+        that are not learnt are stored as such."""
         length = index.sequence_length
         super().__init__(index.windows - len(index.left_out), index.evaluation_fraction)
         self.sample = sample
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
         self.fingerprint = index.fingerprint
-        self._index, self._open, self._lock, self._talks = index, tokens, threading.Lock(), talks
+        self._index, self._open, self._lock, self._is_marked = index, tokens, threading.Lock(), is_marked
         self._opened: NDArray[Any] | None = None
         self._window = np.arange(length + 1)
         self.was_read = agreed is None
@@ -138,8 +135,9 @@ class TokenWindows(Data):
         if not self.sample.isolated:
             return None
         assert self.tokenizer is not None
-        assert self.tokenizer.end is not None
-        return positions_in_documents(inputs, self.tokenizer.end)
+        at = border(self.tokenizer)
+        assert at is not None
+        return positions_in_documents(inputs, at)
 
     def hold(self) -> None:
         with self._lock:
@@ -161,7 +159,7 @@ class TokenWindows(Data):
         if self._numbers is not None:
             numbers = self._numbers[numbers]
         stored = self._tokens[numbers[:, None] * self.tokens_per_sample + self._window].astype(np.int64)
-        if not self._talks:
+        if not self._is_marked:
             return torch.from_numpy(stored[:, :-1].copy()), torch.from_numpy(stored[:, 1:].copy())
         is_learnt = stored[:, 1:] < self.tokenizer.size
         both = stored % self.tokenizer.size
@@ -206,7 +204,7 @@ def text_sample(data: plan_pb2.Run.Data) -> tuple[Sample, Tokenizer]:
     """The description of a sample of text, and the tokenizer that makes samples: known before any text is read. Raises
     ValueError."""
     tokenizer, isolated = load_tokenizer(data.tokenizer), data.isolate_documents
-    if isolated and (tokenizer.end is None or _talks(data)):
+    if isolated and (border(tokenizer) is None or talks(data)):
         raise ValueError(
             "data.isolate_documents: the borders of documents cannot be told in conversations, nor with a data.tokenizer without "
             f"an end-of-text token, like {data.tokenizer!r}; name one that has it, or leave isolate_documents out"
@@ -256,19 +254,19 @@ def load_data(
         published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
         if published is not None:
             tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)
-            return TokenWindows(published, tokens_later, tokenizer, agreed, sample=sample, talks=_talks(data))
-    tokens = _read(data, tokenizer, cache, allowed, reading)
+            return TokenWindows(published, tokens_later, tokenizer, agreed, sample=sample, is_marked=talks(data))
+    tokens = read_tokens(data, tokenizer, cache, allowed, reading)
     index = _indexed(data, tokenizer, tokens)
     if index.windows - len(index.left_out) < 2:
         raise ValueError(
             f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
             f"{data.sequence_length} with something to learn (one to train on, one held out); give more text or a shorter length"
         )
-    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, talks=_talks(data))
+    return TokenWindows(index, lambda: tokens, tokenizer, sample=sample, is_marked=talks(data))
 
 
 def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: NDArray[Any]) -> TokenIndex:
-    left_out = _nothing_learnt(tokens, data.sequence_length, tokenizer.size) if _talks(data) else ()
+    left_out = _nothing_learnt(tokens, data.sequence_length, tokenizer.size) if talks(data) else ()
     return index_of(tokens, data.sequence_length, data.evaluation_fraction, left_out)
 
 
@@ -282,32 +280,6 @@ def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, 
     return tuple(found)
 
 
-def _read(
-    data: plan_pb2.Run.Data,
-    tokenizer: Tokenizer,
-    cache: Path | None,
-    allowed: Sequence[str],
-    reading: Reading = lambda done, of: None,
-) -> NDArray[Any]:
-    """All tokens of the source."""
-
-    def make(file: BinaryIO) -> blake3:
-        digest = _write(_pieces(data, tokenizer, allowed, reading), tokenizer, file, talks=_talks(data))
-        if state_of(data.source, allowed) != before:
-            raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
-        return digest
-
-    try:
-        before = state_of(data.source, allowed)
-        named = f"{data.source}\n{data.text_field}\n{before}\n{tokenizer.separator}\n".encode() + tokenizer.identity
-        name = blake3(named).hexdigest(16) if tokenizer.identity else ""
-        return _stored(cache, name, _dtype(tokenizer, _talks(data)), make, lasting=before != "")
-    except OSError as problem:
-        raise ValueError(
-            f"data.source: {data.source!r} could not be read, or its tokens not stored: {problem}"
-        ) from problem
-
-
 def _fetched(
     run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: Path | None, allowed: Sequence[str]
 ) -> NDArray[Any]:
@@ -317,102 +289,16 @@ def _fetched(
         return fetch(run.checkpoint.uri, index, file)
 
     try:
-        return _stored(cache, index.fingerprint.hex()[:32], np.dtype(index.dtype), make, lasting=True)
+        return stored(cache, index.fingerprint.hex()[:32], np.dtype(index.dtype), make, lasting=True)
     except Exception as problem:  # whatever the file system raises
         log.warning("the published tokens cannot be used (%s); reading %s instead", problem, run.data.source)
-    tokens = _read(run.data, tokenizer, cache, allowed)
+    tokens = read_tokens(run.data, tokenizer, cache, allowed)
     if _indexed(run.data, tokenizer, tokens) != index:
         raise ValueError(
             f"data.source: {run.data.source!r} has other text here than where the run began, and the tokens that were published "
             f"beside {run.checkpoint.uri} cannot be used; give this node the same files"
         )
     return tokens
-
-
-def _talks(data: plan_pb2.Run.Data) -> bool:
-    """Whether the source holds conversations."""
-    return str(data.text_field) == MESSAGES
-
-
-def _pieces(
-    data: plan_pb2.Run.Data, tokenizer: Tokenizer, allowed: Sequence[str], reading: Reading
-) -> Iterator[Iterable[Piece]]:
-    """The documents of the source, in pieces that are learnt or not."""
-    if not _talks(data):
-        for document in documents(data.source, data.text_field, allowed, reading):
-            yield ((piece, True) for piece in document)
-        return
-    for messages, where in conversations(data.source, allowed, reading):
-        try:
-            yield tokenizer.render(messages)
-        except ValueError as problem:
-            raise ValueError(f"{problem} ({where})") from problem
-
-
-def _stored(
-    cache: Path | None, name: str, dtype: np.dtype[Any], make: Callable[[BinaryIO], blake3], *, lasting: bool
-) -> NDArray[Any]:
-    """The tokens that ``make`` writes. They are in the folder that the nodes of this machine share, by ``name`` (see `shared`),
-    if there is one. Otherwise they are in a temporary file."""
-    if cache is not None and name and is_usable(cache):
-        return shared(cache, name, dtype, make, lasting=lasting)
-    with tempfile.TemporaryFile(prefix="dtfm-tokens-") as file:
-        make(file)
-        file.flush()
-        size = file.tell()
-        return np.memmap(file, dtype, "r", shape=(size // dtype.itemsize,)) if size else np.empty(0, dtype)
-
-
-def _dtype(tokenizer: Tokenizer, talks: bool) -> np.dtype[Any]:
-    """The dtype of stored tokens: the narrowest unsigned one."""
-    values = 2 * tokenizer.size if talks else tokenizer.size
-    return np.dtype("<u1" if values <= 1 << 8 else "<u2" if values <= 1 << 16 else "<u4")
-
-
-def _write(documents: Iterable[Iterable[Piece]], tokenizer: Tokenizer, file: BinaryIO, *, talks: bool) -> blake3:
-    """Writes the tokens of the documents in order, and returns their digest. ``talks``: the documents are conversations, and
-    parts of them are not learnt (see TokenWindows). Raises ValueError for an id that the tokenizer should not make."""
-    dtype = _dtype(tokenizer, talks)
-    separator: NDArray[Any] = np.asarray(tokenizer.separator)
-    digest, size, said = blake3(), 0, time.monotonic()
-    for batch in _batches(_separated(documents, is_learnt=not talks)):
-        made: Iterator[NDArray[Any]] = iter(tokenizer.encode_all([text for text, _ in batch if text is not None]))
-        for text, is_learnt in batch:
-            ids = separator if text is None else next(made)
-            if ids.size and ids.max() >= tokenizer.size:
-                raise ValueError(
-                    f"data.tokenizer: it makes the id {ids.max()}, but has only {tokenizer.size} tokens, so that ids from "
-                    f"{tokenizer.size} on are no tokens; use a tokenizer whose vocabulary has no gaps"
-                )
-            stored = ids if is_learnt else ids.astype(np.int64) + tokenizer.size
-            content = stored.astype(dtype, copy=False).tobytes()
-            file.write(content)
-            digest.update(content)
-            size += len(content)
-        if time.monotonic() - said > _PROGRESS_SECONDS:
-            said = time.monotonic()
-            log.info("reading the data: %.1f million tokens so far", size / dtype.itemsize / 1e6)
-    return digest
-
-
-def _separated(documents: Iterable[Iterable[Piece]], *, is_learnt: bool) -> Iterator[tuple[str | None, bool]]:
-    """All pieces, with None between two documents. None stands for a separator, which ``is_learnt`` or not."""
-    for number, document in enumerate(documents):
-        if number:
-            yield None, is_learnt
-        yield from document
-
-
-def _batches(pieces: Iterable[tuple[str | None, bool]]) -> Iterator[list[tuple[str | None, bool]]]:
-    """The pieces in batches of about _AT_ONCE characters."""
-    batch, characters = list[tuple[str | None, bool]](), 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece[0] or "") + 1
-        if characters >= _AT_ONCE:
-            yield batch
-            batch, characters = [], 0
-    yield batch
 
 
 def entropy(counts: NDArray[np.int64]) -> float:

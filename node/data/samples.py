@@ -29,15 +29,15 @@ class Sample:
     isolated: bool = False
 
 
-def positions_in_documents(ids: torch.Tensor, end: int) -> torch.Tensor:
+def positions_in_documents(ids: torch.Tensor, border: int) -> torch.Tensor:
     """The position of each token in its document: int64, like ``ids`` [b, s].
 
-    A document begins with the token ``end`` that ends the document before. This token is the last label of the earlier
-    document, and the first input of the later one. A sample's first document goes on from the sample before, but its positions
-    begin here.
+    A document begins with the token ``border``: the tokenizer's own first token, or, if it has none, the token that ends the
+    document before. Such an end is the last label of the earlier document, and the first input of the later one. A sample's
+    first document goes on from the sample before, but its positions begin here.
     """
     places = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
-    return places - torch.where(ids == end, places, 0).cummax(-1).values
+    return places - torch.where(ids == border, places, 0).cummax(-1).values
 
 
 def training_samples(seed: int, number: int, *, micro_batch: int, count: int) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from dtfm.installed import install_line
 from dtfm.node.data.allowed import EVERYTHING, check_match, glob_of
+from dtfm.node.data.messages import MESSAGES, SHAREGPT, Conversation, conversation_of
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.reaching import hub_cache, hub_token, needs_leave
 
@@ -26,14 +27,8 @@ LINES_BETWEEN = 256
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
 
 Document = Iterable[str]
-Conversation = tuple[list[dict[str, str]], str]
-"""The messages, and where they are, for errors."""
-
 Reading = Callable[[int, int], None]
 """Called now and then with the number of bytes read, and of all bytes."""
-
-MESSAGES = "messages"
-"""A run's text_field with this value: the field holds a conversation."""
 
 
 def conversations(
@@ -44,8 +39,9 @@ def conversations(
     Raises:
         ValueError: as `documents`, or a record is no conversation.
     """
+    found: Iterator[tuple[Any, str]]
     if source.startswith("hf:"):
-        found = _hub(source.removeprefix("hf:"))
+        found = ((_as_written(record), where) for record, where in _hub(source.removeprefix("hf:")))
     elif wrong := next((f for f in _matching(source, allowed) if f.suffix != ".jsonl"), None):
         raise ValueError(
             f"data.source: {wrong} cannot hold conversations; give .jsonl files, or leave out data.text_field"
@@ -53,7 +49,7 @@ def conversations(
     else:
         files = _matching(source, allowed)
         found = chain.from_iterable(map(_json_lines, files, _told_of_each(files, reading)))
-    return ((_messages_of(record, where), where) for record, where in found)
+    return (conversation_of(record, where) for record, where in found)
 
 
 def documents(
@@ -201,6 +197,13 @@ def _hub(name: str) -> Iterator[tuple[Any, str]]:
         ) from problem
 
 
+def _as_written(value: Any) -> Any:
+    """A record without None at any depth: the package datasets gives each object all keys that the others have."""
+    if isinstance(value, dict):
+        return {key: _as_written(each) for key, each in value.items() if each is not None}
+    return [_as_written(each) for each in value] if isinstance(value, list) else value
+
+
 def _text_of(record: Any, text_field: str, where: str) -> str:
     if not isinstance(record, dict):
         raise ValueError(f"{where} is {type(record).__name__}, not an object")
@@ -208,24 +211,9 @@ def _text_of(record: Any, text_field: str, where: str) -> str:
         raise ValueError(f"{where} has no field {text_field!r}, only {sorted(record)[:10]}; set data.text_field")
     if not isinstance(record[text_field], str):
         kind = type(record[text_field]).__name__
-        raise ValueError(f"{where}: field {text_field!r} holds {kind}, not text; set data.text_field to one that does")
+        fix = f"{MESSAGES!r} for conversations" if text_field == SHAREGPT else "one that does"
+        raise ValueError(f"{where}: field {text_field!r} holds {kind}, not text; set data.text_field to {fix}")
     return record[text_field]  # type: ignore[no-any-return]
-
-
-def _messages_of(record: Any, where: str) -> list[dict[str, str]]:
-    messages = record.get(MESSAGES) if isinstance(record, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(
-            f"{where} has no list called {MESSAGES!r}; set data.text_field to the field that holds the text"
-        )
-    for message in messages:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise ValueError(f'{where}: each message must have a "role" and a "content", both text')
-    if not any(message["role"] == "assistant" for message in messages):
-        raise ValueError(
-            f'{where} has no message of the role "assistant", so that there is nothing to learn; leave it out'
-        )
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def _pieces(text: TextIO, told: Callable[[TextIO], None] = lambda text: None) -> Iterator[str]:

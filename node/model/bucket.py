@@ -37,6 +37,12 @@ class BucketSpec:
     """Full state-dict names and shapes, in the order of the flat tensors. A shared parameter has the first of its names."""
     has_momentum: bool = False
     """The exchanges of islands have momentum in this run."""
+    kept: frozenset[str] = frozenset()
+    """Parameters that the family says weight decay does not apply to."""
+
+    def decays(self, name: str, dimensions: int) -> bool:
+        """Whether weight decay applies to the parameter: as usual, to matrices, not to biases and norms."""
+        return dimensions >= 2 and name not in self.kept
 
     @property
     def tensors(self) -> int:

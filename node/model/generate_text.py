@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from dtfm.node.data.samples import Sample
@@ -37,7 +38,7 @@ def generate(
         model = load(folder, trust_remote_code=False, local_files_only=True).eval()
     except Exception as problem:
         raise ValueError(f"{folder} holds no language model that transformers can load: {problem}") from problem
-    ids = torch.from_numpy(tokenizer.encode(prompt).astype(np.int64))[None]
+    ids = torch.from_numpy(prompt_ids(tokenizer, prompt))[None]
     room = getattr(model.config, "max_position_embeddings", sys.maxsize) - ids.shape[1]
     if not ids.shape[1] or room < 1:
         raise ValueError(
@@ -55,7 +56,12 @@ def generate(
         top_k=0,
         pad_token_id=0,
     )
-    return tokenizer.decode(made[0].numpy())
+    return tokenizer.decode(made[0, len(tokenizer.before) :].numpy())
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[np.int64]:
+    """The ids of a prompt, which begins as documents do."""
+    return np.concatenate([np.asarray(tokenizer.before, dtype=np.int64), tokenizer.encode(prompt).astype(np.int64)])
 
 
 def forget(model: Any, seed: int) -> None:

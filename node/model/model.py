@@ -180,6 +180,15 @@ def canonical_names(module: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in module.named_parameters()}
 
 
+_RATES = "A_log"
+"""Mamba's decay rates: a matrix to which its authors apply no weight decay. Not all releases of transformers mark it so."""
+
+
+def _is_kept(name: str, parameter: nn.Parameter) -> bool:
+    """Whether the family says that weight decay does not apply to the parameter."""
+    return bool(getattr(parameter, "_no_weight_decay", False)) or name.rpartition(".")[2] == _RATES
+
+
 def _buckets(module: nn.Module, layers: tuple[Layer, ...]) -> tuple[BucketSpec, ...]:
     """One bucket per layer for the parameters that only it uses, then one per parameter that several layers use."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -191,13 +200,14 @@ def _buckets(module: nn.Module, layers: tuple[Layer, ...]) -> tuple[BucketSpec, 
             if number not in of:
                 of.append(number)
 
-    def shapes(names: Sequence[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return tuple((name, tuple(parameters[name].shape)) for name in names)
+    def spec(index: int, of: tuple[int, ...], names: Sequence[str]) -> BucketSpec:
+        shapes = tuple((name, tuple(parameters[name].shape)) for name in names)
+        kept = frozenset(name for name in names if _is_kept(name, parameters[name]))
+        return BucketSpec(index, of, shapes, kept=kept)
 
     own = [
-        BucketSpec(number, (number,), shapes([name for name, of in users.items() if of == [number]]))
-        for number in range(len(layers))
+        spec(number, (number,), [name for name, of in users.items() if of == [number]]) for number in range(len(layers))
     ]
     shared = [(name, tuple(of)) for name, of in users.items() if len(of) > 1]
-    tied = [BucketSpec(len(layers) + i, of, shapes([name])) for i, (name, of) in enumerate(shared)]
+    tied = [spec(len(layers) + i, of, [name]) for i, (name, of) in enumerate(shared)]
     return (*own, *tied)

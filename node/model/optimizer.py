@@ -66,7 +66,7 @@ def adamw(train: Run.Train, step: int, terms: Terms, bucket: Bucket, gradients: 
     The rule is torch.optim.AdamW's (Loshchilov and Hutter, arXiv 1711.05101), in separate operations. torch's own kernels fuse
     multiply-adds differently on each device. Separate operations, each rounded by IEEE 754, give a CPU and a GPU replica the
     same bits. Division by a scalar is written as multiplication, because torch divides on some devices and multiplies on
-    others. As usual, weight decay applies to tensors of two dimensions or more, not to biases and norms.
+    others. Weight decay applies to what `BucketSpec.decays` says.
     """
     rate = terms.learning_rate
     scalars = (  # in the order of kernels/adamw.py
@@ -118,8 +118,8 @@ def change_since_exchange(bucket: Bucket, factor: float, into: torch.Tensor) -> 
 
 def _on_gpu(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) -> None:
     decayed, clip, keep_m, add_m, keep_v, add_v, to_mean, to_root, epsilon, rate = scalars
-    for view in bucket.views(bucket.parameters).values():
-        if view.ndim >= 2:
+    for name, view in bucket.views(bucket.parameters).items():
+        if bucket.spec.decays(name, view.ndim):
             view.mul_(decayed)
     for p, g, m, v in zip(*(torch.split(flat, GPU_CHUNK) for flat in _flat(bucket, gradients)), strict=True):
         g.mul_(clip)
@@ -140,8 +140,10 @@ def _on_host(scalars: Sequence[float], bucket: Bucket, gradients: torch.Tensor) 
     decayed, *others = map(scalar, scalars)
     running = deque[Future[None]]()
     with ThreadPoolExecutor(threads, "adamw") as pool:
-        for views in zip(*(bucket.views(flat).values() for flat in _flat(bucket, gradients)), strict=True):
-            keep = decayed if views[0].ndim >= 2 else scalar(1)
+        each = [bucket.views(flat) for flat in _flat(bucket, gradients)]
+        for name in each[0]:
+            views = [of[name] for of in each]
+            keep = decayed if bucket.spec.decays(name, views[0].ndim) else scalar(1)
             for parts in zip(*(torch.split(view.flatten(), HOST_CHUNK) for view in views), strict=True):
                 here = [(to_host(part) if part.is_cuda else part).numpy() for part in parts]
                 running.append(pool.submit(update, *here, keep, *others))

@@ -10,6 +10,7 @@ from weakref import WeakSet
 from dtfm.node.data.storage import PIECE_BYTES
 from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.device import free_memory
+from dtfm.node.host.work import WORK
 from dtfm.node.model.bucket import HOST, Bucket, bucket_bytes
 from dtfm.protos.frame import STATE_CHUNK_BYTES
 
@@ -156,6 +157,7 @@ class _Image:
             self._kept = scratch(left)
             for begin in range(self._kept_from, self.end, PIECE_BYTES):
                 self._kept.write(bucket.read(begin, min(begin + PIECE_BYTES, self.end), shared=self.shared))
+                WORK.did()
         except OSError as error:
             raise OSError(
                 f"the state of bucket {self.index} was about to change before it was read, and {left} bytes of it fit neither "

@@ -84,6 +84,7 @@ def _on_disk(scratch: Scratch) -> Callable[[torch.Tensor], torch.Tensor]:
         with scratch(len(data)) as file:
             for piece in torch.split(data, PIECE_BYTES):
                 file.write(piece.to(HOST).numpy().data)
+                WORK.did()
             file.flush()
             pages = mmap.mmap(file.fileno(), len(data), access=mmap.ACCESS_COPY)
         return torch.frombuffer(pages, dtype=tensor.dtype)

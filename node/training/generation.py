@@ -249,6 +249,7 @@ class Generation:
                 terms = terms_of(commit, bucket.spec, self.placement.island)
                 adamw(train, rounds.trained(step) - began, terms, bucket, bucket.gradients)
             self.stage.refresh(index)
+            WORK.did()
         self.progress.spoil()  # frees what is kept of it, before there is more
         self.commitments = None
         self._sent_changes.clear()

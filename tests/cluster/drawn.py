@@ -30,7 +30,7 @@ def main() -> None:
     lay_out = layout.lay_out
 
     def drawn(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
-        return lay_out(alike(cluster), *arguments, **options)
+        return lay_out(alike(cluster), *arguments, **{**options, "population": ()})
 
     def replicated(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
         stages = 1 if all("r" in name for name in cluster.ids) else None

@@ -83,7 +83,7 @@ async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path) -> None:
                 await fetch_states([(bucket, [a])], 1, 1, Dialler(identity), 0.3)
         sender = Sender("c", lambda generation, error: None)
         await sender.connect(1, Dialler(mine), {"a": a.candidates[0]}, 20, 10)
-        with pytest.raises(ConnectionError, match="a cannot be reached"):
+        with pytest.raises(ConnectionError, match="a: it cannot be reached"):
             await sender.connect(2, Dialler(theirs), {"a": a.candidates[0]}, 1, 10)
         await sender.close()
 

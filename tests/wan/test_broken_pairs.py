@@ -99,8 +99,10 @@ def test_the_run_goes_on_without_a_link_that_breaks_between_two_nodes(
         plan = cluster.of("plan_adopted")[-1]
         pair = pair_in_use(plan) if plan["plan"]["flows"] else ("a", "b")
         break_link(wan, fault, *pair)
-        began, last = time.monotonic(), cluster.of("step_committed")[-1]["step"]
-        broken = cluster.wait_for("links_measured", where=lambda e: any(link["bandwidth"] == 0 for link in e["links"]))
+        begun, began, last = len(cluster.events), time.monotonic(), cluster.of("step_committed")[-1]["step"]
+        broken = cluster.wait_for(
+            "links_measured", where=lambda e: any(link["bandwidth"] == 0 for link in e["links"]), after=begun
+        )
         seconds = stall_of(cluster, f"{fault}, {who}", began, last)
         assert {link["source"] for link in broken["links"]} == set(pair)
         assert_nobody_went(cluster)

@@ -14,9 +14,9 @@ OF_ITSELF = frozenset({NON_FINITE, OUT_OF_MEMORY, INTERNAL, PLAN_FAILED})
 def fault_of_the_run(state: State, node: str) -> str:
     """Why the run itself is at fault, now that the node has failed; empty: it is not known to be.
 
-    It is if another party has failed in the same way since the last commit, each in ATTEMPTS - 1 attempts. It is if the node has
-    failed in ATTEMPTS attempts and nobody else is there, or too few others are where its loss is not finite. Among strangers it
-    never is: any two could say so.
+    It is if another party has failed in the same way since the last commit, each in ATTEMPTS - 1 attempts. It is if ATTEMPTS
+    attempts have failed so and there is one party alone, as plans found no way round it, or the node's loss is not finite and the
+    others are too few for the run's stages. Among strangers it never is: any two could say so.
     """
     ledger = state.ledger
     newest = ledger.health.get(node)
@@ -31,7 +31,8 @@ def fault_of_the_run(state: State, node: str) -> str:
     others = sum(ledger.party(name) != ledger.party(node) for name in ledger.ready)
     pinned = state.run.cluster.pinned
     stages = len(pinned) if isinstance(pinned, tuple) else pinned or 1
-    is_needed = not others or (newest.problem == NON_FINITE and others < stages)
-    if len(several) > 1 or (is_needed and newest.alike >= ATTEMPTS):
-        return f"{sum(alike.values())} attempts failed in the same way since the last commit; the last: {newest.why}"
+    times, is_alone = sum(alike.values()), ledger.is_alone or not others
+    is_needed = newest.problem == NON_FINITE and others < stages and newest.alike >= ATTEMPTS
+    if len(several) > 1 or is_needed or (is_alone and times >= ATTEMPTS):
+        return f"{times} attempts in a row failed; the last: {newest.why}"
     return ""

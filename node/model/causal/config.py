@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -83,6 +85,25 @@ def _pretrained_family(family: str, pretrained: Mapping[str, Any]) -> str:
     return found
 
 
+def text_tower(pretrained: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The settings of the causal language model in a model that also reads images or sounds, such as Gemma 3's. None if the
+    content of config.json, ``pretrained``, describes no such model."""
+    inner = pretrained.get("text_config")
+    if not isinstance(inner, dict):
+        return None
+    try:
+        whole = type(AutoConfig.for_model(pretrained["model_type"])).from_dict(dict(pretrained))
+        found: dict[str, Any] = whole.get_text_config(decoder=True).to_dict()
+    except Exception:  # whatever transformers raises; it is refused as a model of that family
+        return None
+    if found.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return None
+    for key in ("tie_word_embeddings", "quantization_config", *_TOKEN_KEYS):
+        if inner.get(key) is None and pretrained.get(key) is not None:
+            found[key] = pretrained[key]
+    return found
+
+
 def _check_no_conflict(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if (there := getattr(config, key, None)) != value:
@@ -108,11 +129,20 @@ def _settings(family: str, config_json: str) -> dict[str, Any]:
     default = AutoConfig.for_model(family)
     known = (set(default.to_dict()) | set(default.attribute_map) | _ROTARY_KEYS) - _RESERVED_KEYS
     for key in given:
-        if key not in known or key.startswith("_"):
+        if (key not in known and not _is_read(family, key)) or key.startswith("_"):
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "leave it out"
             raise ValueError(f"model.config: {family!r} has no setting {key!r}; {hint}")
     return given
+
+
+def _is_read(family: str, key: str) -> bool:
+    """Whether the family's own code looks for a setting that its config does not list, such as Qwen3-MoE's head_dim."""
+    place = type(AutoConfig.for_model(family)).__module__.replace("configuration_", "modeling_")
+    try:
+        return f'getattr(config, "{key}"' in inspect.getsource(importlib.import_module(place))
+    except (ImportError, OSError):
+        return False
 
 
 def _check_routers(config: PretrainedConfig) -> None:
@@ -136,8 +166,7 @@ def _check_sizes(config: PretrainedConfig, length: int, vocabulary: int) -> None
             )
     if config.vocab_size < vocabulary:
         raise ValueError(
-            f"model.config.vocab_size: {config.vocab_size} is less than the tokenizer's {vocabulary}; leave it out, or, with "
-            "model.pretrained, leave out data.tokenizer"
+            f"model.config.vocab_size: {config.vocab_size} is less than the tokenizer's {vocabulary}; leave it out"
         )
     layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", None)
     if not 1 <= layers <= MOST_LAYERS:

@@ -6,27 +6,33 @@ Layer 0 is the embedding, layers 1 to N are the decoder layers, and layer N + 1 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from transformers import PretrainedConfig, PreTrainedModel
 
 from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.causal.anatomy import Anatomy, NotSeparable, dissect
-from dtfm.node.model.causal.config import build, configure
+from dtfm.node.model.causal.config import build, configure, text_tower
 from dtfm.node.model.causal.exported import save_config
 from dtfm.node.model.causal.pretrained import Pretrained
 from dtfm.node.model.causal.slice import ISOLATING, Slice, documents_not_looked_for, has_separate_head
+from dtfm.node.model.causal.trial import SeesTheFuture, try_layers
 from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.model import Model, Part
 
 log = logging.getLogger(__name__)
+
+_MOST_TRIED = 1 << 20
+"""Parameters of a layer whose initial values are made once to see that all are set."""
 
 
 class CausalLM(Model):
@@ -90,6 +96,12 @@ def load_causal_lm(
         ValueError: unknown family, a config that it does not take, or layers that cannot be separated.
     """
     files = WeightFiles(pretrained) if pretrained else None
+    if files is not None and (tower := text_tower(files.config)) is not None:
+        log.info("of %s the language model alone is trained, without what reads images or sounds", files.name)
+        family = "" if family == files.config["model_type"] else family
+        files.keep_text_tower(tower)
+    if files is not None and tokenizer is not None:
+        _check_tokenizer_fits(files, tokenizer)
     config = configure(family, config_json, sample, files.config if files is not None else None)
     family = config.model_type
     if sample.isolated and family not in ISOLATING:
@@ -99,14 +111,76 @@ def load_causal_lm(
         )
     if tokenizer is not None and files is not None:
         check_vocabulary(pretrained, config.vocab_size, tokenizer)
+    module, anatomy = _dissected(config, sample)
+    try:
+        try_layers(module, anatomy)
+    except SeesTheFuture as layer:
+        fix = "set is_decoder = true in [model.config], or " if getattr(config, "is_decoder", None) is False else ""
+        raise ValueError(
+            f"model.family: {family!r} is not causal: {layer} sees the tokens that come after, so that the model would learn to "
+            f"copy the next token instead of predicting it; {fix}choose another family"
+        ) from None
+    except Exception as problem:
+        raise ValueError(
+            f"model.family: {family!r} cannot be computed one layer at a time ({in_one_line(problem)}); choose another family"
+        ) from problem
+    model = CausalLM(module, sample, anatomy, files)
+    if files is None:
+        _check_initial_values(model, family)
+    return model
+
+
+def _check_tokenizer_fits(files: WeightFiles, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if the tokenizer makes ids that the weights do not know."""
+    known = files.config.get("vocab_size")
+    if not isinstance(known, int) or tokenizer.size <= known:
+        return
+    if tokenizer.name == files.name:
+        raise ValueError(
+            f"model.pretrained: the tokenizer of {files.name!r} makes {tokenizer.size} different tokens, but the weights know "
+            f"only {known} (vocab_size in its config.json); give data.tokenizer the name of one with at most {known}"
+        )
+    raise ValueError(
+        f"data.tokenizer: {tokenizer.name!r} makes {tokenizer.size} different tokens, but model.pretrained {files.name!r} knows "
+        f"only {known} (vocab_size in its config.json); leave data.tokenizer out, or name the one that it was trained with"
+    )
+
+
+def _dissected(config: PretrainedConfig, sample: Sample) -> tuple[PreTrainedModel, Anatomy]:
+    family = config.model_type
     try:
         module = build(config)
         anatomy = dissect(module, sample)
-        anatomy = replace(anatomy, separate_head=has_separate_head(module, anatomy, sample))
+        return module, replace(anatomy, separate_head=has_separate_head(module, anatomy, sample))
     except NotSeparable as problem:
         raise ValueError(
             f"model.family: {family!r} cannot be cut into layers: {problem}; choose another family"
         ) from None
+    except DataDependentOutputException as problem:
+        if "dynamic" in str(getattr(config, "rope_parameters", None)):
+            raise ValueError(
+                'model.config: rope_type "dynamic" changes with the length of each text, and stages cannot follow that; set '
+                'rope_type to "linear" or "yarn". Up to max_position_embeddings, "default" computes the same'
+            ) from None
+        raise ValueError(
+            f"model.family: {family!r} cannot be cut into layers: its forward pass looks at the values of its own tensors "
+            f"({_place(problem)}), as with experts that get a varying number of tokens; choose another family"
+        ) from None
     except Exception as problem:
         raise ValueError(f"model.config: {family!r} cannot be built from it: {in_one_line(problem)}") from problem
-    return CausalLM(module, sample, anatomy, files)
+
+
+def _place(problem: Exception) -> str:
+    """Where in the family's own code the problem arose."""
+    frames = [each for each in traceback.extract_tb(problem.__traceback__) if "/models/" in each.filename]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else in_one_line(problem)
+
+
+def _check_initial_values(model: CausalLM, family: str) -> None:
+    """Raises ValueError if a family leaves parameters of a layer unset, unless its layers are so large that this takes long."""
+    for bucket in model.buckets[1 : len(model.layers)]:
+        if bucket.size <= _MOST_TRIED:
+            try:
+                model.initial_parameters(bucket, 1)
+            except ValueError as problem:
+                raise ValueError(f"model.family: {family!r}: {problem}") from None

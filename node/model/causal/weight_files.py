@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,12 @@ them."""
 READERS = 16
 """The number of pieces that are read at the same time: on the hub, each costs a round trip."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+_TOWER = re.compile(r"^(language_model\.(model\.)?|model\.language_model\.)")
+_OF_TOWER = re.compile(rf"{_TOWER.pattern}|^lm_head\.")
+"""Names of tensors of the language model inside another model, by the forms that published files have."""
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,14 @@ class WeightFiles:
                     digest.update(f"{name} {len(piece)} ".encode()).update(piece)
             self._of_values[seed] = digest.digest()
         return self._of_values[seed]
+
+    def keep_text_tower(self, config: dict[str, Any]) -> None:
+        """Forgets all except the language model in a model that also reads images or sounds. Its tensors get the names that
+        they have in a language model of their own, and ``config``, its settings, become the files'."""
+        named = ((_TOWER.sub("", name), stored) for name, stored in self.tensors.items() if _OF_TOWER.match(name))
+        self.tensors = {name if name.startswith("lm_head.") else f"model.{name}": stored for name, stored in named}
+        # The outer and the inner settings may differ about this, and releases of transformers about which of them counts.
+        self.config = config if _HEAD in self.tensors else config | {"tie_word_embeddings": True}
 
     def _piece(self, name: str, chance: int) -> bytes:
         stored = self.tensors[name]

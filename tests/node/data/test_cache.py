@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.node.data import cache as tokens, dataset, sources
+from dtfm.node.data import cache as cache_module, sources, tokens
 from dtfm.node.data.cache import MOST_UNUSED
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.protos import plan_pb2
@@ -24,13 +24,13 @@ TEXT = "the quick brown fox jumps over the lazy dog\n" * 40
 PROGRAM = """
 import sys
 from pathlib import Path
-from dtfm.node.data import dataset
+from dtfm.node.data import tokens
 from tests.node.data.test_cache import load
-write = dataset._write
+write = tokens.write
 def counted(*args, **keywords):
     print("reads", flush=True)
     return write(*args, **keywords)
-dataset._write = counted
+tokens.write = counted
 data = load(sys.argv[1], Path(sys.argv[2]))
 print(data.fingerprint.hex(), flush=True)
 sys.stdin.read()
@@ -58,13 +58,13 @@ def cache(tmp_path: Path) -> Path:
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An entry for each time that this process reads the data."""
     counted: list[int] = []
-    write = dataset._write
+    write = tokens.write
 
     def count(*arguments: Any, **keywords: Any) -> Any:
         counted.append(1)
         return write(*arguments, **keywords)
 
-    monkeypatch.setattr(dataset, "_write", count)
+    monkeypatch.setattr(tokens, "write", count)
     return counted
 
 
@@ -129,7 +129,7 @@ def test_what_nothing_here_tells_the_state_of_is_shared_only_while_it_is_used(
     corpus: Path, cache: Path, readings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a data set on the hub, which may change."""
-    monkeypatch.setattr(dataset, "state_of", lambda source, allowed: "")
+    monkeypatch.setattr(tokens, "state_of", lambda source, allowed: "")
     first = load(str(corpus), cache)
     again = load(str(corpus), cache)
     assert len(readings) == 1
@@ -142,7 +142,7 @@ def test_data_that_changes_while_it_is_read_is_refused(
     corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = iter(["before", "after"])
-    monkeypatch.setattr(dataset, "state_of", lambda source, allowed: next(states))
+    monkeypatch.setattr(tokens, "state_of", lambda source, allowed: next(states))
     with pytest.raises(ValueError, match="changed while it was read"):
         load(str(corpus), cache)
     assert not list(cache.glob("*.tokens")) + list(cache.glob("*.part"))
@@ -201,6 +201,6 @@ def test_a_file_at_which_another_process_looks_is_waited_for(
 
 
 def test_one_that_cannot_be_read_back_is_named(corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_mapped", lambda path, dtype: None)
+    monkeypatch.setattr(cache_module, "_mapped", lambda path, dtype: None)
     with pytest.raises(ValueError, match=r"just written there is damaged.*\.tokens"):
         load(str(corpus), cache)

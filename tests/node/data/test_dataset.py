@@ -16,7 +16,7 @@ from blake3 import blake3
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.node.data import dataset as data_module, sources
+from dtfm.node.data import sources, tokens as tokens_module
 from dtfm.node.data.allowed import check_places, read_allowed
 from dtfm.node.data.dataset import Data, entropy, load_data
 from dtfm.node.data.sources import Document
@@ -38,13 +38,12 @@ def load(source: str, tokenizer: str = "bytes", length: int = 16, fraction: floa
 
 def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> NDArray[Any]:
     """All tokens of texts in order, as `load_data` writes them."""
-    pieces = (((piece, True) for piece in document) for document in texts)
-    dtype = data_module._dtype(tokenizer, False)
+    dtype = tokens_module.stored_dtype(tokenizer, is_marked=False)
 
     def write(file: BinaryIO) -> blake3:
-        return data_module._write(pieces, tokenizer, file, talks=False)
+        return tokens_module.write(tokens_module.text_tokens(texts, tokenizer), dtype, file)
 
-    return data_module._stored(None, "", dtype, write, lasting=False)
+    return tokens_module.stored(None, "", dtype, write, lasting=False)
 
 
 def everything(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +92,7 @@ def test_reading_in_pieces_loses_nothing(tmp_path_factory: pytest.TempPathFactor
 @given(texts=st.lists(st.lists(st.text("ab", max_size=9), max_size=3), max_size=6), at_once=st.integers(1, 30))
 def test_it_does_not_matter_how_much_is_tokenized_at_once(texts: list[list[str]], at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_module, "_AT_ONCE", at_once)
+        patch.setattr(tokens_module, "_AT_ONCE", at_once)
         assert tokenize(texts, Bytes()).tobytes().decode() == "\n".join(map("".join, texts))
 
 

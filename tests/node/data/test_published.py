@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtfm.node.data import dataset, published
+from dtfm.node.data import dataset, published, tokens
 from dtfm.node.data.dataset import Agreed, Data, load_data
 from dtfm.node.data.published import TokenIndex, find, index_of, publish
 from dtfm.node.data.storage import write
@@ -48,13 +48,13 @@ def founder(run: plan_pb2.Run) -> Data:
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An entry for each time that text is tokenized."""
     counted: list[int] = []
-    write = dataset._write
+    write = tokens.write
 
     def count(*arguments: Any, **keywords: Any) -> Any:
         counted.append(1)
         return write(*arguments, **keywords)
 
-    monkeypatch.setattr(dataset, "_write", count)
+    monkeypatch.setattr(tokens, "write", count)
     return counted
 
 

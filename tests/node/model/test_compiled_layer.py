@@ -154,7 +154,7 @@ def test_a_model_whose_compiled_layers_fail_is_trained_with_layers_as_they_are(
     speed = layer_costs.layer_flops(model, run, CPU, Device(kind="cpu", memory_bytes=1 << 30, flops=1e12))
     assert speed is not None
     assert not model.compiles
-    assert "since compiled layer 1 fails: out of shared memory" in caplog.text
+    assert "because compiled layer 1 fails: out of shared memory" in caplog.text
 
 
 def test_where_nothing_can_be_compiled_the_log_says_what_is_missing(tmp_path: Path) -> None:

@@ -26,13 +26,14 @@ TRAIN = Run.Train(
 CLIP_NORM, WEIGHT_DECAY = 1.0, 0.1
 
 
-def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_matrices_only() -> None:
+def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_most_matrices_only() -> None:
     torch.manual_seed(0)
     matrix, vector = torch.randn(300, 300, dtype=torch.float64), torch.randn(77, dtype=torch.float64)
-    spec = BucketSpec(0, (0,), (("matrix", (300, 300)), ("vector", (77,))))
-    bucket = Bucket(spec, torch.device("cpu"), torch.float64)
-    bucket.parameters.copy_(torch.cat([matrix.flatten(), vector]))
-    theirs = [torch.nn.Parameter(matrix.clone()), torch.nn.Parameter(vector.clone())]
+    rates = torch.randn(10, 8, dtype=torch.float64)  # as Mamba's A_log: a matrix that does not decay
+    shapes = (("matrix", (300, 300)), ("vector", (77,)), ("rates", (10, 8)))
+    bucket = Bucket(BucketSpec(0, (0,), shapes, kept=frozenset({"rates"})), torch.device("cpu"), torch.float64)
+    bucket.parameters.copy_(torch.cat([matrix.flatten(), vector, rates.flatten()]))
+    theirs = [torch.nn.Parameter(each.clone()) for each in (matrix, vector, rates)]
     optimizer = torch.optim.AdamW(
         [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}],
         betas=(0.9, 0.95),
@@ -40,7 +41,7 @@ def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_matrices_only() 
     )
     for step in range(1, 21):
         gradients = torch.randn_like(bucket.parameters) * 0.1
-        for parameter, piece in zip(theirs, torch.split(gradients, [90_000, 77]), strict=True):
+        for parameter, piece in zip(theirs, torch.split(gradients, [90_000, 77, 80]), strict=True):
             parameter.grad = piece.view_as(parameter).clone()
         norm = torch.nn.utils.clip_grad_norm_(theirs, 1.0).item()
         for group in optimizer.param_groups:

@@ -166,7 +166,7 @@ async def test_a_member_of_another_run_gets_no_answer(node: Node) -> None:
     with pytest.raises(ConnectionError, match="UNAVAILABLE"):
         await fetch_states([(mine, [me])], STEP, GENERATION, Dialler(stranger), 0.3)
     sender = Sender("a", lambda generation, error: None)
-    with pytest.raises(ConnectionError, match="me cannot be reached"):
+    with pytest.raises(ConnectionError, match="me: it cannot be reached"):
         await sender.connect(GENERATION, Dialler(stranger), {"me": node.address}, 1, 10)
     await sender.close()
 
@@ -226,7 +226,7 @@ async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_thi
 
 async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
     sender = Sender("a", lambda generation, error: None)
-    with pytest.raises(ConnectionError, match=r"me cannot be reached at 127.0.0.1:1 .*--advertise"):
+    with pytest.raises(ConnectionError, match=r"me: it cannot be reached at 127.0.0.1:1 .*--advertise"):
         await sender.connect(GENERATION, dialler("a"), {"me": "127.0.0.1:1"}, 0.5, 10)
     await sender.close()
 

@@ -198,6 +198,21 @@ def test_who_goes_on_alone_with_a_run_of_people_who_know_each_other_is_told_what
     assert "NaN or infinite" in world.events(ev.RunFailed)[-1].reason
 
 
+def test_if_all_belong_to_one_party_three_attempts_that_plans_found_no_way_round_end_the_run() -> None:
+    """As with data that make the loss NaN, wherever they are computed."""
+    world = training("a", "b", **LONG)
+    world.belong_together("a", "b")
+    for _ in range(ATTEMPTS):
+        assert world.exit_code is None
+        if isinstance(world.state.phase, Gathering):
+            world.wait(5 * LEASE, beating="ab")
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+        world.fail_step("b", wire.NON_FINITE)
+    assert world.exit_code == 1
+    assert "Lower train.learning_rate" in world.events(ev.RunFailed)[-1].reason
+
+
 def test_who_cannot_take_its_part_is_left_out_and_the_others_go_on() -> None:
     world = World()
     world.join("a", "b", "c")

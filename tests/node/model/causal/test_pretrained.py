@@ -295,6 +295,17 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(llama: Path, tmp_path: Pat
         ):
             load_model(spec, Sample((12,), torch.int64, wrong.size), (), wrong)
     with pytest.raises(
-        ValueError, match=r"vocab_size: 61 is less than the tokenizer's 256; .* leave out data.tokenizer"
+        ValueError, match=r"data.tokenizer: 'bytes' makes 256 .*, but .* knows only 61 .*; leave data.tokenizer out"
     ):
         load_model(plan_pb2.Run.Model(pretrained=str(llama)), Sample((12,), torch.int64, 256), (), Bytes())
+
+
+def test_a_tokenizer_that_makes_more_ids_than_its_own_weights_know_is_named(tmp_path: Path) -> None:
+    """Code Llama's makes 16 more than the 32,000 that its weights know."""
+    own = make_tokenizer(tmp_path / "own", "some text to learn tokens from")
+    save(tmp_path / "own", **CONFIGS["llama"], vocab_size=260)
+    with pytest.raises(
+        ValueError,
+        match=r"model.pretrained: the tokenizer of '.*own' makes \d+ different tokens, but .* know only 260 \(",
+    ):
+        load_model(plan_pb2.Run.Model(pretrained=own), Sample((12,), torch.int64, 300), (), load_tokenizer(own))
