@@ -38,7 +38,7 @@ class Setback:
     problem: str
     """Of a step: as in StepAborted."""
     node: str
-    """The node because of which the work is given up."""
+    """The node that caused this."""
     reason: str
     """A sentence: why."""
     doubts: tuple[Doubt, ...] = ()

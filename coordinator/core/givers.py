@@ -48,7 +48,7 @@ def believed(
 
 
 def could_name(named: Collection[Givers], bucket: int, layers: int) -> frozenset[str]:
-    """The nodes from which a node may have a bucket, if it was ``named`` these givers. Buckets from number ``layers`` on are
+    """The nodes that may have given a node a bucket, if it was ``named`` these givers. Buckets from number ``layers`` on are
     shared, and which layers use them is not known here."""
     of = slice(bucket, bucket + 1) if bucket < layers else slice(None)
     return frozenset(name for table in named for layer in table[of] for name in layer)

@@ -22,7 +22,7 @@ from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.rounds import NO_ROUNDS, Rounds
 
 ATTEMPTS = 3
-"""The number of attempts, at a step or at a plan, in which a party may fail."""
+"""A party may fail in this number of attempts, at steps or at plans."""
 
 Layers = tuple[int, int]
 """[first, past_last)."""
@@ -56,7 +56,7 @@ class Standby:
     step: int = 0
     """The step of its copy, from its last report."""
     voted: int = 0
-    """From its last report: the generation in which the gradients of the next step were voted, if it has them; 0: it has none."""
+    """From its last report: if it has the gradients of the next step, the generation of their votes; 0: it has none."""
     reported: float = -math.inf
     """When it first reported this much."""
     ended: bool = False
@@ -97,7 +97,7 @@ class Session:
     certified: float = -math.inf
     """When it last got a certificate."""
     probing: frozenset[str] = frozenset()
-    """While it is PROBING, the nodes to which it still measures its links."""
+    """While it is PROBING, the nodes that it still measures its links to."""
     reaching: frozenset[str] = frozenset()
     """While it is PROBING, the nodes that try to dial it."""
     to_measure: Mapping[str, int] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The connected nodes, and what is remembered of nodes that left. A pair is two nodes in order of name."""
+    """The connected nodes, and memories of nodes that left. A pair is two nodes in order of name."""
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
     """By node."""
@@ -212,7 +212,7 @@ class Members:
     looked: float = -math.inf
     """When this process last looked at the clock."""
     hearing: float = -math.inf
-    """The start of the time in which this process has looked at the clock without a gap, and heard nodes as they spoke."""
+    """When this process began to look at the clock without gaps. Since then it has heard nodes as they spoke."""
 
     def session_of(self, stream: int) -> Session | None:
         return self.sessions.get(self.streams.get(stream, ""))
@@ -243,7 +243,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PlanChosen:
-    """A plan to adopt. ``length``: of a round, as in the run file; None: the plan in force, or what is left of that plan."""
+    """A plan to adopt. ``length``: of a round, as in the run file; None: the plan in force, or the rest of that plan."""
 
     plan: Plan
     reason: str
@@ -337,7 +337,7 @@ class SnapshotTally:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """The buckets that a node sends to a checkpoint, and the time by which all of them should have arrived."""
+    """The buckets that a node sends to a checkpoint, and when all of them should have arrived."""
 
     buckets: frozenset[int]
     due: float
@@ -439,7 +439,7 @@ class Noise:
     reversals: float = 0.0
     """The number of times that a change was followed by one the other way; it fades."""
     change: float = 0.0
-    """The logarithm of the last change; 0: there was none."""
+    """The logarithm of the last change; 0 before the first."""
     changed_at: float = 0.0
     """When that was found."""
 

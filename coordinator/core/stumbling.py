@@ -32,7 +32,7 @@ def kind_of(event: Input) -> str:
 
 
 def after_an_error(state: State, event: Input, now: float) -> tuple[State, Ready]:
-    """The state after ``event``, for which `tick` raised an exception, and the commands. Raises nothing.
+    """The state and the commands after an ``event`` that made `tick` raise an exception. Raises nothing.
 
     The sender is refused. If there is no sender, this process forgets everything beside the ledger and the members, as in a
     restart: the tick may have failed over that.

@@ -129,7 +129,7 @@ _FIRST = (
 )
 _OF_PLANS = (replanning.replan, slow_lines.leave_slow_line, act.separate_or_quarantine, standby.arrange)
 _LAST = (snapshot.end_overdue, standby.end_overdue, leaving.let_go, pairs.measure_broken, nodes.test)
-"""The rules, in the order in which they apply. Those of plans depend on the ledger, the planner and the phase."""
+"""The rules, in their order. Those of plans depend on the ledger, the planner and the phase."""
 
 
 def _plan_may_change(before: State, state: State) -> bool:

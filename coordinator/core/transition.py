@@ -192,7 +192,7 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class TidyCheckpoints:
-    """Deletes checkpoints. ``newest``: the step of the last whole one in the log; 0: there is none. Of the run's whole
+    """Deletes checkpoints. ``newest``: the step of the last whole one in the log; 0: no checkpoint. Of the run's whole
     checkpoints up to ``newest``, the ``keep`` last stay. Those ``given_up`` are deleted too; those ``under_way`` stay."""
 
     uri: str
@@ -245,7 +245,7 @@ class Transition:
         self.findings: list[Finding] = []  # not carried out yet
 
     def emit(self, event: Event) -> None:
-        """Adds the event to the log, and what follows from it to the ledger."""
+        """Adds the event to the log, and its effect to the ledger."""
         self.state = replace(self.state, ledger=event.apply(self.state.ledger))
         self.entries.append(event)
 

@@ -103,7 +103,7 @@ class Copies:
         return self.agreed[step].digests if step in self.agreed else ()
 
     def with_agreed(self, agreed: Mapping[int, StateAgreed]) -> Copies:
-        """The copies with those of the ``agreed`` digests that are still remembered."""
+        """The copies with the ``agreed`` digests that are still remembered."""
         kept = {*sorted(agreed)[-MOST_AGREED:], *self.checkpoints, *self.on_disks}
         return replace(self, agreed={step: agreed[step] for step in sorted(kept & agreed.keys())})
 

@@ -91,7 +91,7 @@ def _rate(ledger: Ledger, node: str, others: tuple[str, ...]) -> float | None:
 
 
 def _device(member: Member, its: float, slowest: float) -> Idle | None:
-    """``its`` speed, and that of the plan's ``slowest`` node, in FLOP/s."""
+    """``its`` speed, and the speed of the plan's ``slowest`` node, in FLOP/s."""
     if its <= 0 or slowest < STANDS_OUT * its:
         return None
     times = slowest / its

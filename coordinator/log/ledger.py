@@ -164,7 +164,7 @@ class Ledger:
         return name if self.is_alone else self.key_of(name) or name
 
     def quarantine_of(self, name: str) -> NodeQuarantined | None:
-        """The quarantine that binds the name; None: there is none."""
+        """The quarantine that binds the name, if there is one."""
         return self.trust.quarantined.get(name) or self.trust.quarantined.get(self.key_of(name))
 
     @property

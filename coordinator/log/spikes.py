@@ -24,7 +24,7 @@ class Recent:
     losses: tuple[tuple[int, float], ...] = ()
     """Each with its step, the last WINDOW."""
     spiked: int = 0
-    """The step in which the current spike was reported; 0: none."""
+    """The step when the current spike was reported; 0: no spike."""
     limit: float = 0.0
     """A loss above this belongs to the current spike."""
 

@@ -223,7 +223,7 @@ class NodeQuarantined:
     undecided: bool = False
     """Whether the member may be innocent: it was its word against the word of ``against``, or the error came from elsewhere."""
     against: tuple[str, ...] = ()
-    """The members that contradict it; empty: there are none."""
+    """The members that contradict it."""
     key: str = ""
     """All names of this key are bound (SubjectPublicKeyInfo in base64); empty: only the member's name."""
     event: Literal["node_quarantined"] = "node_quarantined"

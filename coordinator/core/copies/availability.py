@@ -1,4 +1,4 @@
-"""The table of copies: which node has which part of the model's state, of which step, in memory or on disk. Donors, commits,
+"""The table of copies: the nodes with each part of the model's state, its step, and its place: memory or disk. Donors, commits,
 waiting, going back and planning all read this table."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Availability:
         return tuple(frozenset(copy.node for copy in layer if copy.here and copy.step == step) for layer in self.memory)
 
     def resume_point(self, returning: Collection[str] = ()) -> ResumePoint:
-        """The newest point from which training can resume, using the nodes that are ready and the ``returning`` nodes."""
+        """The newest point to resume from, with the nodes that are ready and the ``returning`` nodes."""
         in_memory, on_disks = _common_steps(self.memory, returning), _common_steps(self.disks, returning)
         step = max((self.checkpoint, *in_memory, *on_disks))
         if step == 0:
@@ -121,7 +121,7 @@ def standbys_of(state: State) -> Mapping[str, Standby]:
 
 
 def standby_of(state: State, session: Session) -> Standby | None:
-    """The session's standby. None: there is none, or a later plan in which the node takes part has ended it."""
+    """The session's standby. None: it has no request, or a later plan with the node has ended it."""
     standby, plan = session.standby, state.ledger.training.plan
     if standby is None or plan is None:
         return None
@@ -203,6 +203,6 @@ def _disks(state: State) -> tuple[tuple[Copy, ...], ...]:
 
 
 def _common_steps(table: tuple[tuple[Copy, ...], ...], returning: Collection[str]) -> set[int]:
-    """The steps for which every bucket has a copy."""
+    """The steps that every bucket has a copy of."""
     steps = [{copy.step for copy in bucket if copy.here or copy.node in returning} for bucket in table]
     return set.intersection(*steps) if steps else set()

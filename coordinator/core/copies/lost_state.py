@@ -162,7 +162,7 @@ def _waits_until(state: State, phase: Gathering, now: float, lost: Lost, point: 
 
 
 def _islands_that_return(state: State, phase: Gathering, now: float) -> str:
-    """The islands for which training waits after a restart of the coordinator. No state would be lost without them, but each
+    """The islands that training waits for after a restart of the coordinator. No state would be lost without them, but each
     island has weights and moments of its own."""
     training, grace = state.ledger.training, GRACE_LEASES * state.lease
     gone, members = {*state.members.ended, *state.ledger.ready}, state.ledger.members

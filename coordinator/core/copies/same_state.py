@@ -36,7 +36,7 @@ def told(state: State, phase: Switching, node: str, states: Collection[wire.Buck
 
 
 def difference(transition: Transition, phase: Switching) -> Setback | None:
-    """The nodes that hold different state than others; None: there are none, and training can begin."""
+    """The nodes that hold different state than others; None: all agree, and training can begin."""
     ledger, training = transition.state.ledger, transition.state.ledger.training
     step, main = training.step, training.in_force.stages[0].island
     wrong: dict[str, tuple[int, tuple[str, ...], list[str]]] = {}  # by node: a bucket, its donors, its holders

@@ -109,7 +109,7 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
 
 
 def node_left(transition: Transition, node: str) -> None:
-    """Stops waiting for what the node was to write, fetch or send, even if the node returns."""
+    """Stops waiting for the node to write, fetch or send files, even if the node returns."""
     if (tally := transition.state.safekeeping.snapshot) is not None:
         written = {bucket: {n: part for n, part in of.items() if n != node} for bucket, of in tally.written.items()}
         tally = replace(_without(tally, node), written=written)

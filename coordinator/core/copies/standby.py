@@ -398,7 +398,7 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
 
 
 def _named(state: State, node: str, layers: Layers) -> Givers:
-    """By layer, the donors from which a standby of the layers is to copy."""
+    """By layer, the donors of a standby."""
     holders = state.ledger.holders_in(None)
     return tuple(
         fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])
@@ -406,7 +406,7 @@ def _named(state: State, node: str, layers: Layers) -> Givers:
 
 
 def _copy_patience(state: State, node: str, layers: Layers, donors: Givers, *, joins: bool) -> float:
-    """The seconds in which a node should have copied the layers, even over links ten times slower than measured. If the node
+    """The seconds that a node may take to copy the layers, even over links ten times slower than measured. If the node
     ``joins`` the chosen plan, that plan waits for it; a node too slow for short steps gets the rest in a pause."""
     links, named = state.ledger.reach.links, {name for names in donors for name in names}
     rates = [link.bandwidth for name in named if (link := links.get(name, {}).get(node)) is not None]

@@ -106,10 +106,10 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
 
 
 def _counts_from(state: State, plan: Plan) -> int:
-    """The generation from which work on the next step counts under ``plan``, which is about to be adopted.
+    """The first generation whose work on the next step counts under ``plan``, which is about to be adopted.
 
     If work is audited, an interrupted step starts from its beginning, as tensors of two generations cannot be audited. A step
-    whose deadline has passed may go on (`State.overdue`), because its progress shows for which node it waits.
+    whose deadline has passed may go on (`State.overdue`), because its progress shows which node it waits for.
     """
     training = state.ledger.training
     goes_on = not state.run.trust.audits or state.overdue == training.step + 1

@@ -1,4 +1,4 @@
-"""Corrects the values that plans are made with, by what training itself shows. Nothing is probed.
+"""Corrects the values that plans are made with, by measurements of training itself. Nothing is probed.
 
 - A device is compared with its planned speed: its share of a step's FLOPs, over the seconds that it votes.
 - A link is compared with itself under the same plan, when it carries the same tensors beside the same other traffic. So it does

@@ -78,7 +78,7 @@ def threshold(noise: Noise, factor: float, most: float | None = None) -> float:
 
 
 def deviation(noise: Noise) -> float:
-    """The standard deviation of a level's logarithm: about the fraction by which two levels differ."""
+    """The standard deviation of a level's logarithm: about the relative difference of two levels."""
     return math.sqrt(noise.variance)
 
 

@@ -22,7 +22,7 @@ def may_change(state: State) -> bool:
 
 
 def of_newcomer(state: State, device: tuple[str, bool]) -> str:
-    """The precision in which a node prepares the run after its hello. ``device``: its kind, and whether it has bf16. If nobody
+    """The precision that a node prepares the run in after its hello. ``device``: its kind, and whether it has bf16. If nobody
     has read the run yet, the device decides. An old GPU among strangers, or one that joins after a plan has decided, ends by
     itself."""
     known, is_old = state.run.train.precision, device == ("cuda", False)

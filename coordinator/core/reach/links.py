@@ -16,7 +16,7 @@ from dtfm.coordinator.log.reach import pair_of
 from dtfm.protos import MEASURED_TOGETHER, control_pb2 as wire
 
 MOST_PROBED = 64
-"""The number of nodes to which a newcomer measures its links. That takes about PROBE_LEASES at a lease of 10 seconds. Its other
+"""The number of nodes that a newcomer measures its links to. That takes about PROBE_LEASES at a lease of 10 seconds. Its other
 links count as average."""
 
 
@@ -26,7 +26,7 @@ TIMES_FASTER = 2.0
 """The planner looks again when a slow link has become this number of times faster."""
 
 _NO_PEERS = (Admission.JOINED, Admission.RELAY)
-"""Nodes at these stages of their admission exchange no tensors, or do not do so yet."""
+"""Nodes at these stages of their admission exchange no tensors, at least not yet."""
 
 
 def probe_from(transition: Transition, session: Session) -> bool:

@@ -23,7 +23,7 @@ NO_RELAY = "neither can dial the other, and no member that both reach relays; ha
 
 
 def have_dialled(transition: Transition, session: Session, others: Iterable[Session]) -> None:
-    """Has the others dial a newcomer. Forgets what was known about it."""
+    """Has the others dial a newcomer. Forgets earlier results about it."""
     members, node = transition.state.members, session.node
     tried = {pair: relays for pair, relays in members.tried.items() if node not in pair}
     transition.set_members(replace(members, dialled=without_node(members.dialled, node), tried=tried))
@@ -69,7 +69,7 @@ def measured(transition: Transition, node: str, links: Iterable[ev.Link]) -> Non
 
 
 def arrived(transition: Transition, node: str) -> None:
-    """Notes the direct ways by which others reach a node that plans are about to use."""
+    """Notes the direct ways of others to a node that plans are about to use."""
     ledger, dialled = transition.state.ledger, transition.state.members.dialled
     found = [
         ev.Way(source, node, known.way)
@@ -124,7 +124,7 @@ def _use(transition: Transition, before: Mapping[str, Mapping[str, ev.Way]], new
 
 
 def _tell(transition: Transition) -> None:
-    """Tells every node how it reaches others, and to which nodes it lends, if that has changed."""
+    """Tells every node how it reaches others, and which nodes it lends to, if that has changed."""
     ledger = transition.state.ledger
     holders: dict[str, set[str]] = {}
     for source, row in ledger.reach.ways.items():

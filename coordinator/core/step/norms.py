@@ -1,8 +1,8 @@
 """How much of the gradient norm that each stage votes counts.
 
-An island clips all its gradients by one norm, to which every stage adds its own. If several parties hold a stage, they have the
-same sum of gradients, and their votes must agree (trust/agreement.py). If one party holds it, the other stages show how far its
-word is plausible. So no number of one party scales the work of others.
+An island clips all its gradients by one norm. Every stage adds its own norm to that norm. If several parties hold a stage, they
+have the same sum of gradients, and their votes must agree (trust/agreement.py). If one party holds it, the other stages show
+how far its word is plausible. So no number of one party scales the work of others.
 
 The usual norm of a stage is the median of its last norms, but at most APART times the usual norm of the other stages. Until
 enough steps are known, it is the norm of the other stages in the same step. If the other stages rise above their medians, the

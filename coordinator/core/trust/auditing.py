@@ -31,7 +31,7 @@ ROUND_FACTOR = 3
 """For a round, an auditor gets this many times as long as it needs for the same number of micro-batches of its own."""
 
 MOST_TRIES = 20
-"""The number of steps in which an audit of a node may fail. After that the audit is not tried again."""
+"""The number of steps whose audits of a node may fail. After that the audit is not tried again."""
 
 NEWCOMERS_WEIGHT = 5.0
 """Among strangers, unproven nodes are audited this many times more. A stranger may lie from its first step on."""

@@ -63,8 +63,8 @@ def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]
 
 
 def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
-    """By node, the FLOP/s with which it is planned. In an open run with proven nodes, others count with half of what is believed
-    at first, and more with each audit. Not with less, since an idle node could show nothing."""
+    """By node, the FLOP/s that it is planned with. In an open run with proven nodes, others count with half of the believed
+    speed at first, and with more after each audit. Not with less, since an idle node could show nothing."""
     believed = believed_flops(ledger, nodes)
     if not ledger.is_open:
         return believed
@@ -113,7 +113,7 @@ def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
 
 
 def counted_bandwidth(ledger: Ledger, nodes: Sequence[str], bandwidth: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The bytes per second with which links are planned, as float64 [nodes, nodes] like ``bandwidth``, which may be NaN.
+    """The bytes per second that links are planned with, as float64 [nodes, nodes] like ``bandwidth``, which may be NaN.
 
     In an open run links of members that are not proven count for at most MOST_TIMES_SHOWN times the fastest one between proven
     members, where these have measured any.

@@ -1,4 +1,4 @@
-"""Disputes: pairs of members of which one is at fault, according to one of the two.
+"""Disputes: pairs of members. One of the two is at fault, and at least one of them says so.
 
 Two members are in dispute when they have contradicted each other, or when one has accused the other in ATTEMPTS attempts. The
 dispute lasts as long as these suspicions (log/charges.py). While it lasts, plans keep the two apart, even if their link works.
@@ -22,7 +22,7 @@ def kept_apart(ledger: Ledger) -> frozenset[Pair]:
 
 
 def disputes(ledger: Ledger, but: tuple[int, int] | None = None) -> frozenset[Pair]:
-    """The pairs in dispute. ``but``: leaves out what was said in this attempt."""
+    """The pairs in dispute. ``but``: leaves out the suspicions of this attempt."""
     return frozenset(standing_against([each for each in between_two(ledger) if each.attempt != but]))
 
 
@@ -59,7 +59,7 @@ def standing_against(said: Sequence[Suspicion]) -> set[Pair]:
 
 
 def attempts_of(said: Iterable[Suspicion]) -> Counter[Pair]:
-    """By pair, the number of attempts in which one of the two was suspected."""
+    """By pair, the number of attempts that made one of the two suspected."""
     return Counter(pair for pair, _ in {(pair_of(*each.nodes), each.attempt) for each in said})
 
 

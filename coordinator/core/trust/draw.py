@@ -54,7 +54,7 @@ class Odds:
 
 
 def odds(rate: float, most: int, weight: float = 1.0) -> Odds:
-    """The odds with which the expected share ``rate`` times ``weight`` (at most 1) of the work is repeated. ``most``: the largest
+    """The odds that make the expected share ``rate`` times ``weight`` (at most 1) of the work repeated. ``most``: the largest
     number of micro-batches of a node. Work above the rate is drawn as whole shares: a few micro-batches of each audit would prove
     nothing about a node's addends to gradients."""
     usual = rate * min(weight, 1.0)

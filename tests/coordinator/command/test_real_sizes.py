@@ -1,4 +1,4 @@
-"""Models of real size get plans on GPUs that people rent. Only plans that need no search are tested."""
+"""Models of real size get plans on GPUs that people rent, even if the search gets no time."""
 
 from __future__ import annotations
 

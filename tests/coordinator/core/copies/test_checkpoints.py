@@ -23,7 +23,7 @@ WEIGHTS: dict[str, Any] = {"uri": "coordinator:"}
 
 def checkpoint_under_way(*nodes: str, **changes: Any) -> World:
     """The snapshot of step 2 is written, and nodes are about to send it from their disks. a and b have half of the layers each.
-    Other nodes, if there are any, have all of them."""
+    So does each other node, if there are more."""
     world = training(*(nodes or "ab"), **{"train": {"steps": 100, "evaluate_every": 0}, **changes})
     world.step()
     world.step()
