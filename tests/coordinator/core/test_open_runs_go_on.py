@@ -36,7 +36,7 @@ def attempts(world: World, *liars: str) -> None:
     raise AssertionError("it goes on for ever")
 
 
-def test_two_who_say_nan_in_every_attempt_are_left_out_and_the_others_train_on() -> None:
+def test_two_nodes_that_report_nan_in_every_attempt_are_left_out_and_the_others_train_on() -> None:
     world = strangers(*"abkl", **LONG)
     world.automatic_tests = False
     attempts(world, "k", "l")

@@ -415,7 +415,7 @@ def test_of_a_paused_run_there_are_the_weights_that_the_pause_has_fetched() -> N
     assert save(world) == 1
 
 
-def test_of_a_run_that_is_over_there_are_the_last_weights_and_who_pauses_it_is_told() -> None:
+def test_a_run_that_is_over_still_has_its_last_weights_and_refuses_a_pause() -> None:
     world = training(train={"steps": 1, "evaluate_every": 0})
     assert save(world) == 1
     world.finish_run()

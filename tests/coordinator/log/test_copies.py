@@ -30,7 +30,7 @@ def test_the_digests_of_a_checkpoint_are_known_as_long_as_it_is_kept() -> None:
     assert list(copies.agreed) == [30, 60, *range(100 - MOST_AGREED + 1, 101)]
 
 
-def test_going_back_forgets_what_came_later() -> None:
+def test_going_back_forgets_later_steps() -> None:
     ledger = fold([ev.RolledBack(75, 100, "why")], with_checkpoints(100, keep=3, every=30))
     assert list(ledger.copies.checkpoints) == [30, 60]
     assert max(ledger.copies.agreed) <= 75

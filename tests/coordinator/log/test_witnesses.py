@@ -54,7 +54,7 @@ def test_who_goes_has_found_nothing_right(end: str) -> None:
     assert earned(fold(audits("d"), ledger), "a").standing is PROVEN
 
 
-def test_only_so_many_are_remembered() -> None:
+def test_the_number_of_remembered_entries_is_bounded() -> None:
     ledger = after(*audits("bcdefghijklmnop"))
     assert len(ledger.trust.audits["key of a"].by) == MOST_WITNESSES
 

@@ -122,7 +122,7 @@ async def test_a_wrong_clock_is_refused(served: Served) -> None:
         assert await refusal(served, call, shown(served, "operator", behind=-behind)) == "WRONG_CLOCK"
 
 
-async def test_who_is_revoked_may_call_nothing_and_hears_no_more_events(served: Served) -> None:
+async def test_a_revoked_caller_may_call_nothing_and_hears_no_further_events(served: Served) -> None:
     async with served.channel() as channel:
         stub = services.stub("Observer", channel)
         following = stub.Events(wire.EventsRequest(follow=True), metadata=shown(served, "viewer"))

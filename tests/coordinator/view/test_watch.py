@@ -141,7 +141,7 @@ def test_the_first_line_is_the_verdict_and_what_it_costs_is_told() -> None:
     assert f"{cost} (1 without a price)" in "\n".join(lines)
 
 
-def test_an_idle_node_is_told_with_what_would_help() -> None:
+def test_an_idle_node_is_told_with_a_remedy() -> None:
     view = SoFar()
     for record in idle_run():
         view.add(record)

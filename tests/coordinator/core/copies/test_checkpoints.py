@@ -77,7 +77,7 @@ def test_training_goes_on_meanwhile_and_may_use_part_of_the_line() -> None:
     world.step()
 
 
-def test_nodes_of_one_machine_share_what_its_line_may_carry_of_a_checkpoint() -> None:
+def test_nodes_of_one_machine_share_the_part_of_its_line_for_a_checkpoint() -> None:
     world = training("a", "b", "c", train={"steps": 100})
     world.belong_together("a", "b")
     reach = world.state.ledger.reach

@@ -168,7 +168,7 @@ def at_least(bandwidth: float) -> Carried:
     return Carried(bandwidth, least=True)
 
 
-def test_while_no_connection_was_measured_none_is_known() -> None:
+def test_connections_are_unknown_until_one_was_measured() -> None:
     assert ups() == dict.fromkeys(NAMES)
 
 

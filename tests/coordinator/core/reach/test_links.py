@@ -66,7 +66,7 @@ def test_a_newcomer_among_many_probes_some_of_them() -> None:
     assert len(probed) > 2 * MOST_PROBED
 
 
-def test_a_newcomer_among_many_probes_those_of_its_own_key_rather_than_others() -> None:
+def test_a_newcomer_among_many_probes_nodes_of_its_own_key_rather_than_others() -> None:
     world = World(fresh_state(cluster={"nodes": 1000}))
     beside = [f"mine{number}" for number in range(8)]
     world.belong_together(*beside)

@@ -103,7 +103,7 @@ def test_a_stage_that_is_often_large_counts_less() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 3 * LEAST])
-def test_who_says_too_little_makes_the_others_clip_by_themselves_and_no_more(steps: int) -> None:
+def test_a_node_that_says_too_small_a_norm_only_makes_the_others_clip_by_themselves(steps: int) -> None:
     """Nobody knows which of two is wrong. Each one's own gradients stay within the run's bound."""
     world = training("a", "b", **LONG)
     for _ in range(steps):

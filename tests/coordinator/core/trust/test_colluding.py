@@ -61,7 +61,7 @@ def test_with_a_believed_node_both_lose(believed: str) -> None:
 
 
 @pytest.mark.parametrize("honest", ["abc", "abcd"])
-def test_no_stage_is_left_to_two_who_agreed_against_a_third(honest: str) -> None:
+def test_no_stage_is_left_to_two_nodes_that_agreed_against_a_third(honest: str) -> None:
     """However fast the two are."""
     world, third = trained(honest, attempts=0), honest[0]
     said = [ev.Suspected(1, 1, Charge.AUDIT, (third, liar), "why", (third, liar)) for liar in LIARS]

@@ -169,7 +169,7 @@ def test_who_is_slow_does_not_do_the_round_of_a_fast_one_again_where_another_can
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_only_whoever_is_an_island_alone_does_the_rounds_of_such_again(seed: int) -> None:
+def test_only_nodes_that_are_islands_alone_repeat_each_others_rounds(seed: int) -> None:
     plan = first_and_others("abcd")  # a and b are the stages of one island
     drawn = draw(plan, 1.0, Random(seed), itself, plan.nodes, exchanges=True)
     assert {(each.node, each.by, each.whole) for each in drawn} == {("c", "d", True), ("d", "c", True)}
