@@ -270,7 +270,7 @@ def test_a_run_that_gets_more_steps_ends_with_the_first_exchange_after_them() ->
     assert world.state.ledger.training.step == 72
 
 
-def test_the_log_is_checked_by_the_same_invariants() -> None:
+def test_the_log_is_checked_against_the_plans_rounds() -> None:
     world = begun(10)
     world.log += [ev.StepCommitted(number, 1, 0.5, 112, 2.0, 1.0, 8, {}, {}) for number in range(1, 13)]
     assert "step 12 is no exchange, against the plan's rounds" in [
